@@ -160,6 +160,9 @@ def check_none_idle(runs: Sequence[Run], gpus: Sequence[str], most: int) -> None
         here = [run for run in runs if uuid in run.gpus]
         # Runners begin one after the other.
         for number, run in enumerate(here[1:], start=1):
+            if any(one.label == run.label for one in here[:number]):
+                # After a fault the GPU's MPS server has to become well first.
+                continue
             # Of one that was killed it is not known when it ended: then nothing is said.
             ends = [run.place if one.ended_at is None else one.ended_at for one in here[:number]]
             idle_from = max(ends, default=0)
