@@ -251,7 +251,7 @@ class Grid:
             "run": self._run,
             "arguments": {key: str(value) for key, value in vars(self._arguments).items()},
             "gpu": {"uuid": self._uuid, "model": self._model, "driver": self._driver},
-            "capacity": vars(self._capacity),
+            "capacity": dataclasses.asdict(self._capacity),
             "calibration": self._calibration.gpu_model,
             "pace": runner.pace,
             "turns": runner.turns._asdict() | {"starts": runner.rounds} if runner.turns else None,

@@ -73,10 +73,12 @@ def test_csub_reads_a_task_as_slurm_writes_it(user: CsubUser) -> None:
 
 
 def start_unlike(user: CsubUser, name: str) -> str:
-    """A call that becomes two Slurm jobs: two that share, and one with two GPUs."""
+    """A call that becomes two Slurm jobs: two that share, and one that pins two GPUs."""
     user.script("share.sh", f"while [ ! -e go.{name} ]; do sleep 0.1; done; exit ${{1:-0}}")
     user.script(
-        "wide.sh", f"while [ ! -e go.{name} ]; do sleep 0.1; done", directives="#SBATCH --gpus=2"
+        "wide.sh",
+        f"while [ ! -e go.{name} ]; do sleep 0.1; done",
+        directives="#SBATCH --gpus=2 --gpu-bind=closest",
     )
     answer = user.csub("pack", "--time=5", "--gres=gpu:1", "share.sh", "wide.sh", "share.sh 3")
     (line,) = answer.stdout.splitlines()

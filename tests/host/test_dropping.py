@@ -34,5 +34,5 @@ def test_what_the_kernel_takes_for_no_change_is_refused(uid: int, gid: int) -> N
     owner = Owner(uid, gid, ())
     with pytest.raises(NodeError, match="cannot become user"):
         run_as(owner, lambda: "as root", timeout_s=9)
-    with pytest.raises(OSError, match="cannot become its user"):
+    with pytest.raises(OSError, match="cannot enter its control groups as its user"):
         run_program(["/usr/bin/id", "-u"], {"PATH": "/usr/bin:/bin"}, timeout_s=9, owner=owner)

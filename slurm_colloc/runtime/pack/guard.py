@@ -47,6 +47,7 @@ Requeue = Callable[[str, int], bool]
 """Told the pack of a killed runner and the signal that it died of; True where Slurm ends by itself
 what is left of the job."""
 
+_AWAITED = (*HANDED_ON, signal.SIGCHLD)
 _PR_SET_CHILD_SUBREAPER = 36
 _FILES_POLL_S = 0.005
 _ORPHANS_POLL_S = 0.05
@@ -119,7 +120,6 @@ def stand_guard(
             signal.signal(number, guard.hand_on)
         if has_starter:
             guard.await_starter(child)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         guard.watch()
     os.close(read_end)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -173,25 +173,40 @@ class _Guard:
             self._note_end(pid, self._runners.pop(pid), ended[pid])
 
     def watch(self) -> NoReturn:
-        """Wait until all runners have ended, and end as the worst of them."""
+        """Wait until all runners have ended, and end as the worst of them.
+
+        Signals are blocked and waited for: a handler would not run for one that comes in the moment
+        before a blocking call, until the next one comes.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
         while self._runners or self._ends_by is not None:
             try:
-                pid, status = os.waitpid(-1, 0 if self._ends_by is None else os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid in self._runners:
                 self._note_end(pid, self._runners.pop(pid), status)
             elif pid == 0:
-                if time.monotonic() >= (self._ends_by or 0.0):
+                if self._ends_by is not None and time.monotonic() >= self._ends_by:
                     break
-                time.sleep(_ORPHANS_POLL_S)
+                self._wait_for_signal()
         number = self._killed_by
         if not number:
             os._exit(self._worst)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
         os.kill(os.getpid(), number)  # noqa: TID251 - its own
         os._exit(128 + number)
+
+    def _wait_for_signal(self) -> None:
+        """Hand on the next signal, unless it is that a child has ended."""
+        if self._ends_by is None:
+            found = signal.sigwaitinfo(_AWAITED)
+        else:
+            found = signal.sigtimedwait(_AWAITED, _ORPHANS_POLL_S)
+        if found is not None and found.si_signo != signal.SIGCHLD:
+            self.hand_on(found.si_signo)
 
     def _note_end(self, pid: int, pack: str, status: int) -> None:
         if not self._runners:
@@ -203,6 +218,15 @@ class _Guard:
         self._killed_by = os.WTERMSIG(status)
         if self._ends_by is not None:
             return
+        # What is called now starts programs, which would inherit what is blocked.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        try:
+            self._follow_kill(pid, pack)
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+
+    def _follow_kill(self, pid: int, pack: str) -> None:
+        """Do what is to be done about a runner that was killed."""
         # Whatever the runner had stopped is to hear what Slurm sends to it next.
         with contextlib.suppress(Exception):
             self._resume_paused(pack)
