@@ -24,7 +24,8 @@ def run_site(
     directory: Path, code: str, *others: Path, python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     """Run Python as a member does, with other directories in PYTHONPATH after ours."""
-    environment = build_environment(directory)
+    # Python 2.7 would write what it compiles next to the source.
+    environment = build_environment(directory, PYTHONDONTWRITEBYTECODE="1")
     path = [environment["PYTHONPATH"], *map(str, others)]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     return subprocess.run(
