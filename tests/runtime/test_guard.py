@@ -84,6 +84,17 @@ def test_it_ends_with_the_runner_s_exit_status(status: int) -> None:
     assert process.returncode == status
 
 
+def test_it_sees_its_runner_end_where_ends_of_children_were_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _RUN, "3", "none"], stdout=subprocess.DEVNULL
+        )
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert process.wait(timeout=60) == 3
+
+
 def test_it_hands_on_what_it_is_sent() -> None:
     process, _, _ = start("hear")
     for number in (signal.SIGUSR1, signal.SIGURG, signal.SIGTERM):

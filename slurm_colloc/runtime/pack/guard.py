@@ -104,6 +104,8 @@ def stand_guard(
         # Before there is a runner that could be killed; it does not inherit this.
         _adopt_orphans()
     read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # Where it is ignored, as a process may have inherited it, the end of a child wakes nothing.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Nothing may be lost between the fork and the handlers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     try:
@@ -201,10 +203,12 @@ class _Guard:
 
     def _wait_for_signal(self) -> None:
         """Hand on the next signal, unless it is that a child has ended."""
-        if self._ends_by is None:
-            found = signal.sigwaitinfo(_AWAITED)
-        else:
-            found = signal.sigtimedwait(_AWAITED, _ORPHANS_POLL_S)
+        # Forever: a poll would wake a process that stands as long as its pack runs.
+        found = (
+            signal.sigwaitinfo(_AWAITED)
+            if self._ends_by is None
+            else signal.sigtimedwait(_AWAITED, _ORPHANS_POLL_S)
+        )
         if found is not None and found.si_signo != signal.SIGCHLD:
             self.hand_on(found.si_signo)
 
