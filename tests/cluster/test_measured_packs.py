@@ -25,11 +25,13 @@ RATE = 20.0
 
 # It trains on the simulated GPU, whose speed depends on who else runs there, and counts its steps.
 TRAIN = """\
-import os, subprocess, sys
+import os, subprocess, sys, time
 from pathlib import Path
 from slurm_colloc import progress
 
 sm, stop = sys.argv[1], Path(sys.argv[2])
+if os.environ.get("SLURM_ARRAY_TASK_ID") != "1":
+    time.sleep(float(sys.argv[3]))
 name = os.environ["SLURM_COLLOC_MEMBER"].replace("/", ".")
 Path("pid." + name).write_text(str(os.getpid()))
 use = subprocess.Popen(
@@ -48,11 +50,14 @@ print("steps", done, flush=True)
 """
 
 
-def write_training(user: CsubUser, sm: int) -> Path:
-    """A training that takes a part of the SMs and runs until a file is there; the file."""
+def write_training(user: CsubUser, sm: int, loading_s: float = 0.0) -> Path:
+    """A training that takes a part of the SMs and runs until a file is there; the file.
+
+    All but the first of an array load something before.
+    """
     stop = user.home / "stop"
     (user.home / "train.py").write_text(TRAIN)
-    user.script("train.sh", f'exec python3 "$HOME/train.py" {sm} {stop}')
+    user.script("train.sh", f'exec python3 "$HOME/train.py" {sm} {stop} {loading_s}')
     return stop
 
 
@@ -113,6 +118,30 @@ def test_an_unknown_array_is_measured_and_all_go_on(mps_user: CsubUser) -> None:
     pauses = read_pauses(pack_directory(user, job_id))
     assert pauses
     assert all(pause.end is not None for pause in pauses)
+
+
+def test_what_waits_in_another_pack_starts_as_soon_as_its_kind_is_known(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    stop = write_training(user, 8, loading_s=25.0)
+    # One GPU is free.
+    held = ("--gres=gpu:3", "-c1", "--mem=100M", "--output=/dev/null", "--wrap", "exec sleep 900")
+    holder = user.run(["sbatch", "--parsable", *held]).stdout.strip()
+    try:
+        wait_until(
+            lambda: "RUNNING" in user.run(["squeue", "-h", "-o%T", f"-j{holder}"]).stdout, "it runs"
+        )
+        job_id = user.submit("--array=1-6", *OPTIONS[1:], "--mem=500M", "train.sh")
+        user.wait_for_states(job_id, dict.fromkeys(range(1, 7), "RUNNING"))
+        # What those from the other pack take was known from the first one.
+        assert journal(user, job_id, "memory_unknown") == []
+        assert wait_for_decision(user, job_id)["curve"][-1]["degree"] == 6
+        stop.touch()
+        rows = user.finish(job_id)
+    finally:
+        user.run(["scancel", holder])
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
 
 
 @pytest.mark.smoke

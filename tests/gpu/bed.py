@@ -100,10 +100,17 @@ class Bed:
 
     def find_pack(self, job_id: str) -> Path:
         """The directory of a pack."""
-        for path in (self.user.state / "packs").glob("*/slurm_job_id"):
-            if path.read_text().strip() == job_id:
-                return path.parent
+        for path in self.list_packs(job_id):
+            return path
         raise LookupError(f"no pack has the Slurm job {job_id}")
+
+    def list_packs(self, job_id: str) -> list[Path]:
+        """The directories of a job's packs: several where they are tasks of one array."""
+        return [
+            path.parent
+            for path in sorted((self.user.state / "packs").glob("*/slurm_job_id"))
+            if path.read_text().strip().partition("_")[0] == job_id
+        ]
 
     def read_setup(self, job_id: str) -> dict[str, Any]:
         """How the node was prepared for a pack; empty where nothing was."""
@@ -228,11 +235,11 @@ class Bed:
         """Keep the logs of all packs and members in one archive."""
         with tarfile.open(self.out / self.archive, "w:gz") as archive:
             for name, job_id in self.jobs.items():
-                with contextlib.suppress(LookupError, OSError):
-                    pack = self.find_pack(job_id)
-                    for path in sorted(pack.rglob("*")):
-                        if path.is_file() and path.name not in ("env", "script"):
-                            archive.add(path, f"{name}/{path.relative_to(pack)}")
+                for pack in self.list_packs(job_id):
+                    with contextlib.suppress(OSError):
+                        for path in sorted(pack.rglob("*")):
+                            if path.is_file() and path.name not in ("env", "script"):
+                                archive.add(path, f"{name}/{pack.name}/{path.relative_to(pack)}")
                 for path in sorted(self.user.home.glob(f"slurm-{job_id}*")):
                     archive.add(path, f"{name}/{path.name}")
             for path in sorted(self.sandbox.layout.log.glob("*.log")):

@@ -98,6 +98,20 @@ def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
     assert "the GPU has no memory left for it" in stage.members.by_number[9].record.reason
 
 
+def test_what_one_is_like_that_was_not_here_yet_is_read_when_it_has_come(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, known_mb=None)
+    script = stage.pack / "members" / "0004" / "script"
+    elsewhere = script.rename(tmp_path / "script")
+    assert stage.start_all() == [1]
+    stage.memory_mb = {1: 3000.0}
+    stage.pass_time(3)
+    assert stage.memory.find_need_mb(stage.members.by_number[4]) is None
+    elsewhere.rename(script)
+    assert stage.memory.find_need_mb(stage.members.by_number[4]) == 4624
+
+
 def test_what_is_never_told_is_not_waited_for_for_ever(
     tmp_path: Path, process: StartedProcess
 ) -> None:

@@ -147,14 +147,21 @@ class ProgressReader:
         return RateAlone(member.number, planned, source=RateSource.PROFILE)
 
     def find_family(self, member: Member) -> str:
-        """What it is like; empty where that cannot be read."""
-        if member.number not in self._families:
-            # Loaded only by packs that are measured.
-            from slurm_colloc.store.learned.profiles import compute_family
+        """What it is like; empty where that cannot be read.
 
-            family = ""
-            with contextlib.suppress(OSError):
-                path = f"{self._pack}/members/{format_number(member.number)}/script"
-                family = compute_family(read_bytes(path), member.spec.job)
-            self._families[member.number] = family
-        return self._families[member.number]
+        One that may come from another pack cannot be read here yet: that is not kept.
+        """
+        known = self._families.get(member.number)
+        if known is not None:
+            return known
+        # Loaded only by packs that are measured.
+        from slurm_colloc.store.learned.profiles import compute_family
+
+        path = f"{self._pack}/members/{format_number(member.number)}/script"
+        try:
+            script = read_bytes(path)
+        except OSError:
+            return ""
+        family = compute_family(script, member.spec.job)
+        self._families[member.number] = family
+        return family
