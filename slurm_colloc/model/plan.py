@@ -182,7 +182,9 @@ class Policy:
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
         gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
-        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
+        gpus_per_pack: GPUs of a pack on each of its nodes, settled from that once the nodes are
+            known.
+        nodes_per_pack: Nodes of a pack, over whose GPUs its jobs are spread.
         mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
             them together.
         mps_inside: Members may share a MIG instance by MPS where more of them run at once than
@@ -212,6 +214,12 @@ class Policy:
     gpus_per_pack: int = 1
     mps_inside: bool = False
     mixes_gpus: bool = False
+    nodes_per_pack: int = 1
+
+    @property
+    def has_gpu_sets(self) -> bool:
+        """A pack may have several GPUs, on one node or on several."""
+        return self.gpus_per_pack > 1 or self.nodes_per_pack > 1
 
 
 @dataclass(frozen=True)
@@ -321,6 +329,7 @@ class PackPlan:
         layout: The MIG instances for those that run at once; none in other modes.
         slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
             one that has its job to itself.
+        node: On which node of the Slurm job it is, from 0.
     """
 
     members: tuple[MemberPlan, ...]
@@ -334,6 +343,7 @@ class PackPlan:
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
     slurm_job: int | None = None
+    node: int = 0
 
 
 @dataclass(frozen=True)

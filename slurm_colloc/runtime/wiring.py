@@ -59,7 +59,7 @@ from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
+from slurm_colloc.store.pack_reading import list_node_packs
 
 
 def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
@@ -120,11 +120,11 @@ def build_parts(
     )
     steps = GuardedSteps(journal)
     states = StateWriter(pack, attempt, mails.note, steps=steps)
-    fence = AttemptFence(pack, attempt, members)
+    fence = AttemptFence(pack, attempt, members, allocation.restarts)
     slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
 
     # The GPU, and what is measured.
-    first_set = pack.parent / list_gpu_set_packs(record)[0]
+    on_node = list_node_packs(record, record.node)
     gpu_mode = GpuMode(
         pack,
         record,
@@ -134,7 +134,9 @@ def build_parts(
         lone=lone,
         announce=announce,
         identifies=record.degree > 1 or len(record.gpu_sets) > 1,
-        problem=read_problem(first_set, record.gpu_set, allocation.restarts),
+        problem=read_problem(
+            pack.parent / on_node[0], on_node.index(record.pack_id), allocation.restarts
+        ),
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -242,7 +244,7 @@ def build_parts(
         find_obstacle=find_obstacle,
     )
     state = State(pack.parent.parent, record.cluster)
-    job_sets = JobSets(pack, record, attempt, state, members)
+    job_sets = JobSets(pack, record, attempt, state, members, restarts=allocation.restarts)
     start_queue = StartQueue(
         pack=pack,
         members=members,

@@ -104,6 +104,7 @@ def build_packs(
             layout_places=count_shared_places(planned.layout),
             gpu_set=gpu_set,
             gpu_sets=batch.gpu_sets,
+            set_nodes=batch.set_nodes,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs
