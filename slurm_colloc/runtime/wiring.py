@@ -53,13 +53,14 @@ from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_node_packs
+from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
 
 
 def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
@@ -125,6 +126,7 @@ def build_parts(
 
     # The GPU, and what is measured.
     on_node = list_node_packs(record, record.node)
+    others = [pack.parent / name for name in list_gpu_set_packs(record) if name != pack.name]
     gpu_mode = GpuMode(
         pack,
         record,
@@ -220,6 +222,9 @@ def build_parts(
         rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
+        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb)
+        if others
+        else None,
     )
     memory = GpuMemoryRoom(
         shown_id=shown_id,

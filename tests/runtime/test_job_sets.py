@@ -18,7 +18,7 @@ from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare, write
 from slurm_colloc.store.pack.idle_set import is_idle
 from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_states import read_state
-from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
@@ -326,6 +326,36 @@ def test_a_set_that_others_keep_waiting_takes_members_of_the_next_job_as_many_as
         job.turn(1)
     assert len(second) == 2
     assert first == [1]
+    later.close()
+
+
+def test_sets_of_two_jobs_that_run_have_about_as_many_members_to_the_end(
+    tmp_path: Path, job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(degree=4)
+    job.submit_sets(1, 1, degree=4, policy=policy, parts=(("u", (0,)), ("u~1", (0,))))
+    later = GpuSetJob(tmp_path, "u", "8", job.slurm)
+    later.submit_sets(8, 7, degree=4, policy=policy, first=3)
+    first, second = begin(job, monkeypatch, 0, 1, places=4)
+    others = begin(later, monkeypatch, 0, 1, places=4)
+    for number in (0, 1, 0, 1):
+        later.turn(number)
+        job.turn(number)
+    # Nothing was measured of either, and all places of both are filled.
+    assert [len(each) for each in (first, second, *others)] == [4, 4, 4, 4]
+
+    def list_left() -> list[int]:
+        here = (*list_members(later.path(0)), *list_members(later.path(1)))
+        return [number for number in here if number not in (*others[0], *others[1])]
+
+    (left,) = list_left()
+    # Where as few run as are here it starts as soon.
+    for number in (*others[0], *others[1]):
+        later.end_member(int(number in others[1]), number)
+    for number in (0, 1):
+        job.end_member(number, (first, second)[number][0])
+        job.look(number)
+    assert list_left() == [left]
     later.close()
 
 

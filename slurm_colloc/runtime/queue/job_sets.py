@@ -120,8 +120,20 @@ class JobSets:
             return False
         if other.is_out or other.begun >= self._find_places(other.pack):
             return True
-        here, there = len(self._members.running()) + 1, other.begun + len(other.waiting) - 1
-        return here * _count_gpus(other.pack.record) <= there * _count_gpus(self._record)
+        return self.count_sooner(other.pack.record, other.begun, len(other.waiting)) > 0
+
+    def count_sooner(self, other: PackRecord, begun: int, waiting: int) -> int:
+        """How many may come from a set that runs, and leave it with no fewer a GPU than are here.
+
+        Args:
+            other: Its pack.json.
+            begun: How many of its members have begun and not ended.
+            waiting: How many wait in it.
+        """
+        own_gpus, gpus = _count_gpus(self._record), _count_gpus(other)
+        here, there = len(self._members.running()), begun + waiting
+        # Of n that come: (here + n) / own_gpus <= (there - n) / gpus.
+        return min(waiting, max(0, (there * own_gpus - here * gpus) // (own_gpus + gpus)))
 
     @staticmethod
     def _find_places(other: SisterPack) -> int:

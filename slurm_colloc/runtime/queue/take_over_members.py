@@ -1,7 +1,9 @@
 """Filling free places with members that wait in other packs: sisters first, then packs of its kind.
 
 How many fit is measured; by default that is none. A member comes from a pack that has not begun,
-which packs that have room share, or from one that runs and has found out that it cannot run more.
+which packs that have room share, or from one that runs and has found out that it cannot run more. A
+GPU set that others of its Slurm job keep also takes from a set of another job that runs, until both
+have as many.
 One of another submission runs the same script, and both submissions have allowed it
 (planning.join.same_kind). See store.pack.take_over for how it moves.
 """
@@ -25,6 +27,7 @@ from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
+    count_begun,
     list_waiting_here,
     may_take_over,
     read_sister,
@@ -208,9 +211,18 @@ class MemberTakeOver:
         the next one waits for all GPU sets of the job.
         """
         policy = self._record.policy
-        if not self._job_sets.others or policy is None:
+        # In the first turn its own are not taken in yet.
+        if not self._job_sets.others or policy is None or inbox.list_waiting(str(self._pack)):
             return 0
         return max(0, policy.degree - len(self._members.running()))
+
+    def _count_sooner(self, sister: SisterPack, waiting: Sequence[int]) -> int:
+        """How many start here sooner than in a sister that runs and may yet start them itself."""
+        planned = self._count_planned()
+        if not planned or not waiting or sister.guests_of:
+            return 0
+        begun = count_begun(sister)
+        return min(planned, self._job_sets.count_sooner(sister.record, begun, len(waiting)))
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
@@ -249,7 +261,7 @@ class MemberTakeOver:
                 share = math.ceil((len(waiting) + taken) / takers) - taken
                 most = min(room, share)
             elif not sister.gives:
-                continue
+                most = min(room, self._count_sooner(sister, waiting))
             if sister.guests_of and is_asking:
                 # Those of its own submission go first.
                 return
