@@ -28,7 +28,7 @@ OTHER = 61234
 # Cgroups are the machine's, whoever else runs these tests.
 NODE = f"hook{os.getpid()}"
 COMMENT = "my run [csub/1 mps]"
-PATIENCE_S = 60
+PATIENCE_S = 90
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
 
 

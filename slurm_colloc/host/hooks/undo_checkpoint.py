@@ -77,6 +77,7 @@ class JobUndo:
         budget_s: How long ending its processes may take.
         nvml_s: How long NVML is waited for.
         mig_s: How long taking MIG instances away may take.
+        slow_until: Until when it may take longer where NVML is slow, on the monotonic clock.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class JobUndo:
         budget_s: float = UNDOING_S,
         nvml_s: float = NVML_S,
         mig_s: float = MIG_UNDO_S,
+        slow_until: float = 0.0,
     ) -> None:
         self._run = run
         self._checkpoint = checkpoint
@@ -97,6 +99,7 @@ class JobUndo:
         self._budget_s = budget_s
         self._nvml_s = nvml_s
         self._mig_s = mig_s
+        self._slow_until = slow_until
         self.report = UndoReport()
 
     def undo(self) -> UndoReport:
@@ -241,14 +244,18 @@ class JobUndo:
             report.left.append("its MIG instances: no time was left")
             return False
         ends_at = time.monotonic() + self._mig_s
+        slow_until = max(ends_at, self._slow_until)
         minors = {claim.gpu: claim.minor_number for claim in claims.values()}
         simulation, node = self._place
         try:
             with open_sessions(
-                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=ends_at
+                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=slow_until
             ) as sessions:
                 found = run_for_each(
-                    sessions, lambda uuid, one: restore(one, claims[uuid], ends_at=ends_at)
+                    sessions,
+                    lambda uuid, one: restore(
+                        one, claims[uuid], ends_at=ends_at, slow_until=slow_until
+                    ),
                 )
         except MigProblem as problem:
             report.unsafe.append(f"{', '.join(minors)} could not be put back: {problem.message}")
