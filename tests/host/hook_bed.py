@@ -73,7 +73,11 @@ class Bed:
         return Node(self.simulation / "nodes" / NODE)
 
     def write_policy(self, **values: Any) -> None:
-        lines = {"audit_log": str(self.audit_log), **values}
+        lines = {
+            "audit_log": str(self.audit_log),
+            "state_directory": str(self.home / "state"),
+            **values,
+        }
         self.policy.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in lines.items()))
         self.policy.chmod(0o644)
 

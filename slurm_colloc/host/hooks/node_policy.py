@@ -72,6 +72,8 @@ class NodePolicy:
         mig_mps_inside: A job may start MPS daemons inside its instances.
         mig_slow_s: How much longer than `deadline_s` a hook waits for an NVML that is slow to take
             a job's instances away, before it says that the node is not fit for the next job.
+        state_directory: Where root keeps what has to outlast a reboot: on which GPUs MIG was on
+            while a job had them divided; empty for nowhere.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
     """
 
@@ -93,6 +95,7 @@ class NodePolicy:
     mig_change: bool = True
     mig_mps_inside: bool = False
     mig_slow_s: float = 30.0
+    state_directory: str = "/var/lib/slurm_colloc"
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
     @property
@@ -202,6 +205,10 @@ def _is_count(item: Any, largest: int, least: int = 1) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and least <= item <= largest
 
 
+def _is_place(item: Any) -> bool:
+    return isinstance(item, str) and (not item or os.path.isabs(item))
+
+
 def _is_seconds(item: Any, least: float = 0.001) -> bool:
     is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
     return is_number and least <= item <= _LONGEST_S
@@ -226,7 +233,8 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "mig_change": _is_switch,
     "mig_mps_inside": _is_switch,
     "mig_slow_s": lambda item: _is_seconds(item, least=0.0),
-    "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
+    "state_directory": _is_place,
+    "audit_log": _is_place,
 }
 assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
 

@@ -153,6 +153,8 @@ class _Prolog:
         answer = self._question.ask(NVML_S)
         _measure(preparing.figures, "nvml_ms", started)
         preparing.find_gpus(answer)
+        if preparing.token.layout:
+            answer = self._restore_modes(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
         self._recover(preparing.gpus, holders_only=True, budget_s=self._choose_holders_budget())
         checkpoint, why_no_mig = None, ""
@@ -163,6 +165,21 @@ class _Prolog:
         self._run.write(dataclasses.replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
         report.action, report.mode = "prepared", checkpoint.mode
+
+    def _restore_modes(self, answer: NvmlAnswer) -> NvmlAnswer:
+        """Turn MIG on again where a reboot has lost it on the job's GPUs; what NVML says then."""
+        from slurm_colloc.host.hooks.prepare_mig import MigPreparation
+
+        dividing = MigPreparation.share(self._preparing)
+        found = dividing.restore_modes(answer, self._ends_at)
+        if unsafe := [one.told for one in found if one.is_unsafe]:
+            self._is_fit = False
+            self._report.exit_status = 1
+            raise NodeError(f"not fit for this job: {'; '.join(unsafe)}")
+        if not any(one.is_on for one in found):
+            return answer
+        minors = self._job.gpus or ()
+        return start_question(self._place.simulation, self._job.node, minors=minors).ask(NVML_S)
 
     def _prepare_mps(self, answer: NvmlAnswer, why_no_mig: str) -> Checkpoint:
         preparing = self._preparing

@@ -14,6 +14,7 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
+from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
@@ -28,6 +29,10 @@ from slurm_colloc.host.system.node_processes import (
 )
 from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession, UnitedGroups
 from slurm_colloc.host.system.signals import SENT, end_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.mig.mig_claim import MigClaim
 
 MIG_UNDO_S = 12.0
 """How long taking instances away may take: one takes about a second, and a GPU has seven."""
@@ -265,9 +270,19 @@ class JobUndo:
             report.notes += restored.notes
             if restored.destroyed:
                 report.notes.append(f"{restored.destroyed} MIG instances of {uuid} were destroyed")
+            if claims[uuid].kept_in and not restored.unsafe:
+                self._forget_mode(claims[uuid])
             if restored.switched_off:
                 report.notes.append(f"MIG was turned off again on {uuid}")
         return not any(restored.unsafe for restored in found.values())
+
+    def _forget_mode(self, claim: MigClaim) -> None:
+        from slurm_colloc.host.mig.kept_modes import forget_mode
+
+        try:
+            forget_mode(claim.kept_in, claim.gpu)
+        except (NodeError, OSError) as error:
+            self.report.notes.append(f"after a reboot MIG may be turned on on {claim.gpu}: {error}")
 
     def _prove_undivided(self) -> None:
         """Without its checkpoint a job has divided no GPU for sure only where none has MIG on."""
