@@ -184,6 +184,7 @@ class Bed:
             found += [str(e) for e in self.run.iterdir() if e.name not in ("jobs", "lock")]
         if (self.run / "jobs").is_dir():
             found += [str(e) for e in (self.run / "jobs").iterdir()]
+        found += [str(e) for e in (self.home / "state" / "mig_on").glob("*")]
         for hierarchy in read_hierarchies():
             found += [str(group) for group in Path(hierarchy.mount, NAME).glob(f"{NODE}-*")]
         return found
