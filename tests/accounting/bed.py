@@ -1,6 +1,6 @@
 """A private accounting: a database and a slurmdbd, for a sandbox whose controller writes to it.
 
-The database listens on a socket alone and asks nobody for a password, so it lies in a directory
+The database listens on a socket alone and asks for no password, so it lies in a directory
 that only its owner can enter. munged's socket is for every user of the cluster.
 """
 
@@ -142,7 +142,7 @@ class Accounting:
         Args:
             settings: Lines of slurmdbd.conf on top, such as `PrivateData=jobs`.
         """
-        # slurmdbd looks for its configuration beside slurm.conf, which it does not read itself.
+        # slurmdbd looks for its configuration next to slurm.conf, which it does not read itself.
         conf = self.directory / "slurmdbd.conf"
         conf.touch(mode=0o600)
         owner = pwd.getpwuid(os.geteuid()).pw_name
