@@ -25,7 +25,7 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     user.wait_for_states(job_id, {4: "RUNNING"})
     told = user.csub("report", joiner).stdout
     headline, table = told.split("MEMBER ", 1)
-    assert headline.startswith(f"{joiner} runs beside 2 others")
+    assert headline.startswith(f"{joiner} runs with 2 others")
     rows = [line for line in table.splitlines() if line.startswith(f"{job_id}/")]
     assert [row.split()[0] for row in rows] == [joiner]
     assert "RUNNING" in rows[0]

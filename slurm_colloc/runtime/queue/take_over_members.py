@@ -319,7 +319,7 @@ class MemberTakeOver:
         there = choose_guest_number(self._attempt, self._guests)
         if there is not None:
             self._guests += 1
-            # Before it goes: whoever looks for it is to find it, wherever it is.
+            # Before it goes: a reader is to find it, wherever it is.
             self._state.note_taker(sister.name, sister.guests_of, self._pack.name)
             home = HomeRecord(
                 job=sister.guests_of,
