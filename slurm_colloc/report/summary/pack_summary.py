@@ -9,7 +9,6 @@ from typing import Any
 
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.report.degree_words import describe_degree
 from slurm_colloc.report.member_views import (
     PackView,
 )
@@ -33,6 +32,7 @@ from slurm_colloc.report.summary.sharing_summary import (
 )
 from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
 from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.report.words.degree_words import describe_degree
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.sample_files import report_directory
 from slurm_colloc.store.pack_reading import StateReader
