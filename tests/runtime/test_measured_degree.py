@@ -222,6 +222,43 @@ def test_a_member_that_ends_in_a_window_ends_the_measurement(
     assert record.state is DegreeState.SETTLED
 
 
+def test_windows_before_a_member_ended_are_enough_once_all_were_seen(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=8, places=8)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    # One alone, eight and four: 1.3 s each.
+    stage.pass_time(4.2, share(6))
+    stage.end(8)
+    stage.pass_time(0.1)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.SETTLED
+    assert [point.degree for point in record.curve] == [1, 4, 8]
+    assert all(member.paused_at is None for member in stage.members.running())
+    assert record.cost_s > 0
+
+
+def test_windows_say_nothing_once_another_member_has_come(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=9, places=9)
+    stage.members.waiting.remove(9)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    stage.pass_time(4.2, share(6))
+    stage.end(8)
+    stage.members.waiting.append(9)
+    stage.members.by_number[9].process = stage.process
+    stage.pass_time(0.1)
+    record = stage.record
+    assert record is None or record.state is DegreeState.MEASURING
+    assert all(member.paused_at is None for member in stage.members.running())
+
+
 def test_all_go_on_where_slurm_may_end_the_pack(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     stage.start_all()
