@@ -43,14 +43,7 @@ _GAPS_MOST = 50
 def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> Summary:
     """Compute the summary of a pack from what its runner and monitor wrote.
 
-    Args:
-        pack: The pack's directory.
-        profiles: The state directory that has the usage profiles.
-        view: What Slurm and the runner say about it; None for what the runner wrote.
-
-    Raises:
-        NotFound: There is no such pack.
-        StateError: It is damaged, or its samples cannot be read at all.
+    What it takes and raises is what `read_run` does.
     """
     run = read_run(pack, profiles, view)
     return _build(run, compute_figures(run))
