@@ -117,6 +117,8 @@ class Stage:
         self.paused_s: dict[int, float] = {}
         self.memory_mb: dict[int, float] = {}
         self.ranks: int | None = None
+        self.loading: set[int] = set()
+        """Who runs and makes no steps yet."""
         self.obstacle = obstacle
         self.members = PackMembers([PackPlace(index, 2, ()) for index in range(places)])
         journal = Journal(self.pack)
@@ -142,7 +144,9 @@ class Stage:
         )
         waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
         rates = Counters(self)
-        progress = ProgressReader(self.pack, self.members, rates, instruments=True, bound=1.5)
+        self.progress = progress = ProgressReader(
+            self.pack, self.members, rates, instruments=True, bound=1.5
+        )
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         self.memory = GpuMemoryRoom(
             shown_id="1", members=self.members, progress=progress,
@@ -208,6 +212,8 @@ class Stage:
                 number = member.number
                 if member.paused_at is not None:
                     self.paused_s[number] = self.paused_s.get(number, 0.0) + TICK_S
+                    continue
+                if number in self.loading:
                     continue
                 before = self.steps.get(number, 0.0)
                 self.steps[number] = before + rate(number, len(running)) * TICK_S
