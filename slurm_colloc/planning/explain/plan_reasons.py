@@ -81,7 +81,8 @@ def _is_measured(pack: PackPlan, question: Question) -> bool:
         return False
     if not any(may_be_measured(question.jobs[member.job_index]) for member in pack.members):
         return False
-    return policy.measures if pack.known else policy.measure_s > 0
+    # Jobs of known rate and unknown activity ask for no time on top, and are measured all the same.
+    return policy.measures or (not pack.known and policy.measure_s > 0)
 
 
 def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:
