@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
@@ -18,6 +17,7 @@ from slurm_colloc.runtime.launch.collect_starts import StartCollector
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.launch.stop_member import MemberControl
+from slurm_colloc.runtime.measuring_parts import build_measuring_parts
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.find_blame import BlameFinder
@@ -32,7 +32,6 @@ from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -41,20 +40,15 @@ from slurm_colloc.runtime.queue.allocation import (
 )
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.runner_parts import RunnerParts
-from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
-from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
@@ -195,44 +189,21 @@ def build_parts(
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
     )
-    rates = WindowRates(monitor.find_progress)
-
-    def find_obstacle() -> str:
-        unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
-        return gpu_mode.why_unmeasured or unwatched
-
-    progress = ProgressReader(
-        pack,
-        members,
-        rates,
-        instruments=settings.instrument,
-        bound=choose_common_bound(record.policy),
-        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb)
-        if others
-        else None,
-    )
-    memory = GpuMemoryRoom(
-        shown_id=shown_id,
-        members=members,
-        progress=progress,
-        find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
-        find_gpus=lambda: gpu_mode.setup.gpus,
-        find_obstacle=find_obstacle,
-        journal=journal,
-    )
-    measured_degree = MeasuredDegree(
+    measuring = build_measuring_parts(
         pack=pack,
+        record=record,
+        allocation=allocation,
         attempt=attempt,
+        settings=settings,
         members=members,
         time_left=time_left,
-        journal=journal,
-        progress=progress,
-        rates=rates,
+        gpu_mode=gpu_mode,
+        monitor=monitor,
         pauser=pauser,
-        memory=memory,
-        find_unwatched=lambda: monitor.obstacle,
-        find_obstacle=find_obstacle,
+        journal=journal,
+        others=others,
     )
+    memory, measured_degree = measuring.memory, measuring.degree
     state = State(pack.parent.parent, record.cluster)
     job_sets = JobSets(pack, record, attempt, state, members, restarts=allocation.restarts)
     start_queue = StartQueue(

@@ -122,7 +122,7 @@ def test_a_run_alone_takes_the_place_of_what_was_measured_by_pausing(tmp_path: P
     assert record.steps_per_s.mean == pytest.approx(11, rel=0.01)
     assert record.sm_active == pytest.approx(0.4)
     assert record.gpu_memory_peak_mb == before.gpu_memory_peak_mb == 1000, "the larger peak"
-    assert "alone on the GPU, for 20 s or more" in " ".join(render_profile(record, 100).split())
+    assert "alone on the GPU, for 10 s or more" in " ".join(render_profile(record, 100).split())
 
 
 def test_pausing_adds_nothing_but_peaks_to_a_profile_of_runs_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from slurm_colloc.report.trackers.mlflow_runs import choose_name
 from slurm_colloc.report.trackers.track_members import track_pack
 from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.kept_tracker_runs import (
+from slurm_colloc.store.kept_tracker_runs import (
     TrackerRun,
     keep_tracker_runs,
     read_tracker_runs,

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -19,7 +21,7 @@ from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 from slurm_colloc.store.pack_reading import name_gpu_set
 
 from ..store.builders import build_member, build_pack
-from .submission_bed import GROUP, Submission
+from .submission_bed import GROUP, Submission, run_plainly
 
 
 class GpuSetJob(Submission):
@@ -110,3 +112,10 @@ class GpuSetJob(Submission):
         member = parts.members.by_number[number]
         parts.states.write(member, MemberState.RUNNING, starts=member.record.starts + 1)
         parts.ends._ends.end(member, verdict or Verdict(MemberState.COMPLETED, None))
+
+
+def begin_sets(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, *numbers: int, places: int = 2
+) -> list[list[int]]:
+    """Let sets begin; whom each has started, as it goes on."""
+    return [run_plainly(monkeypatch, job.begin(number, places=places)) for number in numbers]

@@ -23,7 +23,7 @@ from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
-from .gpu_set_bed import GpuSetJob
+from .gpu_set_bed import GpuSetJob, begin_sets
 from .runner_bed import NOBODY
 from .submission_bed import Submission, run_plainly
 
@@ -44,7 +44,7 @@ class Begin(Protocol):
 @pytest.fixture
 def begin(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch) -> Begin:
     def begin(*numbers: int, places: int = 2) -> list[list[int]]:
-        return [run_plainly(monkeypatch, job.begin(number, places=places)) for number in numbers]
+        return begin_sets(job, monkeypatch, *numbers, places=places)
 
     return begin
 
@@ -328,8 +328,8 @@ def test_sets_of_two_jobs_that_run_have_about_as_many_members_to_the_end(
     job.submit_sets(1, 1, degree=4, policy=policy, parts=(("u", (0,)), ("u~1", (0,))))
     later = GpuSetJob(tmp_path, "u", "8", job.slurm)
     later.submit_sets(8, 7, degree=4, policy=policy, first=3)
-    first, second = begin(job, monkeypatch, 0, 1, places=4)
-    others = begin(later, monkeypatch, 0, 1, places=4)
+    first, second = begin_sets(job, monkeypatch, 0, 1, places=4)
+    others = begin_sets(later, monkeypatch, 0, 1, places=4)
     for number in (0, 1, 0, 1):
         later.turn(number)
         job.turn(number)

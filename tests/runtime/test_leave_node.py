@@ -22,9 +22,8 @@ from slurm_colloc.store.pack.gpu_division import GpuDivision, write_division
 from slurm_colloc.store.pack.member_states import read_state
 from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
 
-from .gpu_set_bed import GpuSetJob
+from .gpu_set_bed import GpuSetJob, begin_sets
 from .submission_bed import run_plainly
-from .test_job_sets import begin
 from .test_requeue_after_kill import RUNNING
 
 ALLOCATION = Allocation("7", "7", "n1", 0, 4, (), (), {})
@@ -63,7 +62,7 @@ def leave(job: GpuSetJob, slurm: OneJob | None = None) -> bool:
 def start(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, **values: Any) -> list[list[int]]:
     """Two sets on two nodes, two of four members of each run."""
     job.submit_sets(4, 4, set_nodes=(0, 1), **values)
-    started = begin(job, monkeypatch, 0, 1)
+    started = begin_sets(job, monkeypatch, 0, 1)
     for number in (0, 1):
         job.turn(number)
     for number, members in enumerate(started):

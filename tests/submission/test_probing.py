@@ -18,7 +18,8 @@ from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_observations
 from slurm_colloc.store.learned.profiles import compute_family, is_known, list_numbers
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.plan.call_policy import as_probe, choose_policy, compute_measure_s
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.measured_calls import as_probe, compute_measure_s
 
 from .test_collect import collect, write
 

@@ -63,7 +63,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
-        from slurm_colloc.submission.plan.call_policy import as_probe
+        from slurm_colloc.submission.plan.measured_calls import as_probe
 
         call = as_probe(call, session.settings)
     local = call.options.flag("local")

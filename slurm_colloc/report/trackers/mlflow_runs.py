@@ -12,7 +12,7 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.trackers.track_members import MemberRefused
 from slurm_colloc.report.trackers.tracker_values import PREFIX, TrackerValues
-from slurm_colloc.store.pack.kept_tracker_runs import TrackerRun
+from slurm_colloc.store.kept_tracker_runs import TrackerRun
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

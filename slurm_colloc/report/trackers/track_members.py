@@ -10,7 +10,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
-from slurm_colloc.store.pack.kept_tracker_runs import TrackerRun, read_tracker_runs
+from slurm_colloc.store.kept_tracker_runs import TrackerRun, read_tracker_runs
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS, list_sample_files
 
 Rows = list[dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.report.trackers.tracker_values import PREFIX, TrackerValues
-from slurm_colloc.store.pack.kept_tracker_runs import TrackerRun
+from slurm_colloc.store.kept_tracker_runs import TrackerRun
 
 if TYPE_CHECKING:
     import wandb

@@ -22,9 +22,9 @@ from slurm_colloc.runtime.queue.allocation import Allocation, read_host_memory_m
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs
 from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.kept_tracker_runs import keep_tracker_runs
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.sbatch.arrays import ArraySpec, parse_array
-from slurm_colloc.model.sbatch.export import compute_captured
 from slurm_colloc.model.sbatch.quantities import (
     parse_gpu_memory_mb,
     parse_signal_request,
@@ -26,6 +25,7 @@ from slurm_colloc.slurm.options import (
 )
 from slurm_colloc.submission.jobs.directives import parse_directives
 from slurm_colloc.submission.jobs.job_options import (
+    capture_environment,
     choose_least,
     compute_alone_reason,
     compute_group,
@@ -329,23 +329,4 @@ def build_candidate(
         start_together=read_count(options, "start-together") or 0,
     )
     refuse_directories(options, job)
-    return Candidate(job, script.content, _capture_environment(options, environ), options)
-
-
-def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
-    path = options.text("export-file")
-    if path is None:
-        return compute_captured(environ, options.text("export"))
-    try:
-        with open(path, "rb") as file:
-            items = file.read().split(b"\0")
-    except OSError as error:
-        raise UsageProblem(
-            f"{options.origin('export-file')}: --export-file={path}: "
-            f"{os.strerror(error.errno or 0)}"
-        ) from error
-    pairs = (
-        item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
-    )
-    exported = compute_captured(environ, "NIL")
-    return exported | {name: value for name, _, value in pairs}
+    return Candidate(job, script.content, capture_environment(options, environ), options)

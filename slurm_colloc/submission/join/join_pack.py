@@ -45,8 +45,8 @@ from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Pro
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
-from slurm_colloc.submission.plan.call_policy import compute_measure_s
 from slurm_colloc.submission.plan.known_jobs import gather_knowledge
+from slurm_colloc.submission.plan.measured_calls import compute_measure_s
 from slurm_colloc.submission.plan.target_nodes import Destinations
 from slurm_colloc.submission.upkeep.sweep import OpenPack
 

@@ -1,0 +1,112 @@
+"""The parts of a runner that measure its pack: how much room the GPU has, and which degree is best.
+
+Who: the user; where: the pack's compute node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
+from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
+from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
+from slurm_colloc.runtime.watch.window_rates import WindowRates
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.pack.pack_records import PackRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuringParts:
+    """What measures.
+
+    Attributes:
+        memory: How much of the GPU's memory is left for more members.
+        degree: How many run at once best.
+    """
+
+    memory: GpuMemoryRoom
+    degree: MeasuredDegree
+
+
+def build_measuring_parts(
+    *,
+    pack: Path,
+    record: PackRecord,
+    allocation: Allocation,
+    attempt: int,
+    settings: Settings,
+    members: PackMembers,
+    time_left: TimeLeft,
+    gpu_mode: GpuMode,
+    monitor: PackMonitor,
+    pauser: MemberPauser,
+    journal: Journal,
+    others: Sequence[Path],
+) -> MeasuringParts:
+    """Make what measures a pack.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        settings: The settings of this node.
+        members: Its members and places.
+        time_left: What is left of its time.
+        gpu_mode: How its members share the GPU.
+        monitor: Watches them.
+        pauser: Stops them for a moment.
+        journal: The pack's log.
+        others: The other GPU sets of its Slurm job.
+    """
+    rates = WindowRates(monitor.find_progress)
+
+    def find_obstacle() -> str:
+        unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
+        return gpu_mode.why_unmeasured or unwatched
+
+    progress = ProgressReader(
+        pack,
+        members,
+        rates,
+        instruments=settings.instrument,
+        bound=choose_common_bound(record.policy),
+        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb)
+        if others
+        else None,
+    )
+    memory = GpuMemoryRoom(
+        shown_id=allocation.shown_job_id,
+        members=members,
+        progress=progress,
+        find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        find_gpus=lambda: gpu_mode.setup.gpus,
+        find_obstacle=find_obstacle,
+        journal=journal,
+    )
+    degree = MeasuredDegree(
+        pack=pack,
+        attempt=attempt,
+        members=members,
+        time_left=time_left,
+        journal=journal,
+        progress=progress,
+        rates=rates,
+        pauser=pauser,
+        memory=memory,
+        find_unwatched=lambda: monitor.obstacle,
+        find_obstacle=find_obstacle,
+    )
+    return MeasuringParts(memory, degree)
