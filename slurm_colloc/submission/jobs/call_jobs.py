@@ -23,9 +23,9 @@ from slurm_colloc.slurm.options import (
     parse_command_line,
     read_environment,
 )
+from slurm_colloc.submission.jobs.captured_environment import capture_environment
 from slurm_colloc.submission.jobs.directives import parse_directives
 from slurm_colloc.submission.jobs.job_options import (
-    capture_environment,
     choose_least,
     compute_alone_reason,
     compute_group,

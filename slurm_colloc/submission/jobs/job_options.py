@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.dependency import names_singleton
-from slurm_colloc.model.sbatch.export import choose_batch_export, compute_captured
+from slurm_colloc.model.sbatch.export import choose_batch_export
 from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
 from slurm_colloc.model.sbatch.mail_types import MailRequest, parse_mail_types
 from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
@@ -312,27 +311,3 @@ def parse_progress_regex(text: str) -> str:
     if compiled.match("") is not None and not compiled.groupindex:
         raise ValueError("it matches where there is nothing, so every line would be a step")
     return text
-
-
-def capture_environment(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a job takes along, by --export and --export-file.
-
-    Raises:
-        UsageProblem: The file of --export-file cannot be read.
-    """
-    path = options.text("export-file")
-    if path is None:
-        return compute_captured(environ, options.text("export"))
-    try:
-        with open(path, "rb") as file:
-            items = file.read().split(b"\0")
-    except OSError as error:
-        raise UsageProblem(
-            f"{options.origin('export-file')}: --export-file={path}: "
-            f"{os.strerror(error.errno or 0)}"
-        ) from error
-    pairs = (
-        item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
-    )
-    exported = compute_captured(environ, "NIL")
-    return exported | {name: value for name, _, value in pairs}
