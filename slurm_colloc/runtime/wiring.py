@@ -122,7 +122,9 @@ def build_parts(
     steps = GuardedSteps(journal)
     states = StateWriter(pack, attempt, mails.note, steps=steps)
     fence = AttemptFence(pack, attempt, members, allocation.restarts)
-    slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
+    slurm_decision = SlurmDecision(
+        allocation, slurm, journal, slurm_log, is_lone=lone, has_nodes=bool(record.set_nodes)
+    )
 
     # The GPU, and what is measured.
     on_node = list_node_packs(record, record.node)
