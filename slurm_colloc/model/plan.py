@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slurm_colloc.model.mig.planned_seat import PlannedSeat
 from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
 
 WATCHED_FROM_MB = 1024
@@ -220,38 +221,6 @@ class Policy:
     def has_gpu_sets(self) -> bool:
         """A pack may have several GPUs, on one node or on several."""
         return self.gpus_per_pack > 1 or self.nodes_per_pack > 1
-
-
-@dataclass(frozen=True)
-class PlannedSeat:
-    """One seat of a planned MIG layout: a compute instance, mostly of a GPU instance of its own.
-
-    Attributes:
-        word: As the layout names it, `3g`.
-        profile: The profile of its GPU instance by the tables; NVML's on the node is what counts.
-        instance: The number of its GPU instance in the layout.
-        start: The first memory slice of that.
-        size: Its memory slices.
-        memory_mb: Its memory (MiB); None where the GPU is not known.
-        sms: What it computes with.
-        gpu_slices: Memory slices of the whole GPU.
-        places: Members that have it at once: more than one share it by MPS.
-    """
-
-    word: str
-    profile: str
-    instance: int
-    start: int
-    size: int
-    memory_mb: int | None
-    sms: int
-    gpu_slices: int
-    places: int = 1
-
-
-def name_seat(word: str, number: int) -> PlannedSeat:
-    """A seat of which only its word is left, in a plan that is taken up again."""
-    return PlannedSeat(word, word, number, 0, 0, None, 0, 0)
 
 
 @dataclass(frozen=True)

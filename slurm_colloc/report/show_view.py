@@ -19,12 +19,12 @@ from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_outp
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.ownership import name_user
-from slurm_colloc.report.degree_words import describe_cost, describe_degree
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
+from slurm_colloc.report.words.degree_words import describe_cost, describe_degree
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_states import GpuUse

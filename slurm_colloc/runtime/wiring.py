@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.plan import Rule
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
@@ -33,6 +32,7 @@ from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -61,21 +61,6 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
-
-
-def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
-    """Why a pack is not measured by pausing its members; empty where it is.
-
-    Args:
-        record: Its pack.json.
-        settings: The settings of this node.
-        unwatched: Why nothing of it is watched; empty where it is.
-    """
-    if not settings.pause:
-        return "the setting pause is off"
-    if record.policy is not None and record.policy.rule is not Rule.CSUB:
-        return f"the planner {record.policy.rule} does without"
-    return unwatched
 
 
 def build_parts(

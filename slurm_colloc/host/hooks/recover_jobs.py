@@ -79,11 +79,11 @@ def find_death(
         return ""
     age_s = now - checkpoint.made_at
     if checkpoint.seen:
-        return "Slurm runs nothing of it any more"
+        return "Slurm no longer runs it"
     if set(checkpoint.gpus) & set(claimed) and age_s > STARTING_S:
         return "Slurm has given its GPU to another job"
     if age_s > UNSEEN_S:
-        return "nothing of it was ever seen to run"
+        return "it was never seen to run"
     return ""
 
 
@@ -156,6 +156,7 @@ def recover(
                         budget_s=min(left_s, UNDOING_S),
                         nvml_s=min(left_s, NVML_S),
                         mig_s=min(left_s, MIG_UNDO_S),
+                        slow_until=deadline,
                     ).undo()
                 divided = _list_divided(run, job_id) if reason else ()
                 found.append(Recovered(job_id, undone, reason or "its job may be alive", divided))

@@ -25,12 +25,11 @@ from slurm_colloc.planning.explain.explanation import (
     SeatExplanation,
 )
 from slurm_colloc.planning.explain.separate_pairs import explain_pairs
+from slurm_colloc.planning.job_load import build_load, has_only_rate
 from slurm_colloc.planning.job_needs import (
     Question,
     are_timed,
-    build_load,
     build_subject,
-    has_only_rate,
     has_power,
     has_run_s,
 )

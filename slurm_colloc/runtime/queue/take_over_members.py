@@ -10,17 +10,16 @@ One of another submission runs the same script, and both submissions have allowe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.alike_packs import AlikePacks
-from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers
-from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
+from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers, keep_both_open
+from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs, empty_job
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.fitting_members import FittingMembers
 from slurm_colloc.runtime.queue.job_sets import JobSets
@@ -36,12 +35,8 @@ from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
-from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.emptied_pack import (
-    empty_pack,
-    has_left_to_run,
-    is_being_cancelled,
     read_emptied,
 )
 from slurm_colloc.store.pack.member_home import (
@@ -50,12 +45,7 @@ from slurm_colloc.store.pack.member_home import (
     find_guest,
     write_home,
 )
-from slurm_colloc.store.pack.member_states import read_attempt
-from slurm_colloc.store.pack.pack_directory import (
-    read_ended,
-)
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 LOOK_EVERY_S = 1.0
 
@@ -291,7 +281,7 @@ class MemberTakeOver:
             describe_wait: Why a member would wait here all the same; empty for nothing.
         """
         count = 0
-        with self._both_open(sister) as may:
+        with keep_both_open(self._state, self._pack, sister.path, sister.attempt) as may:
             if not may:
                 return 0
             fits = self._fitting.choose(sister, waiting, may_have_run=may_have_run)
@@ -307,7 +297,7 @@ class MemberTakeOver:
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._arriving.fetch()
-            if self._may_be_empty(sister) and self._empty(sister):
+            if self._may_be_empty(sister) and empty_job(self._state, sister, self._pack.name):
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
         return count
@@ -319,7 +309,7 @@ class MemberTakeOver:
         there = choose_guest_number(self._attempt, self._guests)
         if there is not None:
             self._guests += 1
-            # Before it goes: whoever looks for it is to find it, wherever it is.
+            # Before it goes: a reader is to find it, wherever it is.
             self._state.note_taker(sister.name, sister.guests_of, self._pack.name)
             home = HomeRecord(
                 job=sister.guests_of,
@@ -336,33 +326,3 @@ class MemberTakeOver:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
         is_in_job = sister.path in self._job_sets.others
         return is_mine and not is_in_job and not read_emptied(sister.path)
-
-    def _empty(self, sister: SisterPack) -> bool:
-        """Close all that has nothing left, once no GPU set of its Slurm job has; False before."""
-        paths = [self._state.pack_path(name) for name in list_gpu_set_packs(sister.record)]
-        others = [path for path in paths if path != sister.path and path.is_dir()]
-        with contextlib.ExitStack() as locks:
-            if not all(locks.enter_context(hold_lock(path / "lock", 0)) for path in others):
-                return False
-            if any(has_left_to_run(path) for path in (sister.path, *others)):
-                return False
-            return all(empty_pack(path, self._pack.name) for path in (sister.path, *others))
-
-    @contextlib.contextmanager
-    def _both_open(self, sister: SisterPack) -> Iterator[bool]:
-        """Keep csub from settling either pack; False where it does so, or has done it.
-
-        A pack of which it is told that no csub looks at it any more neither gives nor takes.
-        """
-        with (
-            hold_lock(self._pack / "lock", 0) as own,
-            hold_lock(sister.path / "lock", 0) as other,
-        ):
-            yield bool(own and other) and (
-                all(is_there(self._state.open / p.name) for p in (self._pack, sister.path))
-                and read_ended(self._pack) is None
-                and read_ended(sister.path) is None
-                and read_attempt(sister.path) == sister.attempt
-                and not is_being_cancelled(sister.path)
-                and not is_being_cancelled(self._pack)
-            )
