@@ -26,7 +26,6 @@ from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_k
 
 from .gpu_set_bed import GpuSetJob
 from .submission_bed import run_plainly
-from .test_job_sets import begin
 from .test_requeue_after_kill import RUNNING
 
 ALLOCATION = Allocation("7", "7", "n1", 0, 4, (), (), {})
@@ -65,7 +64,7 @@ def leave(job: GpuSetJob, slurm: OneJob | None = None) -> bool:
 def start(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, **values: Any) -> list[list[int]]:
     """Two sets on two nodes, two of four members of each run."""
     job.submit_sets(4, 4, set_nodes=(0, 1), **values)
-    started = begin(job, monkeypatch, 0, 1)
+    started = [run_plainly(monkeypatch, job.begin(number)) for number in (0, 1)]
     for number in (0, 1):
         job.turn(number)
     for number, members in enumerate(started):
