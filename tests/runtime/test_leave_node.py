@@ -82,7 +82,7 @@ def test_members_of_a_node_that_has_left_start_again_on_the_other(
     assert (first, second) == ([1, 2], [5, 6])
     assert leave(job)
     (kill,) = list_kills(job.path(1))
-    assert str(kill) == "its runner was on n2, which has left the job"
+    assert str(kill) == "its runner was on n2, which left the job"
     for number in second:
         record = read_state(job.path(1), number, 1)
         assert record is not None
