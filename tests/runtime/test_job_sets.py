@@ -322,14 +322,14 @@ def test_a_set_that_others_keep_waiting_takes_members_of_the_next_job_as_many_as
 
 
 def test_sets_of_two_jobs_that_run_have_about_as_many_members_to_the_end(
-    tmp_path: Path, job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: GpuSetJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy(degree=4)
     job.submit_sets(1, 1, degree=4, policy=policy, parts=(("u", (0,)), ("u~1", (0,))))
     later = GpuSetJob(tmp_path, "u", "8", job.slurm)
     later.submit_sets(8, 7, degree=4, policy=policy, first=3)
-    first, second = begin(job, monkeypatch, 0, 1, places=4)
-    others = begin(later, monkeypatch, 0, 1, places=4)
+    first, second = begin(0, 1, places=4)
+    others = [run_plainly(monkeypatch, later.begin(number, places=4)) for number in (0, 1)]
     for number in (0, 1, 0, 1):
         later.turn(number)
         job.turn(number)

@@ -90,8 +90,7 @@ class Call:
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
-        gpu_counts: The same of `--gpus-per-pack`.
-        node_counts: The same of `--nodes-per-pack`.
+        gpu_counts: The same of `--gpus-per-pack`; `node_counts` of `--nodes-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
