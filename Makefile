@@ -30,9 +30,9 @@ demo:
 # what it set up, and files come as tests/conftest.py orders them.
 WORKERS ?= 4
 
-RUN_TESTS = python -m tests.again "--beside=-n $(WORKERS) --dist loadfile --no-loadscope-reorder"
+RUN_TESTS = python -m tests.again "--along=-n $(WORKERS) --dist loadfile --no-loadscope-reorder"
 
-# The static checks run beside the tests, and are told where they fail.
+# The static checks run along with the tests, and are told where they fail.
 test:
 	@sh .ci/setup test
 	@log=$$(mktemp); make --no-print-directory run-checks >"$$log" 2>&1 & checks=$$!; \

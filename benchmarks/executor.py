@@ -37,7 +37,7 @@ _THEIRS = _MAP.format(
 
 
 def measure_executor(bed: Bed) -> Section:
-    """Import and map, beside submitit; jobs are taken and not started."""
+    """Import and map, and submitit's; jobs are taken and not started."""
 
     def run(python: str, program: str, *words: str) -> float:
         before = set(bed.state.list_open())

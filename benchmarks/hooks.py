@@ -1,4 +1,4 @@
-"""What the node's hooks cost a job that is none of ours: beside /bin/true, and an empty script."""
+"""What the node's hooks cost a job that is none of ours, next to /bin/true and an empty script."""
 
 from __future__ import annotations
 

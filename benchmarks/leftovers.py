@@ -1,4 +1,4 @@
-"""What a dead job's hostile daemon costs the next user's prolog, beside a clean node."""
+"""What a dead job's hostile daemon costs the next user's prolog, and what a clean node does."""
 
 from __future__ import annotations
 

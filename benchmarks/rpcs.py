@@ -1,4 +1,4 @@
-"""What a pack asks of Slurm's controller, by sdiag, beside the same jobs submitted with sbatch."""
+"""What a pack asks of Slurm's controller, by sdiag, next to the same jobs submitted with sbatch."""
 
 from __future__ import annotations
 

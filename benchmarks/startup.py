@@ -38,7 +38,7 @@ _LIST_MODULES = (
 
 
 def measure_startup() -> Section:
-    """Wall time of commands that ask nobody."""
+    """Wall time of commands that ask no one."""
     csub = str(Path(sys.executable).with_name("csub"))
     commands = {
         "a bare interpreter": [sys.executable, "-c", "pass"],

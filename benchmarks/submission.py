@@ -1,4 +1,4 @@
-"""How long a submission takes, beside sbatch and submitit; jobs are taken and not started."""
+"""How long a submission takes, and sbatch's and submitit's; jobs are taken and not started."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WARM = (
 
 
 def measure_submissions(bed: Bed) -> Iterator[Section]:
-    """One job and a small array, beside sbatch and submitit, then large arrays and old states."""
+    """One job and a small array, as with sbatch and submitit, then large arrays and old states."""
     with bed.paused():
         yield _measure_beside(bed)
         yield _measure_old_states(bed)

@@ -5,7 +5,7 @@
 The interpreter that runs this is copied with the part of its standard library that node code can
 use, its shared libraries other than the C library, nvidia-ml-py's one module and slurm_colloc. So
 it is built for this machine's architecture, and runs where the C library is not older than here.
-Standard library only; patchelf makes the libraries be found beside the interpreter.
+Standard library only; patchelf makes the libraries be found next to the interpreter.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def add_small_files(tree: Path) -> None:
 
 
 def copy_libraries(tree: Path, programs: Iterable[Path]) -> None:
-    """Put the libraries beside the interpreter, and make it look there."""
+    """Put the libraries next to the interpreter, and make it look there."""
     target = tree / "lib"
     target.mkdir(exist_ok=True)
     waiting, done = list(programs), set()

@@ -1,6 +1,6 @@
-"""Run pytest, and once more and alone what failed beside others.
+"""Run pytest, and once more and alone what failed along with others.
 
-    python -m tests.again [--beside=WORDS] [PYTEST...]
+    python -m tests.again [--along=WORDS] [PYTEST...]
 
 Most tests wait for daemons and processes, and several of them at a time can keep a small machine so
 busy that one outlasts its patience. Such a test gets a second look when the others are done, and is
@@ -75,13 +75,13 @@ def compile_all(words: Sequence[str]) -> None:
 
 def main(words: list[str]) -> int:
     """Run once, and again where that may help; pytest's exit status of the last run."""
-    beside: list[str] = []
-    if words and words[0].startswith("--beside="):
-        beside = words.pop(0).partition("=")[2].split()
+    along: list[str] = []
+    if words and words[0].startswith("--along="):
+        along = words.pop(0).partition("=")[2].split()
         compile_all(words)
     failures = Failures()
-    # In this process, so that whoever interrupts it interrupts pytest.
-    status = pytest.main(["--cache-clear", *beside, *words], plugins=[failures])
+    # In this process, so that who interrupts it interrupts pytest.
+    status = pytest.main(["--cache-clear", *along, *words], plugins=[failures])
     if status == pytest.ExitCode.TESTS_FAILED and failures.deserve_a_second_look:
         look_again(failures.by_name, words)
     return int(status)
@@ -89,7 +89,7 @@ def main(words: list[str]) -> int:
 
 def look_again(names: Iterable[str], words: list[str]) -> NoReturn:
     """Become the pytest that runs only what has failed."""
-    print("A second look, alone, at what failed beside others:")
+    print("A second look, alone, at what failed along with others:")
     for name in names:
         print(f"  {name}")
     sys.stdout.flush()

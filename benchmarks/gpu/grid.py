@@ -12,7 +12,7 @@ lucky.
 
 Throughput is in steps per second of all copies, so comparing two ways of sharing needs no rate
 alone. Slowdowns do: all are against the fastest cell of the training alone in this run, as in
-csub's own calibration. A host can only slow a training down, and a rate taken beside each cell
+csub's own calibration. A host can only slow a training down, and a rate taken next to each cell
 would let one way keep the bound and an equal one not, by what the host did meanwhile. It is
 measured now and then, and all its rates are in the JSON, so that a host that drifts is seen.
 

@@ -131,7 +131,7 @@ class Verdict:
 
     Attributes:
         choice: What csub chose.
-        rivals: The best of the grid's first pass beside it.
+        rivals: The best of the grid's first pass next to it.
         first: The choice's throughput over the best rival's in the first pass.
         first_best: That rival.
         ratio: The same by the cells that were measured in turn: over the best that keeps the bound

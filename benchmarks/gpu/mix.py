@@ -229,7 +229,7 @@ class Mix:
         )
 
     def forecast(self, pack: PackPlan) -> PackForecast:
-        """What the contention model says of a pack, whoever made it.
+        """What the contention model says of a pack, made by csub or not.
 
         When a member ends, those left are rated anew under the limits that they have.
 

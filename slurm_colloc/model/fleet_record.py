@@ -43,7 +43,8 @@ class FleetRecord:
         gpu_uuid: Its GPU.
         gpu_memory_mb: That GPU's memory.
         mode: How its members shared the GPU.
-        gpus: How many GPUs it had.
+        gpus: How many GPUs it had; 0 for a pack without one.
+        gpu_set: Which of the GPU sets of its job it filled, from 0.
         started_at: Its first start, in seconds since the epoch.
         ended_at: Its last end.
         members: How many ran.
@@ -87,6 +88,7 @@ class FleetRecord:
     cpu_s: float | None
     host_memory_mb: float | None
     rates: tuple[tuple[str, float], ...] = ()
+    gpu_set: int = 0
 
     @property
     def gpu_s(self) -> float:
@@ -113,8 +115,8 @@ def parse_fleet_record(value: Any) -> FleetRecord:
     started, ended = read.number("started_at", _MOMENT_MOST), read.number("ended_at", _MOMENT_MOST)
     gpus = read.whole("gpus", _GPUS_MOST)
     length_s = ended - started
-    if length_s < 0 or gpus < 1:
-        raise ValueError("ended_at is before started_at" if length_s < 0 else "gpus is less than 1")
+    if length_s < 0:
+        raise ValueError("ended_at is before started_at")
     members, failed = read.whole("members", _MEMBERS_MOST), read.whole("failed", _MEMBERS_MOST)
     if failed > members:
         raise ValueError("failed is more than members")
@@ -149,6 +151,7 @@ def parse_fleet_record(value: Any) -> FleetRecord:
         cpu_s=read.number_or_none("cpu_s", 1e12),
         host_memory_mb=read.number_or_none("host_memory_mb", 1e9),
         rates=read.rates("rates"),
+        gpu_set=read.whole("gpu_set", _GPUS_MOST - 1) if "gpu_set" in value else 0,
     )
 
 

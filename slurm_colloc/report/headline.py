@@ -224,14 +224,14 @@ def _tell_bound(members: Sequence[Member]) -> str:
 def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
     others = count_company(summaries, ran)
-    beside = f" beside {others} other{'' if others == 1 else 's'}" if others else ""
+    company = f" with {others} other{'' if others == 1 else 's'}" if others else ""
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
-        text, cost = f"{len(ran)} {name_jobs(ran)} {verb}{beside}", _tell_cost(ran)
+        text, cost = f"{len(ran)} {name_jobs(ran)} {verb}{company}", _tell_cost(ran)
         gain = _tell_own_gain(summaries, ran, final=final)
         return f"{'; '.join(filter(None, (f'{text}{gain}', cost)))}."
     (member,) = ran
-    text = f"{member['id']} {verb}{beside or ' alone'}"
+    text = f"{member['id']} {verb}{company or ' alone'}"
     rate = member["rate"]["steps_per_s"]
     if rate is not None:
         text += f" at {format_figure(rate)} steps/s"

@@ -60,7 +60,7 @@ STEPS = (
         ("csub", "--array=1-4", "train.sh"),
     ),
     TutorialStep(
-        "Such a Slurm job is a pack, and each task a member of it with a name of its own.",
+        "Such a Slurm job is a pack, and each task one of its members, with a name of its own.",
         ("csub", "queue"),
     ),
     TutorialStep(

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from slurm_colloc.slurm.accounting import count_gpus
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 
-_FORMAT = "JobID,JobIDRaw,UID,User,Account,Partition,Start,End,NodeList,AllocTRES%400,AdminComment"
+_FORMAT = (
+    "JobID,JobIDRaw,Cluster,UID,User,Account,Partition,Start,End,NodeList,AllocTRES%400,"
+    "AdminComment"
+)
 _WAIT_S = 60.0
 _JOBS_AT_ONCE = 500
 _NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
-_FIELDS = 11
+_FIELDS = 12
 _CPUS = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)", re.ASCII)
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,12}(?:\.[0-9]{1,3})?)([KMGT])(?:,|$)", re.ASCII)
 _UNIT_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
@@ -28,6 +31,7 @@ class AccountedJob:
     Attributes:
         job_id: `4711`, or `4711_2` for an element of an array.
         raw_id: The number that it has by itself.
+        cluster: The cluster that ran it.
         uid: Its owner's: that of the owner's name here, for sacct's own is 0 of jobs whose end the
             accounting learns of before their start (seen on 22.05). None where it is not known.
         user: Its owner.
@@ -44,6 +48,7 @@ class AccountedJob:
 
     job_id: str
     raw_id: str
+    cluster: str
     uid: int | None
     user: str
     account: str
@@ -93,12 +98,13 @@ def parse_accounts(text: str) -> dict[str, AccountedJob]:
     found = {}
     for line in text.split("\n"):
         fields = line.strip().split("|", _FIELDS - 1)
-        if len(fields) != _FIELDS or not _NUMBER.fullmatch(fields[2]):
+        if len(fields) != _FIELDS or not _NUMBER.fullmatch(fields[3]):
             continue
-        job_id, raw_id, uid, user, account, partition, start, end, nodes, tres, comment = fields
+        job_id, raw_id, cluster, uid, user, account, partition, *rest = fields
+        start, end, nodes, tres, comment = rest
         # Of a job that was requeued the last row counts.
         found[job_id] = AccountedJob(
-            job_id, raw_id, _find_uid(user, int(uid)), user, account, partition,
+            job_id, raw_id, cluster, _find_uid(user, int(uid)), user, account, partition,
             _read_moment(start), _read_moment(end), nodes,
             count_gpus(tres), _count_cpus(tres), _count_memory_mb(tres), comment,
         )  # fmt: skip

@@ -251,6 +251,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.GROUP,
         "GPUs of a pack: a number, node (those of a node) or auto",
     ),
+    _own("nodes-per-pack", _REQ, Concern.GROUP, "nodes of a pack, each with GPUs of its own"),
     _own(
         "share",
         _REQ,
@@ -309,7 +310,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         _OPT,
         Concern.CALL,
         own=True,
-        reason="run in a copy of the project as it is now, or of these PATHS of it, with commas",
+        reason="run in a copy of the project as it is now, or of these PATHS in it, with commas",
     ),
     _own("local", _NO, Concern.CALL, "run on this machine, without Slurm"),
     _own("json", _NO, Concern.CALL, "print one JSON object"),

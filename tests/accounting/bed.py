@@ -1,6 +1,6 @@
-"""A private accounting: a database and a slurmdbd, beside a sandbox whose controller writes to it.
+"""A private accounting: a database and a slurmdbd, for a sandbox whose controller writes to it.
 
-The database listens on a socket alone and asks nobody for a password, so it lies in a directory
+The database listens on a socket alone and asks for no password, so it lies in a directory
 that only its owner can enter. munged's socket is for every user of the cluster.
 """
 
@@ -28,7 +28,11 @@ from ..cluster.conftest import require_slurm, running_sandbox
 
 PATIENCE_S = 60.0
 POLL_S = 0.05
-TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+TABLES = (
+    Path("/usr/share/mysql/mysql_system_tables.sql"),
+    # MariaDB 11 and later.
+    Path("/usr/share/mariadb/mariadb_system_tables.sql"),
+)
 STARTING = (
     "--no-defaults",
     "--skip-networking",
@@ -47,6 +51,7 @@ class Programs:
     """What an accounting is made of, and Slurm's own munged."""
 
     database: str
+    tables: Path
     slurmdbd: str
     munged: str
 
@@ -56,11 +61,12 @@ def require_accounting() -> Programs:
     require_slurm()
     database = next((found for name in DATABASE if (found := shutil.which(name, path=SBIN))), None)
     slurmdbd = shutil.which("slurmdbd", path=SBIN)
-    if database is None or not TABLES.exists():
+    tables = next((path for path in TABLES if path.exists()), None)
+    if database is None or tables is None:
         pytest.skip("no MariaDB server on this machine (Debian: mariadb-server-core)")
     if slurmdbd is None or shutil.which("sacctmgr") is None:
         pytest.skip("no slurmdbd on this machine (Debian: slurmdbd)")
-    return Programs(database, slurmdbd, find_installation(os.environ).munged)
+    return Programs(database, tables, slurmdbd, find_installation(os.environ).munged)
 
 
 class Accounting:
@@ -112,7 +118,7 @@ class Accounting:
         with (self.directory / "bootstrap.out").open("wb") as out:
             subprocess.run(
                 [*starting, "--bootstrap"],
-                input=b"CREATE DATABASE mysql;\nUSE mysql;\n" + TABLES.read_bytes(),
+                input=b"CREATE DATABASE mysql;\nUSE mysql;\n" + self.programs.tables.read_bytes(),
                 stdout=out, stderr=out, check=True, timeout=PATIENCE_S,
             )  # fmt: skip
         self._start("database", [*starting, f"--socket={self.socket}"])
@@ -136,7 +142,7 @@ class Accounting:
         Args:
             settings: Lines of slurmdbd.conf on top, such as `PrivateData=jobs`.
         """
-        # slurmdbd looks for its configuration beside slurm.conf, which it does not read itself.
+        # slurmdbd looks for its configuration next to slurm.conf, which it does not read itself.
         conf = self.directory / "slurmdbd.conf"
         conf.touch(mode=0o600)
         owner = pwd.getpwuid(os.geteuid()).pw_name

@@ -53,8 +53,8 @@ RECORD = FleetRecord(
     cpus=8, cpu_s=20000.0, host_memory_mb=16000.0, rates=(("a" * 32, 20.0),),
 )  # fmt: skip
 JOB = AccountedJob(
-    "4711", "4711", os.geteuid(), "ada", "physics", "gpu", T0 - 10, T0 + 3610, "node1", 1, 8,
-    32768.0, "",
+    "4711", "4711", "here", os.geteuid(), "ada", "physics", "gpu", T0 - 10, T0 + 3610, "node1", 1,
+    8, 32768.0, "",
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_what_was_dropped_is_kept_once_and_gone_from_the_spool(spool: Path, tmp_
     store = str(tmp_path / "store")
     keep(store, found.accepted)
     keep(store, found.accepted)
-    assert remove_done(str(spool), found.done) == 0
+    assert remove_done(str(spool), found.done) == []
     assert list(spool.iterdir()) == []
     (pack,) = read_days(store)
     assert (pack.user, pack.account, pack.partition) == ("ada", "physics", "gpu")
@@ -109,6 +109,8 @@ def test_what_was_dropped_is_kept_once_and_gone_from_the_spool(spool: Path, tmp_
         ({}, {"uid": None}, "owner"),
         ({"node": "node2"}, {}, "node"),
         ({"gpus": 2}, {}, "gpus"),
+        ({"gpu_set": 1}, {}, "gpus"),
+        ({"cluster": "there"}, {}, "cluster"),
         ({"started_at": T0 - 4000}, {}, "time"),
         ({"ended_at": T0 + 9000}, {}, "time"),
         ({}, {"started_at": None, "ended_at": T0}, "time"),
@@ -128,8 +130,9 @@ def test_a_report_that_slurm_contradicts_is_refused(
     "change",
     [
         {"kind": "x"}, {"schema": 2}, {"job_id": "1;rm -rf /"}, {"job_id": 4711}, {"node": "a b"},
-        {"gpu_model": "\x1b[31m"}, {"gpu_uuid": "../../x"}, {"mode": "=1+1"}, {"gpus": 0},
-        {"gpus": 10**30}, {"members": -1}, {"members": True}, {"failed": 99}, {"energy_j": 1e30},
+        {"gpu_model": "\x1b[31m"}, {"gpu_uuid": "../../x"}, {"mode": "=1+1"}, {"gpus": -1},
+        {"gpus": 10**30}, {"gpu_set": -1}, {"gpu_set": 64}, {"members": -1},
+        {"members": True}, {"failed": 99}, {"energy_j": 1e30},
         {"ended_at": T0 - 1}, {"ended_at": "now"}, {"slowdown": -1.0}, {"saved_s": 1e12},
         {"rates": [["a" * 32, 0.0]]}, {"rates": [["b", 1.0]]}, {"rates": {"a": 1}},
         {"rates": [["a" * 32, 1.0]] * 100}, {"cluster": None}, {"started_at": None},
@@ -164,12 +167,20 @@ def test_links_pipes_and_directories_are_refused_and_not_followed(
     (spool / "d.json").mkdir()
     (spool / "e.txt").write_text("x")
     (spool / ".new.f.json").write_text("half")
+    # A whole report can be read by its collector; root reads all.
+    (spool / "g.json").write_text("{}")
+    (spool / "g.json").chmod(0)
     found = collect(str(spool), ask(JOB))
     assert found.accepted == []
-    assert dict(found.rejected) == {"kind": 3, "links": 1, "name": 1}
-    assert remove_done(str(spool), found.done) == 0
+    unreadable = "content" if os.geteuid() == 0 else "mode"
+    assert dict(found.rejected) == {"kind": 3, "links": 1, "name": 1, unreadable: 1}
+    assert remove_done(str(spool), found.done) == []
     assert [entry.name for entry in spool.iterdir()] == [".new.f.json"], "it is being written"
     assert victim.exists()
+    (spool / "d.json").mkdir()
+    (spool / "d.json" / "inner").write_text("x")
+    assert remove_done(str(spool), ["d.json", "gone.json"]) == ["d.json"]
+    shutil.rmtree(spool / "d.json")
     found = collect(str(spool), ask(), now=time.time() + 2 * PATIENCE_S)
     assert found.done == [".new.f.json"]
 
@@ -180,10 +191,16 @@ def test_a_report_waits_for_the_accounting_for_a_day(spool: Path) -> None:
     for jobs in ((), (running,)):
         found = collect(str(spool), ask(*jobs))
         assert (found.waiting, found.done) == (1, [])
-    found = collect(str(spool), ask(), now=time.time() + 2 * PATIENCE_S)
+    # Who sets a file's time back is believed no sooner.
+    (path,) = spool.iterdir()
+    os.utime(path, (0, 0))
+    assert collect(str(spool), ask()).waiting == 1
+    later = time.time() + 2 * PATIENCE_S
+    found = collect(str(spool), ask(), now=later)
     assert dict(found.rejected) == {"unknown job": 1}
+    # What it says of its end is compared with Slurm's word, so that comes first.
+    assert collect(str(spool), ask(running), now=later).waiting == 1
 
-    # What Slurm does not say is nobody's fault.
     def fails(_ids: Sequence[str]) -> Mapping[str, AccountedJob]:
         raise StateError("sacct failed")
 
@@ -199,6 +216,57 @@ def test_one_user_does_not_keep_others_waiting(spool: Path, monkeypatch: Any) ->
     found = collect(str(spool), ask(JOB))
     assert (len(found.accepted), found.waiting) == (3, 2)
     assert FILES_OF_USER_MOST > 100
+    for path in spool.iterdir():
+        path.unlink()
+    for number in range(5):
+        drop_file(spool, b"nothing")
+        (spool / f"link{number}.json").symlink_to("/etc/passwd")
+    found = collect(str(spool), ask(JOB))
+    assert (found.rejected.total(), found.waiting) == (3, 7), "refused ones have a bound, too"
+
+
+def test_a_job_that_has_no_gpu_by_slurm_waits_a_day_and_is_told(spool: Path) -> None:
+    drop(spool)
+    without = dataclasses.replace(JOB, gpus=0)
+    found = collect(str(spool), ask(without))
+    assert (found.waiting, found.uncounted, found.done) == (1, 1, [])
+    found = collect(str(spool), ask(without), now=time.time() + 2 * PATIENCE_S)
+    assert dict(found.rejected) == {"gpus": 1}
+
+
+def test_a_pack_without_a_gpu_has_no_gpu_time(spool: Path) -> None:
+    unknown = {"gpu_uuid": None, "gpu_model": None, "saved_s": None, "energy_j": None}
+    drop(spool, gpus=0, saved_kwh=None, **unknown)
+    found = collect(str(spool), ask(dataclasses.replace(JOB, gpus=0)))
+    assert [entry.record.gpu_s for entry in found.accepted] == [0.0]
+
+
+def test_packs_on_the_gpu_sets_of_a_job_count_within_the_job_s_gpus(
+    spool: Path, tmp_path: Path
+) -> None:
+    job = dataclasses.replace(JOB, gpus=3)
+    drop(spool, gpus=1, gpu_set=0)
+    drop(spool, gpus=1, gpu_set=1)
+    found = collect(str(spool), ask(job))
+    store = str(tmp_path / "store")
+    keep(store, found.accepted)
+    (row,) = sum_fleet(read_days(store))
+    assert (row.packs, row.members, row.gpu_s) == (2, 8, 7200)
+    assert build_blob(found.accepted[0].record, job) == "", "it is one of several"
+    # A third set cannot have three GPUs more.
+    drop(spool, gpus=3, gpu_set=2)
+    keep(store, collect(str(spool), ask(job)).accepted)
+    (row,) = sum_fleet(read_days(store))
+    assert row.gpu_s == 7200
+
+
+def test_sums_of_what_no_pack_knows_are_unknown() -> None:
+    unknown = dataclasses.replace(RECORD, saved_s=None, energy_j=None, saved_kwh=None)
+    pack = FleetPack("2023-11-14", "ada", "a", "gpu", "1", unknown)
+    (row,) = sum_fleet([pack])
+    assert (row.saved_s, row.energy_j, row.saved_kwh) == (None, None, None)
+    (row,) = sum_fleet([pack, dataclasses.replace(pack, record=RECORD)])
+    assert (row.saved_s, row.energy_j, row.saved_kwh) == (5400.0, 1.8e6, 0.4)
 
 
 @pytest.mark.root
@@ -270,25 +338,27 @@ def test_a_slow_gpu_is_told_where_several_jobs_of_several_users_say_so() -> None
 
     jobs = [("a", 20.0), ("b", 5.0), ("c", 100.0)]
     slow = [(s, 0.8 * r) for s, r in jobs]
-    packs = [make("ada", 0, jobs), make("ben", 1, jobs), make("ada", 2, slow)]
+    packs = [make("ada", 0, jobs), make("ada", 1, jobs), make("ada", 2, slow)]
     # One user alone tells of the third GPU.
     first = compare_gpus(packs)[0]
-    assert (first.node, round(first.rate, 2), first.users, first.is_slow) == (
-        "node2",
-        0.8,
-        1,
-        False,
-    )
-    first = compare_gpus([*packs, make("ben", 2, slow[:1])])[0]
-    assert (first.jobs, first.users, first.is_slow) == (3, 2, True)
+    assert (first.node, round(first.rate, 2), first.users) == ("node2", 0.8, 1)
+    assert not first.is_slow
+    # Another has run one job there, which was as fast as elsewhere; and the same job as ada's.
+    ada = [make("ada", 0, jobs), make("ada", 2, [(s, 1.0) for s, _ in jobs])]
+    ben = [make("ben", 0, [*jobs, ("d", 3.0)]), make("ben", 2, [("d", 3.0)])]
+    first, *_ = compare_gpus([*ada, *ben])
+    assert (first.jobs, first.users, first.slow_for, first.is_slow) == (4, 2, 1, False)
+    ben = [make("ben", 0, jobs), make("ben", 1, jobs), make("ben", 2, slow[:1])]
+    first = compare_gpus([*packs, *ben])[0]
+    assert (first.jobs, first.users, first.is_slow) == (4, 2, True)
     assert compare_gpus([make("ada", 0, jobs)]) == [], "there is nothing to compare it with"
 
 
 def test_sacct_s_lines_are_read_with_whatever_a_site_writes_into_comments() -> None:
     text = (
-        "4711_2|4713|1000|ada|physics|gpu|1700000000|1700003600|node1|billing=8,cpu=8,"
+        "4711_2|4713|here|1000|ada|physics|gpu|1700000000|1700003600|node1|billing=8,cpu=8,"
         "gres/gpu:h200=1,gres/gpu=1,mem=32G,node=1|JS1:abc|d\n"
-        "4712|4712|x|ada|p|g|1|2|n||\n4714|4714|1000|ada|physics|gpu|1700000000|Unknown|n||\n"
+        "4712|4712|here|x|ada|p|g|1|2|n||\n4714|4714|here|1000|ada|physics|gpu|1700000000|Unknown|n||\n"
     )
     found = parse_accounts(text)
     job = found["4711_2"]
@@ -296,7 +366,7 @@ def test_sacct_s_lines_are_read_with_whatever_a_site_writes_into_comments() -> N
     assert job.admin_comment == "JS1:abc|d"
     assert "4712" not in found
     # An owner whom this machine knows by name; sacct's number is 0, or another one.
-    line = "1|1|{}|{}|a|p|1|2|n||".format
+    line = "1|1|here|{}|{}|a|p|1|2|n||".format
     nobody = pwd.getpwnam("nobody").pw_uid
     assert parse_accounts(line(0, "nobody"))["1"].uid == nobody
     assert parse_accounts(line(nobody, "nobody"))["1"].uid == nobody
@@ -341,10 +411,10 @@ def slurm(tmp_path: Path) -> Path:
     uid = os.geteuid() or 0
     ada = pwd.getpwuid(uid).pw_name
     (tmp_path / "accounts").write_text(
-        f"4711|4711|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
-        "gres/gpu=1|\n"
-        f"4712|4712|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,mem=32G,"
-        "gres/gpu=1|somebody else's\n"
+        f"4711|4711|here|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,"
+        "mem=32G,gres/gpu=1|\n"
+        f"4712|4712|here|{uid}|{ada}|physics|gpu|{int(T0) - 10}|{int(T0) + 3610}|node1|cpu=8,"
+        "mem=32G,gres/gpu=1|somebody else's\n"
     )
     return folder
 

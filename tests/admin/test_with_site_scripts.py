@@ -1,4 +1,4 @@
-"""Our hooks beside a site's own, on a real Slurm: who runs first, and what is left at the end."""
+"""Our hooks with a site's own, on a real Slurm: who runs first, and what is left at the end."""
 
 from __future__ import annotations
 

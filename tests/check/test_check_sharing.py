@@ -1,4 +1,4 @@
-"""What csub check says of a request: who fits beside the job, and what keeps it alone."""
+"""What csub check says of a request: what fits with the job, and what keeps it alone."""
 
 from __future__ import annotations
 

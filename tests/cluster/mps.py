@@ -213,7 +213,7 @@ def list_directories(user: CsubUser) -> list[str]:
 
 
 def _is_of_sandbox(path: Path, user: CsubUser) -> bool:
-    """Tests that run beside this one may have the same user; a half-made one may be ours."""
+    """Tests that run along with this one may have the same user; a half-made one may be ours."""
     try:
         program = str(json.loads((path / "state.json").read_text())["control"])
     except (OSError, ValueError, KeyError):

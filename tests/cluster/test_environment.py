@@ -61,7 +61,7 @@ OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
     "BASH_FUNC_scontrol%%": "the same",
     "BASH_FUNC_squeue%%": "the same",
     "BASH_FUNC_sbatch%%": "the same",
-    "SLURM_OVERLAP": "an srun called by its path runs beside the neighbours",
+    "SLURM_OVERLAP": "an srun called by its path runs next to the neighbours",
     "SLURM_CPU_BIND": "an srun called by its path runs on the member's CPUs",
     "TMPDIR": "a directory of its own, where nobody set it",
     "MASTER_PORT": "a port of its own, where nobody set it",

@@ -121,7 +121,7 @@ def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
         assert status["Uid"].split() == [str(user.uid)] * 4
-        # A group that the user's other processes are not in, beside all that the user is in.
+        # A group that the user's other processes are not in, besides all that the user is in.
         assert status["Gid"].split() == [str(DAEMON_GID)] * 4
         assert str(user.gid) in status["Groups"].split()
         assert status["NoNewPrivs"] == "1"
@@ -500,5 +500,5 @@ def test_a_lost_nodes_leftovers_are_cleared_by_the_next_prolog(
         [line] = read_audit(cluster, "prolog", again)
         [recovered] = line["recovered"]
         assert (recovered["job"], recovered["undone"]) == (lost, True)
-        assert recovered["reason"] == "Slurm runs nothing of it any more"
+        assert recovered["reason"] == "Slurm no longer runs it"
     check_nothing_is_left(untouched, cluster)

@@ -105,15 +105,15 @@ def test_a_fault_ends_the_members_of_its_instance_and_no_other(user: CsubUser) -
 
         user.wait_for_rows(job_id, clients, "clients of the daemons inside")
         places = read_places(user, job_id, 1, 2, 3, 4)
-        (beside,) = [n for n in (2, 3, 4) if places[n] == places[1]]
-        others = [n for n in (2, 3, 4) if n != beside]
+        (sharer,) = [n for n in (2, 3, 4) if places[n] == places[1]]
+        others = [n for n in (2, 3, 4) if n != sharer]
         (user.home / "go").touch()
         user.wait_for_rows(job_id, lambda rows: rows[1]["state"] == "FAILED", "its end")
         rows = user.members(job_id)
         assert [rows[number]["state"] for number in others] == ["RUNNING"] * 2
         assert [rows[number]["starts"] for number in others] == [1, 1]
         (fault,) = journal(user, job_id, "mps_fault")
-        assert sorted(fault["members"]) == sorted([1, beside])
+        assert sorted(fault["members"]) == sorted([1, sharer])
         (user.home / "end").touch()
         rows = user.finish(job_id)
         assert {rows[number]["state"] for number in others} == {"COMPLETED"}

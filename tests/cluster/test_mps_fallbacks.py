@@ -42,7 +42,7 @@ def nvml_faults(cluster: Sandbox, *words: str) -> Iterator[None]:
 
 
 def expect_fallback(user: CsubUser, jobs: dict[str, str], reason: str) -> None:
-    """A fallback is told to whoever asks, and refused to whoever wants MPS and nothing else."""
+    """A fallback is told to a user who asks, and refused to one who wants MPS and nothing else."""
     for share, job_id in jobs.items():
         with explained(user, job_id):
             rows = user.finish(job_id)

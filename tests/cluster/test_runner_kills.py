@@ -85,7 +85,7 @@ def wait_until_gone(user: CsubUser, *processes: ProcessId | None) -> None:
     )
     if user.uid == 0:
         return
-    # Whoever the tests made for this owns no other processes.
+    # The user whom the tests made for this owns no other processes.
     wait_until(
         lambda: not [p for p in list_processes() if read_uid(p.id.pid) == user.uid],
         "nothing of the user runs",

@@ -48,6 +48,50 @@ def test_what_no_node_can_hold_is_refused(
     check_refused(scripts, (*first, *GPU, *rest), 3, sentence)
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "status", "told"),
+    [
+        (
+            "cpus-per-task", "640", 3,
+            ("it asks for 640 CPUs, and a node of partition gpu has 16 at most: ask for fewer, or "
+            "for another partition"),
+        ),
+        (
+            "time", "8-0", 3,
+            ("it asks for --time=8-00:00:00, and partition gpu allows 7-00:00:00 at most: give a "
+            "shorter --time, or another partition"),
+        ),
+        (
+            "gres", "gpu:a100:1", 3,
+            ("it asks for a GPU of type a100, and no node of partition gpu has any: sinfo -o "
+            "'%P %c %m %G' shows what each partition has"),
+        ),
+        (
+            "profile-like", "x", 2,
+            ("--profile-like='x': no usage profile has this name or signature: csub profile list "
+            "shows those that there are"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_cell_of_a_table_that_asks_for_it_is_named(
+    scripts: CsubUser, column: str, cell: str, status: int, told: str
+) -> None:
+    table = scripts.home / "jobs.csv"
+    table.write_text(f"script,{column}\nok.sh,\nok.sh,{cell}\n")
+    check_refused(
+        scripts, ("batch", *GPU, "jobs.csv"), status, f"jobs.csv:3, column {column}: {told}"
+    )
+
+
+def test_the_line_of_a_script_that_asks_for_it_is_named(scripts: CsubUser) -> None:
+    scripts.script("wide.sh", "true", directives="#SBATCH -c 640\n#SBATCH --gres=gpu:1")
+    told = (
+        "wide.sh:2: it asks for 640 CPUs, and a node of partition gpu has 16 at most: ask for "
+        "fewer, or for another partition"
+    )
+    check_refused(scripts, ("wide.sh",), 3, told)
+
+
 @pytest.mark.parametrize("words", [(), ("--array=0-1",)], ids=["lone", "array"])
 @pytest.mark.parametrize(
     ("option", "told"),

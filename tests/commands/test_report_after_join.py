@@ -25,13 +25,15 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     user.wait_for_states(job_id, {4: "RUNNING"})
     told = user.csub("report", joiner).stdout
     headline, table = told.split("MEMBER ", 1)
-    assert headline.startswith(f"{joiner} runs beside 2 others")
+    assert headline.startswith(f"{joiner} runs with 2 others")
     rows = [line for line in table.splitlines() if line.startswith(f"{job_id}/")]
     assert [row.split()[0] for row in rows] == [joiner]
     assert "RUNNING" in rows[0]
     assert "has not started" not in told
     assert "no member has started" not in told
     assert not any(word in told for word in TOTALS)
+    # Nor of the one that has ended, or of what is unknown of the pack.
+    assert not re.search(rf"\bmember 1\b|{job_id}/1\b|[Ee]nergy saved", told)
     detail = user.csub("report", "--detail", joiner).stdout
     assert "no member has started" not in detail
     (value,) = json.loads(user.csub("report", "--json", joiner).stdout)

@@ -118,7 +118,7 @@ def wait_for_batch(number: str, batch: subprocess.Popen[bytes], log: int) -> int
             status = ended[batch.pid]
         if kill_at is None and tell_to_end(number, batch.pid if status is None else 0, log):
             kill_at = time.monotonic() + KILL_WAIT_S
-        # Whoever was sent TERM has its time, also where the batch script took none.
+        # What was sent TERM has its time, also where the batch script took none.
         if status is not None and (kill_at is None or not list_processes(number)):
             return status
         if kill_at is not None and time.monotonic() >= kill_at:

@@ -1,4 +1,4 @@
-"""What the fake Slurm knows: its jobs in one file, beside the slurm.conf that SLURM_CONF names.
+"""What the fake Slurm knows: its jobs in one file, next to the slurm.conf that SLURM_CONF names.
 
 Every program opens it, changes it and closes it under one lock, as slurmctld does one thing after
 the other. Whatever makes a job ready to start is noticed when the next program closes it.

@@ -1,4 +1,4 @@
-"""A pack's figures by the monitor, put beside those of programs, driver and GPU."""
+"""A pack's figures by the monitor, put next to those of programs, driver and GPU."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def find_everything_left(bed: Bed, before: set[str]) -> dict[str, Any]:
         for process in list_processes()
         if process.name.startswith("nvidia-cuda-mps") and not process.has_ended
     ]
-    # On the sandbox other tests may run beside this one.
+    # On the sandbox other tests may run along with this one.
     if daemons and not bed.is_simulated:
         found["daemons"] = daemons
     if not bed.is_simulated and (entries := list_entries() - before):

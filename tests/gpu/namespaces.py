@@ -171,7 +171,7 @@ def sandbox_with_containers(**settings: Any) -> Iterator[Sandbox]:
     sandbox = Sandbox(directory / "c")
     for path in (sandbox.directory, sandbox.layout.etc):
         path.mkdir(mode=0o755)
-    # slurmd reads it beside slurm.conf when it starts.
+    # slurmd reads it next to slurm.conf when it starts.
     containers = directory / "containers"
     containers.mkdir(mode=0o755)
     text = _CONTAINER.format(base=containers)

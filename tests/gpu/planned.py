@@ -81,7 +81,7 @@ class Batch:
     def asked(self) -> list[str]:
         """What every one of them asks Slurm and csub for, alone or not."""
         cores = CORES.get(self.training, 1)
-        # Nobody may come into what is measured, beside which others run.
+        # No other job may come into what is measured.
         return ["--gres=gpu:1", f"--cpus-per-task={cores}", "--mem=4G", "--time=45", "--join=never"]
 
 

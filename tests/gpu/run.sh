@@ -19,7 +19,7 @@
 # which and how much, CSUB_GPU_LIMIT_S when to end. What several calls have measured of a mix becomes one
 # table by python -m benchmarks.gpu.policies --merge A.csv B.csv.
 #
-# degree: trainings of a minute that csub does not know, beside what a user would type in its place,
+# degree: trainings of a minute that csub does not know, and what a user would type in its place,
 # test_gpu_degree.py; its CSUB_GPU_DEGREE, CSUB_GPU_TRAINING, CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say
 # what and how much. It writes OUT/degree.json, degree.csv and kept-degree.tar.gz.
 #

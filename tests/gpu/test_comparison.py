@@ -1,4 +1,4 @@
-"""What programs, driver and GPU say, put beside what the monitor says."""
+"""What programs, driver and GPU say, put next to what the monitor says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Packs whose jobs have a /tmp and a /dev/shm of their own (job_container/tmpfs), on a real GPU.
 
-Beside test_gpu_hooks.py, so that two clusters are never up at the same time.
+Next to test_gpu_hooks.py, so that two clusters are never up at the same time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainings of a minute that csub does not know, beside what a user would type in its place.
+"""Trainings of a minute that csub does not know, and what a user would type in its place.
 
 Through a real Slurm on a real GPU. Figures are written to degree.json and degree.csv and not
 judged: the wall time from the moment when Slurm starts the first to the end of the last, over that

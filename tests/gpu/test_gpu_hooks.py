@@ -271,8 +271,8 @@ def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(b
         job_id, _ = rounds.begin_job()
         rounds.wait_for_active(job_id)
         pipe = rounds.pipe_directory(job_id)
-        # Each works beside one that shares all namespaces with the daemon.
-        with running_client(bed, pipe, "nothing", "beside", len(TRIALS) * TRIAL_S) as beside:
+        # Each works next to one that shares all namespaces with the daemon.
+        with running_client(bed, pipe, "nothing", "companion", len(TRIALS) * TRIAL_S) as companion:
             for name in TRIALS:
                 told = found[name] = try_client(bed, pipe, name)
                 keep_result(bed, told, "namespaces", name)
@@ -284,9 +284,9 @@ def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(b
                     f"clients {told['get_client_list']}",
                     end="",
                 )
-        keep_result(bed, beside, "namespaces", "beside")
+        keep_result(bed, companion, "namespaces", "companion")
         rounds.end_job(job_id)
-    assert beside["exit"] == 0, beside["printed"]
+    assert companion["exit"] == 0, companion["printed"]
     # A runner lets members with a /dev/shm of their own use the node's daemon.
     for name in ("nothing", "/dev/shm", "/dev/shm and /tmp"):
         assert found[name]["exit"] == 0, found[name]["printed"]

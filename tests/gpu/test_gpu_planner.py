@@ -1,7 +1,7 @@
 """Packs as csub plans them, against one training at a time, through a real Slurm on a real GPU.
 
 Figures are written to planner.json and planner.csv and not judged. Where the machine has several
-GPUs, batches are measured beside each other, a GPU and its share of the cores each.
+GPUs, batches are measured side by side, a GPU and its share of the cores each.
 
 CSUB_GPU_BATCHES: words such as `rounds:small:16:1.5`, which are a part, a training, the most
 members, and --max-slowdown. Parts are

@@ -1,4 +1,4 @@
-"""Packs over two real GPUs of one host, beside what else could be done with them.
+"""Packs over two real GPUs of one host, and what else could be done with them.
 
 Through a real Slurm. Figures are written to several.json and several.csv and not judged. Wall times
 are from the moment when Slurm starts the first job to the end of the last member. What is said to
@@ -221,8 +221,8 @@ def test_a_pair_next_to_six_small_ones(bed: Bed) -> None:
     text = script.read_text()
     smalls = []
     for number in range(SMALL_ONES):
-        one = bed.user.home / f"beside{number}.sh"
-        one.write_text(text.replace("# small", f"# beside {number}"))
+        one = bed.user.home / f"other{number}.sh"
+        one.write_text(text.replace("# small", f"# other {number}"))
         one.chmod(0o755)
         smalls.append(str(one))
     words = ("pack", *ASKED, "--gpus-per-pack=2", f"--degree={1 + SMALL_ONES}",

@@ -47,7 +47,7 @@ def test_late_members_cost_a_part_of_the_throughput_and_all_of_the_start() -> No
     series = [Series((2.0, 20.0), (0.0, 180.0)), Series((6.0, 20.0), (0.0, 140.0))]
     assert compute_lost_s(series, 0.0, Window(8.0, 18.0)) == pytest.approx(2.0 + 4.0 / 2)
     assert compute_lost_s(series[:1], 2.0, Window(8.0, 18.0)) == pytest.approx(0.0)
-    # Whoever had ended before has done its part, and whoever comes later none.
+    # A member that had ended before has done its part, and one that comes later none.
     ended, later = Series((2.0, 6.0), (0.0, 60.0)), Series((19.0, 30.0), (0.0, 9.0))
     assert compute_lost_s([*series, ended, later], 0.0, Window(8.0, 18.0)) == pytest.approx(1.0)
 

@@ -25,7 +25,7 @@ from slurm_colloc.simgpu.nvml.gpu_state import Node
 
 NOBODY = 65534
 OTHER = 61234
-# Cgroups are the machine's, whoever else runs these tests.
+# Cgroups are the machine's, also where others run these tests.
 NODE = f"hook{os.getpid()}"
 COMMENT = "my run [csub/1 mps]"
 PATIENCE_S = 90

@@ -1,6 +1,6 @@
 """Whatever a job's processes and files have become: nothing outside the group is signalled.
 
-Each history is a group of root's with processes of one user's in it, processes of others beside it,
+Each history is a group of root's with processes of one user's in it, processes of others near it,
 a daemon that answers what it likes, and a run directory full of what a user can make. Then the job
 is undone, as an epilog does it.
 """

@@ -67,7 +67,7 @@ def assert_nothing_is_left(base: Path) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts daemons; whoever tests their end ends them himself."""
+    """Starts daemons; a test of their end ends them itself."""
     started = []
 
     def start_one(options: MpsOptions, owner: Owner | None = None) -> RunningMps:
@@ -504,7 +504,7 @@ def test_a_client_that_cannot_be_killed_is_the_one_hard_failure(
 
 
 def abandon(running: RunningMps) -> str:
-    """As if whoever had started it had been killed: nobody holds the lock."""
+    """As if what had started it had been killed: nobody holds the lock."""
     running.logs.close()
     running.directory.close()
     return running.directory.path

@@ -376,7 +376,7 @@ def test_a_job_that_runs_under_its_sluid_is_alive(bed: Bed) -> None:
         group.rmdir()
         group.parent.rmdir()
     [job] = bed.command("recover")["jobs"]
-    assert (job["undone"], job["reason"]) == (True, "Slurm runs nothing of it any more")
+    assert (job["undone"], job["reason"]) == (True, "Slurm no longer runs it")
     check_clean(bed)
 
 

@@ -1,4 +1,4 @@
-"""Batches and their samples are counted exactly, whatever they are and whoever reads them."""
+"""Batches and their samples are counted exactly, whatever they are and however they are read."""
 
 from __future__ import annotations
 

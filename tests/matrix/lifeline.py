@@ -22,7 +22,7 @@ POLL_S = 0.1
 
 
 def collect(child: int) -> int | None:
-    """Collect whoever has ended; the exit status of `child` once it is among them."""
+    """Collect what has ended; the exit status of `child` once it is among them."""
     status = None
     while True:
         try:
@@ -38,7 +38,7 @@ def collect(child: int) -> int | None:
 
 def main(command: list[str]) -> int:
     """Run the command to its end, or to the end of standard input."""
-    # The terminal's interrupt reaches whoever holds the other end, and that one closes it. A
+    # The terminal's interrupt reaches the process that holds the other end, which closes it. A
     # handler, unlike ignoring, is not inherited by the command.
     signal.signal(signal.SIGINT, lambda *_: None)
     # Kept, for a Popen that is forgotten may collect its process itself.

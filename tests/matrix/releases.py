@@ -1,4 +1,4 @@
-"""The releases of Slurm that the tests run on beside the machine's own, and what a root holds."""
+"""The releases of Slurm that the tests run on besides the machine's own, and what a root holds."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class MatrixImpossible(Exception):
 
 @dataclass(frozen=True)
 class Root:
-    """One root and what is kept beside it.
+    """One root and what is kept with it.
 
     Args:
         release: What it is for.

@@ -68,7 +68,7 @@ def start_run(
         tests = ["-m", WITHOUT]
     else:
         tests = choose_tests(all_of_them=all_of_them)
-    command = [PYTHON, "-m", "tests.again", f"--beside={WORKERS}", *CACHE, *tests, *words]
+    command = [PYTHON, "-m", "tests.again", f"--along={WORKERS}", *CACHE, *tests, *words]
     with root.output.open("wb") as file:
         process = subprocess.Popen(
             build_entry_argv(privilege, root, "ro", command),

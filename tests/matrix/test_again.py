@@ -1,4 +1,4 @@
-"""What failed beside others gets a second look, alone; what fails then has failed."""
+"""What failed along with others gets a second look, alone; what fails then has failed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ SLURM = "@pytest.mark.slurm\ndef test_{name}():\n    {body}\n"
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--beside=-p xdist -n 2 --dist loadfile",), ("-k", "late or good")]
+    "words", [(), ("--along=-p xdist -n 2 --dist loadfile",), ("-k", "late or good")]
 )
 def test_what_passes_alone_has_passed(tmp_path: Path, words: tuple[str, ...]) -> None:
     text = SLURM.format(name="late", body="fails_at_first('late')") + "def test_good(): pass\n"
     ended = run(tmp_path, text, *words)
     assert ended.returncode == 0
-    told, _, again = ended.stdout.partition("A second look, alone, at what failed beside others:\n")
+    told, _, again = ended.stdout.partition(
+        "A second look, alone, at what failed along with others:\n"
+    )
     assert "1 failed, 1 passed" in told
     assert again.startswith("  test_it.py::test_late\n")
     assert "1 passed" in again
@@ -58,7 +60,7 @@ def test_workers_find_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("slurm_colloc/module.py", "tests/test_them.py"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("def test_true():\n    assert True\n")
-    ended = run(tmp_path, "def test_other(): pass\n", "--beside=-p xdist -n 2", "-k", "true")
+    ended = run(tmp_path, "def test_other(): pass\n", "--along=-p xdist -n 2", "-k", "true")
     assert "1 passed" in ended.stdout
     found = {path.name.partition(".")[0] for path in tmp_path.rglob("__pycache__/*.pyc")}
     assert found == {"module", "test_them", "test_it"}

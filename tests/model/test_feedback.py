@@ -108,9 +108,9 @@ def test_jobs_that_meet_in_turn_are_predicted_better_than_without(
 def test_one_that_suffers_is_not_taken_for_one_that_makes_others_suffer() -> None:
     records = start(*"abc")
     for pack in range(10):
-        # Only a suffers, whoever is beside it.
-        beside = "b" if pack % 2 else "c"
-        records |= learn(compare(f"p{pack}", {"a": 0.4, beside: 0.0}), records)
+        # Only a suffers, whatever runs with it.
+        partner = "b" if pack % 2 else "c"
+        records |= learn(compare(f"p{pack}", {"a": 0.4, partner: 0.0}), records)
     profiles = {name: record.for_planning() for name, record in records.items()}
     assert profiles["a"].sensitivity == pytest.approx(0.4 * 10 / 12)
     assert profiles["a"].pressure == 0.0

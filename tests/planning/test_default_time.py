@@ -50,7 +50,7 @@ def test_no_request_goes_beyond_max_time_for_the_sake_of_default_time(
     capacity = dataclasses.replace(
         capacity, time_limit_max_s=most_s, time_limit_default_s=most_s + over_s
     )
-    # Whoever asks for more than MaxTime asks for what Slurm will not start.
+    # A job that asks for more than MaxTime asks for what Slurm will not start.
     asked = [
         dataclasses.replace(
             job,

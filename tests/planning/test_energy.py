@@ -83,7 +83,7 @@ def test_energy_is_saved_where_throughput_would_not() -> None:
     _, saving = plan_for(Goal.ENERGY, profiles, **bounds)
     _, fast = plan_for(Goal.THROUGHPUT, profiles, **bounds)
     assert sum_energy_wh(saving) < 0.96 * sum_energy_wh(fast)
-    # Those of little power for a long time are together, not each beside one of much.
+    # Those of little power for a long time are together, not each with one of much.
     assert [{m.job_index for m in pack.members} for pack in saving.packs] != [
         {m.job_index for m in pack.members} for pack in fast.packs
     ]

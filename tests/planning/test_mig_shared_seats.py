@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.job_needs import build_load
+from slurm_colloc.planning.job_load import build_load
 from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
 from slurm_colloc.planning.mig.seats import read_seats
 from slurm_colloc.planning.mig.shared_seats import predict_neighbours, share_seats

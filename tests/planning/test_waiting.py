@@ -1,4 +1,4 @@
-"""Packs with more members than places: what is predicted of whoever runs together in them."""
+"""Packs with more members than places: what is predicted of those that run together in them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_member_without_rows_is_unknown_by_name(
     summary, before = summarise(again[name]), replay.summaries[name]
     lost = summary["members"][2]
     assert lost["rate"]["steps_per_s"] is None
-    assert lost["rate"]["unknown"] == "there are no samples of it"
+    assert lost["rate"]["unknown"] == "it has no samples"
     assert "the monitor has not seen it" in lost["notes"]
     for key in ("steps", "slowdown", "gpu_memory_mb", "cpu_s", "sm_share", "energy_j"):
         assert lost[key] is None, key

@@ -54,12 +54,12 @@ def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     summary = make_summary(4, [1.2, 1.3, 1.4, 1.6])
     told = tell_headline([summary], {"54/4"})
     assert told == (
-        "54/4 ran beside 3 others at 12.5 steps/s, 1.60 times slower than alone, over the accepted "
+        "54/4 ran with 3 others at 12.5 steps/s, 1.60 times slower than alone, over the accepted "
         "1.5; it took 6.0 s of GPU time instead of 15 s alone (2.5 times faster)."
     )
     some = tell_headline([summary], {"54/1", "54/4"})
     assert some.startswith(
-        "2 trainings ran beside 2 others and took 12 s of GPU time instead of 35 s one after the "
+        "2 trainings ran with 2 others and took 12 s of GPU time instead of 35 s one after the "
         "other (2.9 times faster); they ran 1.20 to 1.60 times slower"
     )
 
@@ -70,11 +70,11 @@ def test_only_those_who_were_there_are_company() -> None:
     second["ended_at"] = third["started_at"] = first["started_at"] + 10
     first["ended_at"] = first["started_at"] + 5
     assert tell_headline([summary], {"54/3"}).startswith("54/3 ran alone at 12.1 steps/s")
-    assert "54/1 ran beside 1 other at" in tell_headline([summary], {"54/1"})
+    assert "54/1 ran with 1 other at" in tell_headline([summary], {"54/1"})
     # One that runs has no end yet.
     running = {**summary, "final": False}
     third |= {"started_at": first["started_at"] + 6, "ended_at": None}
-    assert "54/3 runs beside 1 other at" in tell_headline([running], {"54/3"})
+    assert "54/3 runs with 1 other at" in tell_headline([running], {"54/3"})
 
 
 def test_parameters_tell_members_apart_and_arguments_those_that_have_none() -> None:
@@ -122,7 +122,7 @@ def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -
     some = render_reports(found, 300)
     # Half of 24 s that are the host's, and 24 s of their own.
     told = (
-        "4 trainings ran beside 2 others and took 36 s of GPU time instead of 58 s one after the "
+        "4 trainings ran with 2 others and took 36 s of GPU time instead of 58 s one after the "
         "other (1.62 times faster); each ran 1.65 times slower than alone, over the accepted 1.5."
     )
     assert told in some

@@ -1,4 +1,4 @@
-"""Planned beside what came for packs on MIG instances, in the report and on its page."""
+"""Planned, and what came, for packs on MIG instances, in the report and on its page."""
 
 from __future__ import annotations
 

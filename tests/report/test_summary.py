@@ -299,7 +299,7 @@ def test_a_pack_without_a_monitor_has_a_summary_without_figures(tmp_path: Path) 
     summary = build_summary(pack, tmp_path)
     assert summary["coverage"] is None
     assert member_of(summary, 1)["cpu_s"] is None
-    assert member_of(summary, 1)["rate"]["unknown"] == "there are no samples of it"
+    assert member_of(summary, 1)["rate"]["unknown"] == "it has no samples"
     assert summary["pack"]["stp"] is None
     assert any("the monitor did not run" in note for note in summary["notes"])
     json.dumps(summary, allow_nan=False)
@@ -434,7 +434,7 @@ def test_a_prediction_is_of_the_time_in_which_all_run(tmp_path: Path) -> None:
     summary = build_summary(make_pack(tmp_path, truths, predicted={1: 2.0, 2: 1.5}), tmp_path)
     first, second, third = summary["members"]
     assert first["together_slowdown"] == pytest.approx(20 / 8, rel=0.02)
-    # In the tail beside one only it was faster.
+    # In the tail with one only it was faster.
     assert first["slowdown"] < 2.0
     # The rate alone of one, and the prediction of the other, are unknown.
     assert (second["together_slowdown"], third["together_slowdown"]) == (None, None)

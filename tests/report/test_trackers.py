@@ -19,9 +19,15 @@ import slurm_colloc.instrument
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.stored_summary import find_summary
 from slurm_colloc.report.summary.summary_shape import Summary
-from slurm_colloc.report.trackers.tracker_values import build_values
+from slurm_colloc.report.trackers.mlflow_runs import choose_name
+from slurm_colloc.report.trackers.track_members import track_pack
+from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.kept_tracker_runs import keep_tracker_runs, read_tracker_runs
+from slurm_colloc.store.pack.kept_tracker_runs import (
+    TrackerRun,
+    keep_tracker_runs,
+    read_tracker_runs,
+)
 
 from .generated import Truth, make_pack
 from .test_data import set_arguments
@@ -90,6 +96,73 @@ def test_what_is_not_known_is_left_out(person: Person) -> None:
     assert not names & {"steps", "steps_per_s", "slowdown", "gpu_memory_peak_mb", "data_wait_share"}
     assert "cpu_s" in names
     assert "\x1b" not in json.dumps([dict(values.tags) for values in found])
+
+
+def test_parameters_are_those_of_the_sweep_and_no_words_of_a_command(person: Person) -> None:
+    summary = person.summary
+    member: Any = {**summary["members"][0], "parameters": {"lr": "0.5", "model.depth": "2"}}
+    found = build_values(summary, member, [], [])
+    assert found.parameters["lr"] == "0.5", "what csub knows for sure"
+    assert set(found.parameters) == {"lr", "model.depth", "name"}
+    command = {**member, "script": "--wrap", "arguments": ["python x.py --lr 0.5"]}
+    assert build_values(summary, command, [], []).parameters == {"lr": "0.5", "model.depth": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("model.depth", "model.depth"), ("a/b", "a/b"), ("model@x", "model_x"),
+        ("a/../b", "a____b"), ("..", "__"), ("/etc", "_etc"), ("a[0]", "a_0_"), ("ünï", "ünï"),
+        ("x" * 300, "x" * 250),
+        ("\x1b", "_"), ("a//b", "a__b"), (".", "_"),
+    ],
+)  # fmt: skip
+def test_names_that_mlflow_does_not_take_are_written_otherwise(name: str, word: str) -> None:
+    validation = pytest.importorskip("mlflow.utils.validation")
+    assert choose_name(name) == word
+    validation._validate_param_name(word)
+
+
+def test_a_member_that_is_refused_keeps_no_other_from_its_store(
+    person: Person, tmp_path: Path
+) -> None:
+    pytest.importorskip("mlflow")
+    store = f"sqlite:///{tmp_path}/store.db"
+    set_arguments(person.pack, 1, "--a/../b=2", "model@x=1")
+    note = {"tracker": "mlflow", "run": "f" * 32, "directory": "/", "uri": store}
+    (person.notes / "0002.1").mkdir()
+    (person.notes / "0002.1" / "tracker-runs.jsonl").write_text(json.dumps(note))
+    keep_tracker_runs(str(person.notes), person.pack)
+    done = person.csub("track", "4711", "--to=mlflow", "--uri", store)
+    assert done.returncode == 5
+    (line,) = (line for line in done.stderr.splitlines() if "csub: error" in line)
+    assert "MLflow did not take 4711/2: " in line
+    assert [text.split()[0] for text in done.stdout.splitlines()] == ["4711/1", "4711/3"]
+    client = open_client(store)
+    experiment = client.get_experiment_by_name("csub")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    (first,) = (run for run in runs if run.data.tags["csub.member"] == "4711/1")
+    assert first.data.params == {"a____b": "2", "model_x": "1"}
+
+
+def test_a_member_that_still_runs_is_left_alone(person: Person) -> None:
+    summary: Any = person.summary
+    for member in summary["members"][:2]:
+        member["ended_at"] = None
+    taken = []
+
+    class Taker:
+        def track(self, values: TrackerValues, own: TrackerRun | None, stamp: str) -> str:
+            taken.append((values.name, own, bool(stamp)))
+            return "taken"
+
+    words = dict(track_pack(Taker(), "mlflow", person.pack, summary, frozenset({2, 3})))
+    assert words == {
+        "4711/2": "still runs: call it again when it has ended",
+        "4711/3": "taken",
+    }
+    assert taken == [("4711/3", None, True)]
 
 
 def test_series_are_of_the_member_s_time_and_not_too_long(person: Person) -> None:

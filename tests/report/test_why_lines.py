@@ -333,7 +333,7 @@ def test_refused_partners_are_named(state: State) -> None:
 
 
 def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
-    reason = "slowdown 1.54 beside others is more than 1.5"
+    reason = "slowdown 1.54 with others is more than 1.5"
     view = look(
         state, "PENDING", "Priority", request=None, closed="it is an element of a job array",
         reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),

@@ -30,6 +30,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
@@ -86,6 +87,7 @@ class Stage:
         solo: The rate alone by their plans.
         obstacle: Why nothing is measured.
         time_limit_s: The pack's.
+        others: What other GPU sets of its job have seen; None where it has none.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Stage:
         solo: float | None = None,
         obstacle: str = "",
         time_limit_s: int | None = None,
+        others: JobPeaks | None = None,
     ) -> None:
         state = State(folder / "state", "here")
         state.prepare()
@@ -145,7 +148,7 @@ class Stage:
         waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
         rates = Counters(self)
         self.progress = progress = ProgressReader(
-            self.pack, self.members, rates, instruments=True, bound=1.5
+            self.pack, self.members, rates, instruments=True, bound=1.5, others=others
         )
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         self.memory = GpuMemoryRoom(

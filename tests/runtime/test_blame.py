@@ -98,7 +98,7 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
         ),
         Retries(faults=1, apart=True, suspected=True),
     ),
-    # Beside the MPS server nobody has the GPU: apart is alone.
+    # Except for the MPS server no process has the GPU: apart is alone.
     (
         dataclasses.replace(HIT, needs_mps=True),
         EndCause.MPS_SUSPECT,

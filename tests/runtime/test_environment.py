@@ -27,7 +27,7 @@ PLACE = MemberContext(
     port=12345, shared=True,
 )  # fmt: skip
 CAPTURED = {"PATH": "/usr/bin", "HOME": "/home/ada", "MINE": "1"}
-# What a pack's batch script finds beside what sbatch was given.
+# What a pack's batch script finds besides what sbatch was given.
 ADDED = {
     "SLURM_JOB_ID": "4711",
     "SLURM_CPUS_PER_TASK": "8",

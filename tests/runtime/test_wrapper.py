@@ -141,7 +141,7 @@ def test_the_launch_file_is_gone_as_soon_as_the_script_runs(wrapped: Wrapped) ->
     wrapped.run(f"#!/bin/sh\nls {wrapped.root}\n")
     names = wrapped.output.read_text().split()
     assert "run.1.1.launch" not in names
-    # Whoever sees the script running also finds its record.
+    # A reader that sees the script running also finds its record.
     assert "run.1.1.started" in names
 
 

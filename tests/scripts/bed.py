@@ -117,10 +117,10 @@ def add_directive(script: Path, option: str) -> None:
 
 
 def lay_out(case: Case, user: CsubUser, directory: Path) -> None:
-    """Make a working directory with the script and what lies beside it."""
+    """Make a working directory with the script and what lies next to it."""
     directory.mkdir(parents=True)
     shutil.copy(HERE / case.name, directory)
-    for name in case.beside:
+    for name in case.companions:
         source = PROGRAMS / name
         if name == "md":
             compiled = user.home / "md"
@@ -197,7 +197,7 @@ def read_actual(entry: Submitted, user: CsubUser) -> list[Run]:
 
 def _read(case: Case, directory: Path, job_id: str) -> dict[str, Entry]:
     """The tree with the two things that are the harness's own made equal: job id and directory."""
-    given = {case.name, *case.beside}
+    given = {case.name, *case.companions}
     place, job = str(directory).encode(), re.compile(rb"(?<![\w.])%s(?![\d.])" % job_id.encode())
     name_job = re.compile(rf"(?<!\d){job_id}(?!\d)")
     tree = {}

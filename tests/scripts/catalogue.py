@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         name: Its file.
-        beside: Files of `programs` that lie beside it; `md` is compiled.
+        companions: Files of `programs` that lie next to it; `md` is compiled.
         modules: Python modules without which it cannot run.
         commands: Programs without which it cannot run.
         options: Options for sbatch and csub alike.
@@ -40,7 +40,7 @@ class Case:
 
     name: str
     says: str
-    beside: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -79,19 +79,19 @@ CASES = (
     Case(
         "conda.sh",
         "environment: train, level 1",
-        beside=("miniconda3",),
+        companions=("miniconda3",),
     ),
     Case("venv.sh", "inside: True"),
     Case(
         "modules.sh",
         "simulating with 2.1",
-        beside=("modulefiles",),
+        companions=("modulefiles",),
         commands=("/etc/profile.d/modules.sh",),
     ),
     Case(
         "hydra.sh",
         "wrote the result for 0.2",
-        beside=("hydra_app.py",),
+        companions=("hydra_app.py",),
         modules=("hydra",),
         allowances=(STAMP,),
         collides=(
@@ -102,7 +102,7 @@ CASES = (
     Case(
         "lightning.sh",
         "step 8, rank 0 of 1",
-        beside=("lightning_train.py",),
+        companions=("lightning_train.py",),
         collides=(("default-directory", "lightning_train.py:43"),),
         modules=("lightning",),
         options=_TORCH,
@@ -110,14 +110,14 @@ CASES = (
     Case(
         "accelerate.sh",
         "1 process on cpu",
-        beside=("accelerate_train.py",),
+        companions=("accelerate_train.py",),
         modules=("accelerate",),
         options=_TORCH,
     ),
     Case(
         "torchrun.sh",
         "the sum over 2 ranks is 3",
-        beside=("ddp_train.py",),
+        companions=("ddp_train.py",),
         collides=(("shared-output", "ddp_train.py:12"),),
         modules=("torch",),
         options=_TORCH,
@@ -125,7 +125,7 @@ CASES = (
     Case(
         "master_port.sh",
         "the sum over 1 ranks is 1",
-        beside=("ddp_train.py",),
+        companions=("ddp_train.py",),
         collides=(("shared-output", "ddp_train.py:12"),),
         modules=("torch",),
         options=_TORCH,
@@ -133,7 +133,7 @@ CASES = (
     Case(
         "hf_trainer.sh",
         "2 steps, loss",
-        beside=("hf_train.py",),
+        companions=("hf_train.py",),
         modules=("transformers", "accelerate"),
         options=_TORCH,
         allowances=(
@@ -146,7 +146,7 @@ CASES = (
     Case(
         "wandb_offline.sh",
         "logged 3 steps for lr 0.1",
-        beside=("wandb_train.py",),
+        companions=("wandb_train.py",),
         modules=("wandb",),
         options=_TORCH,
         allowances=(
@@ -158,7 +158,7 @@ CASES = (
     Case(
         "tensorboard.sh",
         "sum 264 from 2 workers, os.getpid() in seen=False",
-        beside=("loader_train.py",),
+        companions=("loader_train.py",),
         modules=("tensorboard", "torch"),
         options=_TORCH,
         allowances=(
@@ -166,11 +166,11 @@ CASES = (
         ),
         unread=((r"runs/events\..*", "times stand in them"),),
     ),
-    Case("mpi_srun.sh", "md ended with 0", beside=("md",), commands=("mpicc", "mpirun", "cc")),
+    Case("mpi_srun.sh", "md ended with 0", companions=("md",), commands=("mpicc", "mpirun", "cc")),
     Case(
         "mpi_mpirun.sh",
         "md ended with 0",
-        beside=("md",),
+        companions=("md",),
         commands=("mpicc", "mpirun", "cc"),
     ),
     Case(
@@ -196,14 +196,14 @@ CASES = (
     Case(
         "array.sh",
         "task 2 of 4 (0-3)",
-        beside=("parameters.txt",),
+        companions=("parameters.txt",),
         directories=("logs",),
         exit_code=3,
     ),
-    Case("submit_dir.sh", "back where it was submitted", beside=("parameters.txt",)),
+    Case("submit_dir.sh", "back where it was submitted", companions=("parameters.txt",)),
     Case("stdin.sh", "end of standard input"),
-    Case("input_file.sh", "first: alpha 1", beside=("parameters.txt",)),
-    Case("tmpdir.sh", "4 lines sorted", beside=("parameters.txt",)),
+    Case("input_file.sh", "first: alpha 1", companions=("parameters.txt",)),
+    Case("tmpdir.sh", "4 lines sorted", companions=("parameters.txt",)),
     Case(
         "environment.sh",
         "hello from a child",

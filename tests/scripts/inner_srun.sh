@@ -20,6 +20,6 @@ printf 'a\nb\n' | srun -n1 cat -n
 first=$(srun -n1 hostname)
 [ "$first" = "$(hostname)" ] && echo "same host"
 srun --exact -n1 -c1 --mem=50M sleep 0.2 &
-srun --exact -n1 -c1 --mem=50M echo "beside it"
+srun --exact -n1 -c1 --mem=50M echo "next to it"
 wait
 echo "end"

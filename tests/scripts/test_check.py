@@ -20,14 +20,14 @@ from .catalogue import CASES, HERE, PROGRAMS, Case
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_of_each_script_exactly_what_collides_is_said(case: Case, tmp_path: Path) -> None:
-    for name in case.beside:
+    for name in case.companions:
         if name.endswith(".py"):
             shutil.copy(PROGRAMS / name, tmp_path)
     job = Job(1, "job", case.name, case.arguments, str(tmp_path))
     findings, read = check_script_text(job, (HERE / case.name).read_bytes())
     assert tuple((finding.kind, finding.place) for finding in findings) == case.collides
     # Every program that a script starts was found and read.
-    assert read == [case.name, *(name for name in case.beside if name.endswith(".py"))]
+    assert read == [case.name, *(name for name in case.companions if name.endswith(".py"))]
 
 
 @pytest.mark.slurm

@@ -108,7 +108,7 @@ class Tree:
         parent, _, name = path.rpartition("/")
         return name in self.folders.get(parent, ())
 
-    # What the actors do beside the protocol.
+    # What the actors do besides the protocol.
 
     def write(self, folder: str, name: str) -> None:
         self.folders[folder].add(name)

@@ -95,7 +95,7 @@ Actor = Generator[Step, Any, Any]
 
 @dataclass
 class Pack:
-    """What is known of one pack beside its directories; numbers are those that it has here."""
+    """What is known of one pack besides its directories; numbers are those that it has here."""
 
     first: set[int]
     slurm: str = PENDING

@@ -110,7 +110,7 @@ def test_a_file_of_another_name_does_not_count_and_is_told(tmp_path: Path, name:
     assert found.problems == (
         f"{path}: gpu_model: it is one of 'NVIDIA H200', only nvidia-h200.json counts for it",
     )
-    # It is of no interest for other GPUs, nor beside the one that counts.
+    # It is of no interest for other GPUs, nor next to the one that counts.
     assert find_calibration("NVIDIA A100", tmp_path, None).problems == ()
     put(user_folder(tmp_path))
     assert find_calibration(H200, tmp_path, None).problems == ()

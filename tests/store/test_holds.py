@@ -30,7 +30,7 @@ def test_a_member_that_was_left_behind_is_csubs(pack: Path) -> None:
     assert member_holds.leave_behind(pack, 3)
     assert member_holds.leave_behind(pack, 3), "a later attempt leaves it, too"
     assert not member_holds.remove_held(pack, 3)
-    # Until it is taken care of it stays held, whoever is killed meanwhile.
+    # Until it is taken care of it stays held, whatever is killed meanwhile.
     assert member_holds.is_held(pack, 3)
     member_holds.forget_hold(pack, 3)
     assert not member_holds.is_held(pack, 3)

@@ -1,4 +1,4 @@
-"""Joining and submitting again: no answered job is lost or started twice, whoever is killed."""
+"""Joining and submitting again: no answered job is lost or started twice, whatever is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which usage profiles there are: the folder says so, whoever put them there."""
+"""Which usage profiles there are: the folder says so, however they came there."""
 
 from __future__ import annotations
 

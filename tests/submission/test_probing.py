@@ -123,7 +123,7 @@ def test_probe_asks_for_little_time(tmp_path: Path, given: str, asked: str) -> N
     assert candidate.job.only_probe
     policy = choose_policy(call, settings)
     assert (policy.degree, policy.share) == (1, "exclusive")
-    # It is the same job to whoever looks for its usage profile.
+    # It is the same job to a search for its usage profile.
     later = collect(tmp_path, "--gres=gpu:1", "a.sh").candidates[0]
     assert compute_signature(candidate.script, candidate.job) == compute_signature(
         later.script, later.job

@@ -14,5 +14,6 @@ process train {
 }
 
 workflow {
-    Channel.fromList(params.rates) | train | view { it.text.trim() }
+    losses = train(channel.fromList(params.rates))
+    losses.view { loss -> loss.text.trim() }
 }

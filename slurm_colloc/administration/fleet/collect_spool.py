@@ -2,7 +2,7 @@
 
 A file is opened without following links, must be a plain one with one name, small, and whole JSON
 of the right shape. Its owner, as the kernel tells it, must be the owner of the job in Slurm's
-accounting; node, times and GPUs must be those of the job.
+accounting; cluster, node, times and GPUs must be those of the job.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from slurm_colloc.store.site_spool import ENDING, HALF
 FILES_MOST = 20_000
 """Of one run; the rest waits for the next."""
 FILES_OF_USER_MOST = 2_000
-"""Of one user in one run, so that none can keep others waiting."""
+"""Of one user in one run, refused ones by themselves, so that no user can keep others waiting."""
 PATIENCE_S = 86_400.0
 """How long a report waits for Slurm's accounting to know its job."""
 _SLACK_S = 120.0
 """By how much clocks of nodes and of the controller may differ."""
+_ANYONE = -1
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,15 @@ class Collection:
     Attributes:
         accepted: Reports to keep.
         rejected: How many were refused, by the reason.
-        waiting: How many wait for Slurm to know their job.
+        waiting: How many wait for Slurm to know their job, or for the next run.
+        uncounted: How many of these had a GPU, and by Slurm their job had none.
         done: Names of files that may go.
     """
 
     accepted: list[Accepted] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
     waiting: int = 0
+    uncounted: int = 0
     done: list[str] = field(default_factory=list)
 
     def reject(self, name: str, reason: str) -> None:
@@ -105,14 +108,19 @@ def collect(
     jobs = ask(sorted({arrival.record.job_id for arrival in arrivals})) if arrivals else {}
     for arrival in arrivals:
         job = jobs.get(arrival.record.job_id)
-        if job is None or (job.ended_at is None and arrival.age_s < PATIENCE_S):
-            if arrival.age_s < PATIENCE_S:
-                found.waiting += 1
-            else:
-                found.reject(arrival.name, "unknown job")
+        is_patient = arrival.age_s < PATIENCE_S
+        if job is None and not is_patient:
+            found.reject(arrival.name, "unknown job")
+            continue
+        if job is None or job.ended_at is None:
+            found.waiting += 1
             continue
         problem = judge(arrival, job)
-        if problem:
+        if problem == "gpus" and not job.gpus and is_patient:
+            # Slurm may count no GPUs at all, which its administrator can mend.
+            found.waiting += 1
+            found.uncounted += 1
+        elif problem:
             found.reject(arrival.name, problem)
         else:
             found.accepted.append(Accepted(arrival.record, job))
@@ -125,12 +133,14 @@ def judge(arrival: Arrival, job: AccountedJob) -> str:
     record = arrival.record
     if arrival.uid != job.uid:
         return "owner"
+    if record.cluster and record.cluster.lower() != job.cluster.lower():
+        return "cluster"
     begin, end = job.started_at, job.ended_at
-    if begin is None or record.started_at < begin - _SLACK_S:
+    if begin is None or end is None:
         return "time"
-    if end is not None and record.ended_at > end + _SLACK_S:
+    if record.started_at < begin - _SLACK_S or record.ended_at > end + _SLACK_S:
         return "time"
-    if record.gpus > max(1, job.gpus):
+    if record.gpus > job.gpus or record.gpu_set >= max(1, job.gpus):
         return "gpus"
     # Slurm writes a single node as its name alone; it may know it with a domain.
     is_one = "[" not in job.nodes and "," not in job.nodes
@@ -175,75 +185,90 @@ class _SpoolReader:
         self._found = found
         self._now = now
         self._of_user: Counter[int] = Counter()
+        self._refused_of_user: Counter[int] = Counter()
 
     def take(self, folder: int, name: str) -> None:
         """Read one file, whatever it is."""
         try:
-            data, status = _read(folder, name)
-        except _NoReport as problem:
-            written = problem.status.st_mtime if problem.status is not None else 0.0
+            look = os.lstat(name, dir_fd=folder)
             # A file that is just being written is left alone.
-            if not name.startswith(HALF) or self._now - written > PATIENCE_S:
-                self._found.reject(name, problem.reason)
+            if name.startswith(HALF) and self._now - look.st_ctime <= PATIENCE_S:
+                return
+            owner = _choose_owner(look)
+            if max(self._of_user[owner], self._refused_of_user[owner]) >= FILES_OF_USER_MOST:
+                self._found.waiting += 1
+                return
+            data, status = _read(folder, name, look)
+            record = parse_fleet_record(parse_foreign(data, "a report", strict=True))
+        except _NoReport as problem:
+            self._refuse(name, problem.reason, owner)
+            return
+        except PermissionError:
+            # A whole report may be read.
+            self._refuse(name, "mode", owner)
             return
         except OSError:
-            # It has gone meanwhile, or may not be read: its owner's business.
+            # It has gone meanwhile.
+            return
+        except (UsageProblem, ValueError):
+            self._refuse(name, "content", owner)
             return
         self._of_user[status.st_uid] += 1
-        if self._of_user[status.st_uid] > FILES_OF_USER_MOST:
-            self._found.waiting += 1
-            return
-        try:
-            record = parse_fleet_record(parse_foreign(data, "a report", strict=True))
-        except (UsageProblem, ValueError):
-            self._found.reject(name, "content")
-            return
-        age_s = max(0.0, self._now - status.st_mtime)
+        # Its owner may set the time at which it was written, and not this one.
+        age_s = max(0.0, self._now - status.st_ctime)
         self.arrivals.append(Arrival(name, status.st_uid, age_s, record))
+
+    def _refuse(self, name: str, reason: str, owner: int) -> None:
+        self._refused_of_user[owner] += 1
+        self._found.reject(name, reason)
+
+
+def _choose_owner(look: os.stat_result) -> int:
+    """Who put a file there; another name of somebody's file may be anyone's work."""
+    is_own = stat.S_ISDIR(look.st_mode) or look.st_nlink == 1
+    return look.st_uid if is_own else _ANYONE
 
 
 class _NoReport(Exception):
-    def __init__(self, reason: str, status: os.stat_result | None) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.status = status
 
 
-def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
+def _read(folder: int, name: str, look: os.stat_result) -> tuple[bytes, os.stat_result]:
     """A file's content and whose it is; both of the same opened file."""
-    look = os.lstat(name, dir_fd=folder)
     if not stat.S_ISREG(look.st_mode):
-        raise _NoReport("kind", None)
+        raise _NoReport("kind")
     if name.startswith(HALF) or not name.endswith(ENDING):
-        raise _NoReport("name", look)
+        raise _NoReport("name")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _NoReport("kind", None)
+            raise _NoReport("kind")
         # Another name of somebody else's file would have its owner.
         if status.st_nlink != 1:
-            raise _NoReport("links", None)
+            raise _NoReport("links")
         if status.st_size > BYTES_MOST:
-            raise _NoReport("size", None)
+            raise _NoReport("size")
         data = b""
         while part := os.read(descriptor, BYTES_MOST + 1 - len(data)):
             data += part
             if len(data) > BYTES_MOST:
-                raise _NoReport("size", None)
+                raise _NoReport("size")
         return data, status
     finally:
         os.close(descriptor)
 
 
-def remove_done(spool: str, names: Sequence[str]) -> int:
-    """Remove files that were read; how many stay because they cannot be removed.
+def remove_done(spool: str, names: Sequence[str]) -> list[str]:
+    """Remove files that were read; the names of those that cannot be removed.
 
     Raises:
         StateError: The spool cannot be opened.
     """
-    left = 0
+    left = []
     try:
         with _opened(spool) as folder:
             for name in names:
@@ -255,9 +280,9 @@ def remove_done(spool: str, names: Sequence[str]) -> int:
                     with contextlib.suppress(OSError):
                         os.rmdir(name, dir_fd=folder)
                         continue
-                    left += 1
+                    left.append(name)
                 except OSError:
-                    left += 1
+                    left.append(name)
     except OSError as error:
         raise StateError(f"cannot open {spool}: {os.strerror(error.errno or 0)}") from error
     return left

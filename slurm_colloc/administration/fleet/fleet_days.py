@@ -33,6 +33,8 @@ class FleetPack:
         partition: Its partition, by Slurm.
         raw_id: Its job's own number.
         record: What it reported.
+        cluster: The cluster that ran it, by Slurm.
+        job_gpus: GPUs of its job, by Slurm; None where an older csub kept it.
     """
 
     day: str
@@ -41,6 +43,8 @@ class FleetPack:
     partition: str
     raw_id: str
     record: FleetRecord
+    cluster: str = ""
+    job_gpus: int | None = None
 
 
 def choose_day(moment: float) -> str:
@@ -61,6 +65,8 @@ def keep(store: str, accepted: Sequence[Accepted]) -> None:
             "account": entry.job.account,
             "partition": entry.job.partition,
             "raw_id": entry.job.raw_id,
+            "cluster": entry.job.cluster,
+            "job_gpus": entry.job.gpus,
             "pack": build_mapping(entry.record),
         }
         line = json.dumps(value, separators=(",", ":"))
@@ -92,6 +98,8 @@ def _append(path: str, data: bytes) -> None:
 def read_days(store: str, since: str = "") -> list[FleetPack]:
     """The packs that are kept, each once: of several attempts the last, of equal ones the first.
 
+    Packs that fill the GPU sets of one job count as long as they have no more GPUs than the job.
+
     Args:
         store: Where they are kept.
         since: The first day, `2026-11-19`; empty for all.
@@ -99,14 +107,20 @@ def read_days(store: str, since: str = "") -> list[FleetPack]:
     Raises:
         StateError: The folder cannot be read.
     """
-    found: dict[tuple[str, str], FleetPack] = {}
+    found: dict[tuple[str, str, int], FleetPack] = {}
     for day, path in _list_days(store, since):
         for pack in _read_day(day, path):
-            key = (pack.record.cluster, pack.raw_id)
+            key = (pack.cluster, pack.raw_id, pack.record.gpu_set)
             before = found.get(key)
             if before is None or pack.record.attempt > before.record.attempt:
                 found[key] = pack
-    return list(found.values())
+    counted: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for (cluster, raw_id, _), pack in found.items():
+        counted[cluster, raw_id] += pack.record.gpus
+        if pack.job_gpus is None or counted[cluster, raw_id] <= pack.job_gpus:
+            kept.append(pack)
+    return kept
 
 
 def _list_days(store: str, since: str) -> list[tuple[str, str]]:
@@ -130,13 +144,16 @@ def _read_day(day: str, path: str) -> Iterator[FleetPack]:
         # A line that a full disk cut short is none.
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             value = json.loads(line)
+            record = parse_fleet_record(value["pack"])
             yield FleetPack(
                 day,
                 str(value["user"]),
                 str(value["account"]),
                 str(value["partition"]),
                 str(value["raw_id"]),
-                parse_fleet_record(value["pack"]),
+                record,
+                str(value.get("cluster", record.cluster)),
+                value.get("job_gpus"),
             )
 
 

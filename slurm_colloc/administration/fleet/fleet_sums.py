@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.administration.fleet.fleet_days import FleetPack
@@ -12,7 +12,7 @@ from slurm_colloc.administration.fleet.fleet_days import FleetPack
 
 @dataclass
 class FleetRow:
-    """Sums of packs; what is not known of a pack is left out of that sum.
+    """Sums of packs; what is not known of a pack is left out of that sum, None if of none.
 
     Attributes:
         day: On which they ended; empty for all days.
@@ -39,10 +39,10 @@ class FleetRow:
     members: int = 0
     failed: int = 0
     gpu_s: float = 0.0
-    saved_s: float = 0.0
+    saved_s: float | None = None
     wasted_s: float = 0.0
-    energy_j: float = 0.0
-    saved_kwh: float = 0.0
+    energy_j: float | None = None
+    saved_kwh: float | None = None
     slowdowns: float = 0.0
     slowdowns_of: int = 0
     busy_s: float = 0.0
@@ -56,9 +56,9 @@ class FleetRow:
         self.failed += record.failed
         self.gpu_s += record.gpu_s
         self.wasted_s += record.gpu_s * record.wasted_share
-        self.saved_s += record.saved_s or 0.0
-        self.energy_j += record.energy_j or 0.0
-        self.saved_kwh += record.saved_kwh or 0.0
+        self.saved_s = _add_known(self.saved_s, record.saved_s)
+        self.energy_j = _add_known(self.energy_j, record.energy_j)
+        self.saved_kwh = _add_known(self.saved_kwh, record.saved_kwh)
         if record.slowdown is not None:
             self.slowdowns += record.slowdown * record.members
             self.slowdowns_of += record.members
@@ -75,6 +75,10 @@ class FleetRow:
     def sm_active(self) -> float | None:
         """Mean over the GPU time of which it is known."""
         return self.busy_s / self.busy_of_s if self.busy_of_s > 0 else None
+
+
+def _add_known(total: float | None, value: float | None) -> float | None:
+    return total if value is None else (total or 0.0) + value
 
 
 def sum_fleet(packs: Iterable[FleetPack], *, by_day: bool = True) -> list[FleetRow]:
@@ -100,9 +104,11 @@ class GpuPace:
         uuid: The GPU.
         node: Where it was seen last.
         model: Its model.
-        rate: Median over jobs of its rate over the median of that job on all GPUs of the model.
+        rate: Median over users of the median over their jobs: a job's rate on it over the median
+            of that job on all GPUs of the model.
         jobs: How many jobs tell.
         users: Of how many users.
+        slow_for: For how many of these users it is slow.
     """
 
     uuid: str
@@ -111,21 +117,24 @@ class GpuPace:
     rate: float
     jobs: int
     users: int
+    slow_for: int
 
     @property
     def is_slow(self) -> bool:
         """It is slow, and neither one job nor one user alone says so."""
-        return self.rate < SLOW and self.jobs >= JOBS_LEAST and self.users >= USERS_LEAST
+        return self.rate < SLOW and self.jobs >= JOBS_LEAST and self.slow_for >= USERS_LEAST
 
 
 def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
     """GPUs by their pace, the slowest first.
 
-    A job counts where it was measured alone on at least two GPUs of one model. No user can make a
-    GPU look slow alone: see `GpuPace.is_slow`.
+    A job counts where it was measured alone on at least two GPUs of one model, each user's by
+    itself, and each user has one vote. No user can make a GPU look slow alone: see
+    `GpuPace.is_slow`.
     """
-    rates: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    owners: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     nodes: dict[str, tuple[float, str]] = {}
     for pack in packs:
         record = pack.record
@@ -134,21 +143,27 @@ def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
         seen = (record.ended_at, record.node)
         nodes[record.gpu_uuid] = max(nodes.get(record.gpu_uuid, seen), seen)
         for signature, rate in record.rates:
-            rates[record.gpu_model, signature][record.gpu_uuid].append(rate)
-            owners[record.gpu_model, signature, record.gpu_uuid].add(pack.user)
-    paces: dict[tuple[str, str], list[float]] = defaultdict(list)
-    users: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for (model, signature), by_gpu in rates.items():
+            rates[record.gpu_model, pack.user, signature][record.gpu_uuid].append(rate)
+    paces: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (model, user, _), by_gpu in rates.items():
         if len(by_gpu) < 2:
             continue
         medians = {uuid: statistics.median(found) for uuid, found in by_gpu.items()}
         usual = statistics.median(medians.values())
         for uuid, own in medians.items():
-            paces[model, uuid].append(own / usual)
-            users[model, uuid] |= owners[model, signature, uuid]
+            paces[model, uuid][user].append(own / usual)
     found = [
-        GpuPace(uuid, nodes[uuid][1], model, statistics.median(values), len(values),
-                len(users[model, uuid]))
-        for (model, uuid), values in paces.items()
-    ]  # fmt: skip
+        _judge_pace(uuid, nodes[uuid][1], model, by_user)
+        for (model, uuid), by_user in paces.items()
+    ]
     return sorted(found, key=lambda pace: (pace.rate, pace.uuid))
+
+
+def _judge_pace(
+    uuid: str, node: str, model: str, by_user: Mapping[str, Sequence[float]]
+) -> GpuPace:
+    votes = [statistics.median(values) for values in by_user.values()]
+    return GpuPace(
+        uuid, node, model, statistics.median(votes), sum(map(len, by_user.values())), len(votes),
+        sum(vote < SLOW for vote in votes),
+    )  # fmt: skip

@@ -36,7 +36,10 @@ def build_blob(record: FleetRecord, job: AccountedJob) -> str:
         return ""
     if record.cpu_s is None or record.host_memory_mb is None or job.memory_mb is None:
         return ""
-    if record.gpus != 1 or not job.cpus or job.started_at is None or job.ended_at is None:
+    # A report of one GPU may be that of one of the job's GPU sets.
+    if not record.gpus == job.gpus == 1 or not job.cpus:
+        return ""
+    if job.started_at is None or job.ended_at is None:
         return ""
     node = {
         "total_memory": int(job.memory_mb * _MB),

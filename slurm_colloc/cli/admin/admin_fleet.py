@@ -51,9 +51,16 @@ def collect_reports(options: argparse.Namespace) -> int:
         add_refused(options.store, found.rejected)
         left = remove_done(options.spool, found.done)
         if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             _note(
-                f"{left} files of {options.spool} cannot be removed: is it this user's directory?"
+                f"{left[0]}{more} cannot be removed from {options.spool}: the spool is another "
+                "user's, or these are directories with something in them, which root can remove"
             )
+    if found.uncounted:
+        _note(
+            f"{found.uncounted} reports name a GPU, and Slurm's accounting none for their jobs; "
+            "they wait for a day: AccountingStorageTRES needs gres/gpu"
+        )
     refused = ", ".join(f"{count} by {name}" for name, count in sorted(found.rejected.items()))
     _say(
         f"{len(found.accepted)} reports {'would be kept' if options.dry_run else 'kept'}, "
@@ -142,9 +149,10 @@ def show_table(options: argparse.Namespace) -> int:
         head,
         [
             (row.day, row.account, row.partition, str(row.packs), str(row.members),
-             str(row.failed), f"{row.gpu_s / 3600:.1f}", f"{row.saved_s / 3600:.1f}",
+             str(row.failed), f"{row.gpu_s / 3600:.1f}",
+             _format(_divide(row.saved_s, 3600), "{:.1f}"),
              f"{row.wasted_s / 3600:.1f}", _format(row.slowdown, "{:.2f}"),
-             _format(row.sm_active, "{:.0%}"), f"{row.energy_j / 3.6e6:.2f}")
+             _format(row.sm_active, "{:.0%}"), _format(_divide(row.energy_j, 3.6e6), "{:.2f}"))
             for row in rows
         ],
         texts=3,
@@ -185,9 +193,9 @@ def _build_object(row: FleetRow) -> dict[str, Any]:
     return {
         "day": row.day, "account": row.account, "partition": row.partition, "packs": row.packs,
         "members": row.members, "failed_members": row.failed, "gpu_hours": row.gpu_s / 3600,
-        "gpu_hours_saved": row.saved_s / 3600, "gpu_hours_wasted": row.wasted_s / 3600,
+        "gpu_hours_saved": _divide(row.saved_s, 3600), "gpu_hours_wasted": row.wasted_s / 3600,
         "mean_slowdown": row.slowdown, "sm_active": row.sm_active,
-        "energy_kwh": row.energy_j / 3.6e6, "kwh_saved": row.saved_kwh,
+        "energy_kwh": _divide(row.energy_j, 3.6e6), "kwh_saved": row.saved_kwh,
     }  # fmt: skip
 
 
@@ -196,6 +204,10 @@ def _build_gpu(pace: GpuPace) -> dict[str, Any]:
         "node": pace.node, "uuid": pace.uuid, "model": pace.model, "normalised_rate": pace.rate,
         "jobs": pace.jobs, "users": pace.users, "slow": pace.is_slow,
     }  # fmt: skip
+
+
+def _divide(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
 
 
 def _format(value: float | None, form: str) -> str:

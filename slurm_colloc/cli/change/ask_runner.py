@@ -72,7 +72,7 @@ def require_here(session: Session, view: PackView) -> None:
         )
     raise UsageProblem(
         f"{view.shown_id} is a job of {view.where_to_ask}, and this is {session.state.cluster}",
-        hint="call csub on a login node of it",
+        hint="call csub on one of its login nodes",
     )
 
 

@@ -45,7 +45,7 @@ def track(
         raise UsageProblem("--uri is MLflow's, and --offline is W&B's")
     from slurm_colloc.report.summary.stored_summary import find_summary
     from slurm_colloc.report.trackers.mlflow_runs import MlflowTracker
-    from slurm_colloc.report.trackers.track_members import Tracker, track_pack
+    from slurm_colloc.report.trackers.track_members import MemberRefused, Tracker, track_pack
     from slurm_colloc.report.trackers.wandb_runs import WandbTracker
 
     tracker: Tracker
@@ -64,7 +64,11 @@ def track(
             path = session.state.pack_path(view.record.pack_id)
             try:
                 for name, done in track_pack(tracker, to, path, summary, numbers):
-                    say(f"{name} {done}")
+                    if isinstance(done, MemberRefused):
+                        note(f"error: {done}")
+                        failed = done
+                    else:
+                        say(f"{name} {done}")
             except CollocError as problem:
                 # A server that refuses one may take the next pack's.
                 note(f"error: {problem}")

@@ -79,11 +79,11 @@ def find_death(
         return ""
     age_s = now - checkpoint.made_at
     if checkpoint.seen:
-        return "Slurm runs nothing of it any more"
+        return "Slurm no longer runs it"
     if set(checkpoint.gpus) & set(claimed) and age_s > STARTING_S:
         return "Slurm has given its GPU to another job"
     if age_s > UNSEEN_S:
-        return "nothing of it was ever seen to run"
+        return "it was never seen to run"
     return ""
 
 

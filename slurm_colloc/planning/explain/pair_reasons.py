@@ -63,7 +63,7 @@ class PairReasons:
 
     def explain(self, i: int, j: int, pairs: int) -> PairExplanation:
         """Why two jobs are in different packs; they stand for so many pairs."""
-        broken, beside = self._find(i, j)
+        broken, others = self._find(i, j)
         jobs = self._question.jobs
         return PairExplanation(
             first=jobs[i].name,
@@ -72,16 +72,16 @@ class PairReasons:
             second_index=j,
             first_number=jobs[i].number,
             second_number=jobs[j].number,
-            packs=tuple(jobs[index].name for index in beside),
-            pack_indices=beside,
+            packs=tuple(jobs[index].name for index in others),
+            pack_indices=others,
             pairs=pairs,
             broken=broken,
             text="; ".join(b.text for b in broken),
         )
 
     def _find(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
-        broken, beside = self._find_limits(i, j)
-        return tuple(self._tell_source(b, {i, j, *beside}) for b in broken), beside
+        broken, others = self._find_limits(i, j)
+        return tuple(self._tell_source(b, {i, j, *others}) for b in broken), others
 
     def _tell_source(self, broken: Broken, members: Collection[int]) -> Broken:
         """A limit with where its numbers come from, if that is not what users said."""
@@ -150,11 +150,11 @@ class PairReasons:
             smallest = min(waiting, key=lambda pack: len(pack.members))
             return (self._build_full(len(smallest.members), weighing),), _list_jobs(smallest)
         members = [_list_jobs(pack) for pack in packs]
-        for beside, new in ((members[0], j), (members[1], i)):
-            together = [position[index] for index in (*beside, new)]
+        for others, new in ((members[0], j), (members[1], i)):
+            together = [position[index] for index in (*others, new)]
             broken = weighing.find_broken(together, names)
             if broken:
-                return broken, beside
+                return broken, others
         return (self._compare(i, j, members, weighing, position),), members[0]
 
     def _build_full(self, count: int, weighing: Weighing) -> Broken:

@@ -56,10 +56,10 @@ def find_by_rule(
         zip(pair, packs, strict=True), key=lambda entry: places[entry[0]]
     )
     residents = [index for index in pack if places[index] < places[new]]
-    for beside in ([earlier], residents):
-        broken = _find_broken(question, subjects, names, beside, new)
+    for others in ([earlier], residents):
+        broken = _find_broken(question, subjects, names, others, new)
         if broken:
-            return broken, tuple(beside) if len(beside) > 1 else ()
+            return broken, tuple(others) if len(others) > 1 else ()
     chosen = (
         "the pack with the most free GPU memory"
         if rule is Rule.CARMA

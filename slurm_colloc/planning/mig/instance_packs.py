@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.model.mig.mig_layout import place as find_places
+from slurm_colloc.model.mig.planned_seat import PlannedSeat
 from slurm_colloc.model.plan import (
     PackPlan,
-    PlannedSeat,
     Policy,
     SharingMode,
     UsageProfile,

@@ -89,7 +89,7 @@ def _build(
 ) -> PackPlan:
     if len(pack.members) == 1:
         index = pack.members[0][0].index
-        return build_lone_pack(index, question.jobs[index], "no other job fits beside it")
+        return build_lone_pack(index, question.jobs[index], "no other job fits with it")
     ordered, at_once = pack.order()
     needs, subjects = map(list, zip(*ordered, strict=True))
     planned = plan_seats(question, subjects, seats, at_once, gpu)

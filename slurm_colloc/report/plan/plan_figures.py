@@ -268,13 +268,15 @@ def _tell(
         texts = [labels[index] for index in others[:_NAMED_MOST]]
         left = len(others) - len(texts)
         who = f"{labels[one]} and each of {', '.join(texts)}{f' and {left} more' if left else ''}"
-    beside: dict[str, list[int]] = {}
+    by_script: dict[str, list[int]] = {}
     for index in first.pack_indices:
         if index not in (first.first_index, first.second_index):
             name, number = named[index]
-            beside.setdefault(name, []).extend([number] if labels[index] != name else [])
-    if beside:
-        told = [f"{name} {format_task_ids(numbers)}".rstrip() for name, numbers in beside.items()]
+            by_script.setdefault(name, []).extend([number] if labels[index] != name else [])
+    if by_script:
+        told = [
+            f"{name} {format_task_ids(numbers)}".rstrip() for name, numbers in by_script.items()
+        ]
         who += f" (with {', '.join(told)})"
     count = sum(pair.pairs for pair in pairs)
     if count > len(pairs):

@@ -59,7 +59,7 @@ def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
 
 
 def build_layout(run: PackRun) -> dict[str, Any] | None:
-    """The planned MIG layout beside what came, as it stands in summary.json; None without one."""
+    """The planned MIG layout and what came, as it stands in summary.json; None without one."""
     planned = run.view.record.layout
     came = () if run.setup is None else run.setup.instances
     if not planned and not came:

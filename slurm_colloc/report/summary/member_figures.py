@@ -156,7 +156,7 @@ def _explain(rate: Rate, member: MemberRun, settled: Sequence[Settled]) -> Rate:
     reasons = [start.reason for start in settled if start.reason]
     reason = reasons[-1] if reasons else rate.reason if settled else NO_PROGRESS
     if not member.starts:
-        reason = "there are no samples of it"
+        reason = "it has no samples"
     elif member.present_s < SHORT_S:
         reason = f"too short: it was there for {member.present_s:.1f} s"
     return Rate(None, None, rate.window_s, None, reason)

@@ -56,12 +56,11 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
     members = [member for member in summary["members"] if member["started_at"] is not None]
     if window is None or not members or view.record.local or not summary["job"]:
         return None
-    uuids = {uuid for member in members for uuid in member.get("gpu_uuids") or ()}
     present = [_count_present_s(member) for member in members]
     failed = [member["state"] in WASTED for member in members]
     slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
     use = summary.get("gpu_use") or {}
-    hours = pack["gpu_hours_saved"]
+    hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
     mode = (summary.get("setup") or {}).get("mode") or members[0].get("mode") or "exclusive"
     return FleetRecord(
         job_id=summary["job"],
@@ -72,14 +71,14 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
         gpu_uuid=summary["gpu"]["uuid"],
         gpu_memory_mb=summary["gpu"]["memory_mb"],
         mode="exclusive" if len(members) == 1 else mode,
-        gpus=max(1, len(uuids)),
+        gpus=gpus,
         started_at=window["from"],
         ended_at=window["to"],
         members=len(members),
         failed=sum(failed),
         wasted_share=_divide(sum(s for s, is_lost in zip(present, failed, strict=True) if is_lost),
                              sum(present)),
-        saved_s=None if hours is None else hours * 3600,
+        saved_s=None if hours is None or not gpus else hours * 3600,
         slowdown=sum(slowdowns) / len(slowdowns) if slowdowns else None,
         energy_j=summary["energy_j"],
         saved_kwh=pack["kwh_saved"],
@@ -90,7 +89,14 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
         cpu_s=_sum_known(members, "cpu_s"),
         host_memory_mb=_sum_known(members, "host_memory_peak_mb"),
         rates=_list_rates(summary, view),
+        gpu_set=view.record.gpu_set,
     )  # fmt: skip
+
+
+def _count_gpus(summary: Mapping[str, Any], members: list[Any]) -> int:
+    """The pack's GPUs: those that are known, else as many as its members asked for."""
+    asked = ((member.get("request") or {}).get("gpus") or 0 for member in members)
+    return len(summary.get("gpus") or ()) or max(asked)
 
 
 def _count_present_s(member: Mapping[str, Any]) -> float:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import posixpath
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import NodeError, StateError
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.trackers.track_members import MemberRefused
 from slurm_colloc.report.trackers.tracker_values import PREFIX, TrackerValues
 from slurm_colloc.store.pack.kept_tracker_runs import TrackerRun
 
@@ -19,6 +22,15 @@ _BATCH = 900
 _DONE = "csub.tracked"
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """A person waits: by itself MLflow tries a server that is gone for more than four minutes."""
+_OF_THIS_RUN = frozenset(
+    {
+        "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST",
+        "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED",
+    }
+)  # fmt: skip
+"""What MLflow answers about one run, which says nothing about others."""
+_NO_NAME = re.compile(r"[^\w.\- :/]")
+_NAME_MOST = 250
 
 
 class MlflowTracker:
@@ -55,7 +67,8 @@ class MlflowTracker:
             stamp: Which figures these are: what has them already is left as it is.
 
         Raises:
-            NodeError: The server refuses it or does not answer.
+            MemberRefused: The server refuses it.
+            NodeError: The server does not answer.
         """
         from mlflow.exceptions import MlflowException
 
@@ -63,7 +76,9 @@ class MlflowTracker:
             return self._track(values, own, stamp)
         except (MlflowException, OSError) as error:
             first = str(error).partition("\n")[0][:300]
-            raise NodeError(f"MLflow did not take {values.name}: {first}") from error
+            code = getattr(error, "error_code", "")
+            kind = MemberRefused if code in _OF_THIS_RUN else NodeError
+            raise kind(f"MLflow did not take {values.name}: {escape_controls(first)}") from error
 
     def _track(self, values: TrackerValues, own: TrackerRun | None, stamp: str) -> str:
         uri = self._uri if own is None else _make_absolute(own.uri, own.directory)
@@ -76,7 +91,7 @@ class MlflowTracker:
         if run.data.tags.get(_DONE) == stamp:
             return f"is in run {run.info.run_id} already"
         run_id = run.info.run_id
-        self._write(client, run_id, values, run.data.params)
+        self._write(client, run, values)
         self._end(client, run, values, is_own=own is not None)
         # Last: what was interrupted is written again.
         client.set_tag(run_id, _DONE, stamp)
@@ -108,14 +123,14 @@ class MlflowTracker:
         return run, f"made run {run.info.run_id}"
 
     @staticmethod
-    def _write(
-        client: MlflowClient, run_id: str, values: TrackerValues, known: Mapping[str, str]
-    ) -> None:
+    def _write(client: MlflowClient, run: Any, values: TrackerValues) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
+        run_id, known = run.info.run_id, run.data.params
+        # Series are whole once they were written: what is new later are figures.
         moments = [
             Metric(name, value, round((values.started_at + seconds) * 1000), round(seconds))
-            for seconds, found in values.series
+            for seconds, found in (() if _DONE in run.data.tags else values.series)
             for name, value in found.items()
         ]
         at = values.ended_at if values.ended_at is not None else values.started_at
@@ -127,11 +142,8 @@ class MlflowTracker:
         for place in range(0, len(moments), _BATCH):
             client.log_batch(run_id, metrics=moments[place : place + _BATCH])
         # A parameter that the program has logged stays: MLflow lets none change.
-        fresh = [
-            Param(name, value)
-            for name, value in values.parameters.items()
-            if name not in known and value
-        ]
+        named = {choose_name(name): value for name, value in values.parameters.items() if value}
+        fresh = [Param(name, value) for name, value in named.items() if name not in known]
         tags = [RunTag(name, value) for name, value in values.tags.items()]
         client.log_batch(run_id, params=fresh[:100], tags=tags)
 
@@ -144,6 +156,16 @@ class MlflowTracker:
         if is_own and run.info.status != "RUNNING" and not values.is_failed:
             return
         client.set_terminated(run.info.run_id, status, round(values.ended_at * 1000))
+
+
+def choose_name(name: str) -> str:
+    """A parameter's name as MLflow takes it; pure.
+
+    It may be a file's name there, so that it must not be one of another place.
+    """
+    found = _NO_NAME.sub("_", name)[:_NAME_MOST]
+    is_plain = posixpath.normpath(found) == found and not found.startswith(("/", ".."))
+    return found if is_plain and found != "." else re.sub(r"[./]", "_", found) or "_"
 
 
 def _make_absolute(uri: str, directory: str) -> str:

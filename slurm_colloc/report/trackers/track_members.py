@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurm_colloc.errors import NodeError
 from slurm_colloc.report.summary.sample_tables import read_table
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
@@ -15,6 +16,10 @@ from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS, li
 Rows = list[dict[str, Any]]
 
 
+class MemberRefused(NodeError):
+    """A tracker does not take one member; it may take others."""
+
+
 class Tracker(Protocol):
     """Something that takes members."""
 
@@ -22,14 +27,15 @@ class Tracker(Protocol):
         """Take one; what was done, for people.
 
         Raises:
-            CollocError: It could not.
+            MemberRefused: It does not take this one.
+            CollocError: It takes none now.
         """
 
 
 def track_pack(
     tracker: Tracker, kind: str, pack: Path, summary: Summary, numbers: frozenset[int] | None
-) -> Iterator[tuple[str, str]]:
-    """Give the members of a pack that have started to a tracker.
+) -> Iterator[tuple[str, str | MemberRefused]]:
+    """Give the members of a pack that have run to a tracker; those that still run only are named.
 
     Args:
         tracker: It.
@@ -39,10 +45,10 @@ def track_pack(
         numbers: The members that are meant; None for all.
 
     Yields:
-        A member's id, and what was done.
+        A member's id, and what was done, or why the tracker does not take it.
 
     Raises:
-        CollocError: The tracker could not.
+        CollocError: The tracker takes none now.
     """
     own: dict[int, TrackerRun] = {}
     for run in read_tracker_runs(pack):
@@ -67,8 +73,16 @@ def track_pack(
             numbers is not None and member["member"] not in numbers
         ):
             continue
+        if member["ended_at"] is None:
+            # Its own run is being written.
+            yield str(member["id"]), "still runs: call it again when it has ended"
+            continue
         values = build_values(summary, member, by_number.get(member["member"], []), gpu)
-        yield values.name, tracker.track(values, own.get(member["member"]), stamp)
+        try:
+            done: str | MemberRefused = tracker.track(values, own.get(member["member"]), stamp)
+        except MemberRefused as problem:
+            done = problem
+        yield values.name, done
 
 
 def _read(

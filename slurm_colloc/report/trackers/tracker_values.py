@@ -21,6 +21,8 @@ POINTS_MOST = 1000
 """Of a series; a longer one is thinned."""
 _VALUE_MOST = 500
 _PARAMETERS_MOST = 100
+_WRAP = "--wrap"
+"""What a job has for its script that is a command."""
 
 _FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("steps", ("steps",)),
@@ -48,7 +50,7 @@ class TrackerValues:
     Attributes:
         name: What its run is called, where it gets one: `4711/3`.
         number: Its number.
-        parameters: What its arguments set, and what was run.
+        parameters: Its parameters of a sweep or table, and what its arguments set.
         tags: Which member it is, and how it ended.
         figures: Figures over its whole run, by name.
         series: For each moment, what was measured: seconds since its start, and values by name.
@@ -94,9 +96,12 @@ def build_values(
         gpu: The monitor's of the pack's GPU, in order of time.
     """
     arguments = [str(word) for word in member.get("arguments") or ()]
+    own = member.get("parameters") or {}
+    # The argument of --wrap is a command.
+    told = {} if member.get("script") == _WRAP else read_parameters(arguments)
+    known = {**own, **told, **own}
     parameters = {
-        _clean(name): _clean(value)
-        for name, value in list(read_parameters(arguments).items())[:_PARAMETERS_MOST]
+        _clean(name): _clean(value) for name, value in list(known.items())[:_PARAMETERS_MOST]
     }
     tags = {
         "csub.member": str(member["id"]),

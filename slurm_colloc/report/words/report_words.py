@@ -18,7 +18,7 @@ WORDS: dict[str, str] = {
     "MEMBER": "A job as part of a pack: 4711/3 is member 3 of submission 4711.",
     "NAME": "The job name, as --job-name or the script's name gives it.",
     "ARGUMENTS": "The arguments of its script; ... stands for those that all begin with.",
-    "STATE": "What has become of it. csub explain FAILED tells more of one state.",
+    "STATE": "Where it is, or how it ended. csub explain FAILED tells more of one state.",
     "STEPS": "Training steps that were counted, over all its starts.",
     "STEPS/S": "Training steps per second, after its warm-up and without checkpoints and other "
     "pauses.",
@@ -27,7 +27,7 @@ WORDS: dict[str, str] = {
     "it was alone, or measured while the others were paused.",
     "SLOWDOWN": "How many times slower than alone it ran while others were there: rate alone / "
     "rate in company. 1 is as fast as alone; up to the accepted slowdown it was asked for.",
-    "PREDICTED": "The slowdown that the plan expected of it.",
+    "PREDICTED": "The slowdown that the plan expected.",
     "GPU_MEM": "The most GPU memory that it held.",
     "GPU SM": "How much of the GPU's processors (streaming multiprocessors) its kernels kept busy, "
     "on average. A GPU can be 97 % utilized while 12 % of them work.",

@@ -136,7 +136,7 @@ static struct device *find_device(const struct gpu *gpu)
     return device;
 }
 
-/* Under the lock. Without a placement the driver chooses, and nobody knows how. */
+/* Under the lock. Without a placement the driver chooses, in a way that is not known. */
 static result make_instance(const struct gpu *gpu, const struct profile_table *table,
                             const struct profile *profile, const struct placement *wanted,
                             unsigned long long *serial)

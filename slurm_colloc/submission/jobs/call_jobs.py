@@ -51,11 +51,30 @@ from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A job with what travels alongside it."""
+    """A job with what travels alongside it.
+
+    Attributes:
+        job: The job.
+        script: Its script.
+        environment: Its environment.
+        options: The options that hold for it; None where they are not known any more.
+    """
 
     job: Job
     script: bytes
     environment: Mapping[str, str]
+    options: Options | None = None
+
+    def name_place(self, *names: str) -> str:
+        """What to call it where one of these options is wrong.
+
+        Returns:
+            The line or cell of a file that has the first of them that was given, `train.sh:3`;
+            else the script's name.
+        """
+        origins = (self.options.origin(name) for name in names) if self.options else iter(())
+        place = next(filter(None, origins), "")
+        return place if ":" in place else self.job.script_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +91,7 @@ class Call:
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
         gpu_counts: The same of `--gpus-per-pack`.
+        node_counts: The same of `--nodes-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
@@ -84,6 +104,7 @@ class Call:
     goals: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
     gpu_counts: tuple[tuple[str, str], ...] = ()
+    node_counts: tuple[tuple[str, str], ...] = ()
     chosen_together: bool = False
 
 
@@ -162,6 +183,7 @@ def build_call(
         goals=list_values(merged, "goal"),
         rules=list_values(merged, "policy"),
         gpu_counts=list_values(merged, "gpus-per-pack"),
+        node_counts=list_values(merged, "nodes-per-pack"),
     )
 
 
@@ -307,7 +329,7 @@ def build_candidate(
         start_together=read_count(options, "start-together") or 0,
     )
     refuse_directories(options, job)
-    return Candidate(job, script.content, _capture_environment(options, environ))
+    return Candidate(job, script.content, _capture_environment(options, environ), options)
 
 
 def _capture_environment(options: Options, environ: Mapping[str, str]) -> dict[str, str]:

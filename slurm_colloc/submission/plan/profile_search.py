@@ -79,7 +79,7 @@ class ProfileSearch:
     def find(self, candidate: Candidate) -> UsageProfile | None:
         """What is known of a job; None where nothing is."""
         job = candidate.job
-        like = [] if job.profile_like is None else self._find_like(job.profile_like)
+        like = [] if job.profile_like is None else self._find_like(candidate, job.profile_like)
         elsewhere: list[ProfileRecord] = []
         unlike: list[ProfileRecord] = []
         if job.gpus:
@@ -131,7 +131,7 @@ class ProfileSearch:
             return self._nothing
         return known
 
-    def _find_like(self, name: str) -> list[ProfileRecord]:
+    def _find_like(self, candidate: Candidate, name: str) -> list[ProfileRecord]:
         if name in self._like:
             return self._like[name]
         if self._all is None:
@@ -144,16 +144,15 @@ class ProfileSearch:
             if record.name == name or (is_prefix and record.signature.startswith(name))
         ]
         if not found:
+            what = f"{candidate.name_place('profile-like')}: --profile-like={name!a}"
             if not self._all and self.problems:
-                raise UsageProblem(
-                    f"--profile-like={name!a}: no usage profile can be read: {self.problems[0]}"
-                )
+                raise UsageProblem(f"{what}: no usage profile can be read: {self.problems[0]}")
             import difflib
 
             names = sorted({record.name for record in self._all})
             near = difflib.get_close_matches(name, names, n=3)
             raise UsageProblem(
-                f"--profile-like={name!a}: no usage profile has this name or signature",
+                f"{what}: no usage profile has this name or signature",
                 hint=f"did you mean {', '.join(ascii(n) for n in near)}?"
                 if near
                 else "csub profile list shows those that there are",

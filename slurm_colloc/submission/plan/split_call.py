@@ -81,9 +81,14 @@ def divide_call(
         knowledge = gather_knowledge(chosen, settings)
         shares = any(c.job.came_together and c.job.gpus for c in chosen)
         destination = _find_destination([c.job for c in chosen], destinations, shares=shares)
-        _refuse_too_large([c.job for c in chosen], destination.gpu_memory_most_mb)
+        _refuse_too_large(chosen, destination.gpu_memory_most_mb)
         for candidate in chosen:
-            refuse_impossible(candidate.job, destination.shapes, max_time_s=destination.max_time_s)
+            refuse_impossible(
+                candidate.job,
+                destination.shapes,
+                max_time_s=destination.max_time_s,
+                name_place=candidate.name_place,
+            )
         if shares and gpus_asked.isdigit():
             refuse_large_pack(int(gpus_asked), chosen[0].job.gpu_type, destination.shapes)
         chosen = _separate_wide(chosen, destination)
@@ -159,12 +164,13 @@ def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
     return dataclasses.replace(part, reasons=(*part.reasons, *told), warnings=told)
 
 
-def _refuse_too_large(jobs: Sequence[Job], most_mb: int | None) -> None:
-    for job in jobs:
+def _refuse_too_large(candidates: Sequence[Candidate], most_mb: int | None) -> None:
+    for candidate in candidates:
+        job = candidate.job
         if most_mb and job.gpu_memory_mb and job.gpu_memory_mb > most_mb:
             raise NoPackPossible(
-                f"{job.script_name}: --gpu-mem={job.gpu_memory_mb}M is more than the GPU's "
-                f"{most_mb} MB",
+                f"{candidate.name_place('gpu-mem')}: --gpu-mem={job.gpu_memory_mb}M is more than "
+                f"the GPU's {most_mb} MB",
                 hint="ask for another GPU type, or for less",
             )
 
@@ -194,7 +200,7 @@ def _settle_gpu_type(
         knowledge = knowledge.as_of_another_gpu(match.reason)
     if match.gpu_type is None:
         # All GPUs there are of the model that was watched, or else its memory is not in there.
-        _refuse_too_large(jobs, destination.gpu_memory_most_mb or knowledge.gpu_memory_mb)
+        _refuse_too_large(candidates, destination.gpu_memory_most_mb or knowledge.gpu_memory_mb)
         yield _build(indices, jobs, destination, knowledge)
         return
     typed = [dataclasses.replace(jobs[place], gpu_type=match.gpu_type) for place in measured]

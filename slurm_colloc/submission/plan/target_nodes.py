@@ -175,10 +175,10 @@ def match_gpu_type(
     if len(matching) == 1 and not narrowing:
         return GpuMatch(matching[0])
     names = ", ".join(kind or "without a type" for kind in types)
-    beside = f" along with {narrowing[0]}" if narrowing else ""
+    also = f" along with {narrowing[0]}" if narrowing else ""
     return GpuMatch(
         is_other=True,
-        reason=f"GPUs there are of several types ({names}) and none is asked for{beside}: of what "
+        reason=f"GPUs there are of several types ({names}) and none is asked for{also}: of what "
         f"was measured on {models} no more than the GPU memory is taken over "
         "(--gres=gpu:TYPE:1 lets csub plan by it)",
     )
