@@ -103,6 +103,9 @@ def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -
         send_signal(identity, signal.SIGKILL)
     # What is there after it is the site's.
     mig.change_checkpoint(boot="another boot")
+    # The mode is another matter: test_mig_after_boot.
+    for path in (mig.home / "state" / "mig_on").iterdir():
+        path.unlink()
     stands = mig.snapshot()
     told = mig.command("recover")
     assert (told["status"], told["jobs"][0]["reason"]) == (0, "the node has been rebooted")
