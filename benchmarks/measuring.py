@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from slurm_colloc.sandbox.installation import find_installation
 
 MARK_BEGIN = "<!-- measured: begin -->"
 MARK_END = "<!-- measured: end -->"
+
+_ROOT = Path(__file__).resolve().parents[1]
 
 HEADER = ("what", "target", "median", "quartiles", "runs", "ratio", "command")
 
@@ -87,22 +91,8 @@ class Figures:
             ratio: What it was compared with, and the outcome.
             command: What was run.
         """
-        verdict = ""
-        if target is not None:
-            met = "met" if series.median <= target else "MISSED"
-            verdict = f"{target:g} {unit}: {met}"
-        low, high = series.quartiles
-        self.rows.append(
-            (
-                what,
-                verdict,
-                f"{format_value(series.median)} {unit}",
-                f"{format_value(low)}-{format_value(high)}",
-                str(len(series.values)),
-                ratio,
-                f"`{command}`" if command else "",
-            )
-        )
+        cells = format_series(series, unit, target=target)
+        self.rows.append((what, *cells, ratio, f"`{command}`" if command else ""))
 
     def build_section(self, title: str, notes: Iterable[str] = ()) -> Section:
         """The finished table."""
@@ -112,6 +102,27 @@ class Figures:
 def format_value(value: float) -> str:
     """Three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def format_series(series: Series, unit: str, *, target: float | None = None) -> tuple[str, ...]:
+    """A series as cells: target, median, quartiles, runs.
+
+    Args:
+        series: The values, in `unit`.
+        unit: Unit of the values and of the target.
+        target: The median should be at most this; None where nothing was promised.
+    """
+    verdict = ""
+    if target is not None:
+        met = "met" if series.median <= target else "MISSED"
+        verdict = f"{target:g} {unit}: {met}"
+    low, high = series.quartiles
+    return (
+        verdict,
+        f"{format_value(series.median)} {unit}",
+        f"{format_value(low)}-{format_value(high)}",
+        str(len(series.values)),
+    )
 
 
 def interleave(
@@ -168,6 +179,28 @@ def run_timed(
     if ended.returncode != 0:
         raise RuntimeError(f"{list(argv)}: {ended.returncode}\n{ended.stdout}{ended.stderr}")
     return wall_ms, ended.stdout
+
+
+def run_in_new_processes(module: str, words: Sequence[str], runs: int) -> list[dict[str, float]]:
+    """Run a module of this folder several times, each in a new process.
+
+    Args:
+        module: Its name, `benchmarks.planning`.
+        words: Its arguments.
+        runs: How many times.
+
+    Returns:
+        What each has printed, a JSON object of numbers.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    program = [sys.executable, "-m", module, *words]
+    found = []
+    for _ in range(runs):
+        ended = subprocess.run(program, cwd=_ROOT, capture_output=True, text=True, check=True)
+        found.append(dict(json.loads(ended.stdout)))
+    return found
 
 
 def build_environment(home: Path, python_folder: Path) -> dict[str, str]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import random
 import resource
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Section, Series, format_value
+from benchmarks.measuring import Section, Series, format_series, run_in_new_processes
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.predict.pack_pricing import Pricing
@@ -42,39 +40,26 @@ _ABOUT = (
     "it imports, without Python's start. GPU time is that of the packs over one after the other. "
     "Coefficients are plausible ones, not fitted."
 )
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def measure_planning() -> Section:
     """Divide jobs of several numbers and kinds, each time in a new process."""
     rows = []
     for count, kind, target_ms in _CASES:
-        found = [_run(count, kind) for _ in range(RUNS)]
+        found = run_in_new_processes("benchmarks.planning", (count, kind), RUNS)
         series = Series(tuple(one["ms"] for one in found))
         peak_mb = max(one["peak_mb"] for one in found)
-        low, high = series.quartiles
-        met = series.median <= (target_ms or series.median)
-        verdict = f"{target_ms:g} ms: {'met' if met else 'MISSED'}" if target_ms else ""
         enough = "met" if peak_mb <= _TARGET_MB else "MISSED"
         rows.append(
             (
                 count,
                 kind,
-                verdict,
-                f"{format_value(series.median)} ms",
-                f"{format_value(low)}-{format_value(high)}",
-                str(RUNS),
+                *format_series(series, "ms", target=target_ms),
                 f"{peak_mb:.0f} MB ({_TARGET_MB} MB: {enough})",
                 f"{found[0]['share']:.3f}",
             )
         )
     return Section("The search for packs", _HEADER, tuple(rows), (_ABOUT,))
-
-
-def _run(count: str, kind: str) -> dict[str, float]:
-    program = [sys.executable, "-m", "benchmarks.planning", count, kind]
-    ended = subprocess.run(program, cwd=_ROOT, capture_output=True, text=True, check=True)
-    return dict(json.loads(ended.stdout))
 
 
 def _build_subjects(count: int, kind: str) -> list[Subject]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Section, Series, format_value
+from benchmarks.measuring import Section, Series, format_series, run_in_new_processes
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, SharingMode, UsageProfile
 from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
@@ -31,36 +29,24 @@ _ABOUT = (
     "the plan with all that it imports, without Python's start."
 )
 _NODE = Capacity(16, 64_000, 80_000, 86_400, 3600, 8, gives_whole_nodes=True)
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def measure_planning_gpu_sets() -> Section:
     """Plan jobs of several kinds, each time in a new process."""
     rows = []
     for count, kind in _CASES:
-        found = [_run(count, kind) for _ in range(RUNS)]
+        found = run_in_new_processes("benchmarks.planning_gpu_sets", (count, kind), RUNS)
         series = Series(tuple(one["ms"] for one in found))
-        low, high = series.quartiles
-        verdict = "met" if series.median <= _TARGET_MS else "MISSED"
         rows.append(
             (
                 count,
                 kind,
-                f"{_TARGET_MS:g} ms: {verdict}",
-                f"{format_value(series.median)} ms",
-                f"{format_value(low)}-{format_value(high)}",
-                str(RUNS),
+                *format_series(series, "ms", target=_TARGET_MS),
                 f"{found[0]['slurm_jobs']:.0f}",
                 f"{found[0]['gpu_sets']:.0f}",
             )
         )
     return Section("Planning for nodes of eight GPUs", _HEADER, tuple(rows), (_ABOUT,))
-
-
-def _run(count: str, kind: str) -> dict[str, float]:
-    program = [sys.executable, "-m", "benchmarks.planning_gpu_sets", count, kind]
-    ended = subprocess.run(program, cwd=_ROOT, capture_output=True, text=True, check=True)
-    return dict(json.loads(ended.stdout))
 
 
 def _build_job(number: int, gpus: int) -> Job:

@@ -70,9 +70,14 @@ class Places:
         return f"{self.base}/var/log/slurm_colloc/hooks.log"
 
     @property
+    def state_path(self) -> str:
+        """What outlasts a reboot."""
+        return f"{self.base}/var/lib/slurm_colloc"
+
+    @property
     def totals_path(self) -> str:
         """What `csub admin metrics` has added up so far."""
-        return f"{self.base}/var/lib/slurm_colloc/hook_totals.json"
+        return f"{self.state_path}/hook_totals.json"
 
     @property
     def unit_path(self) -> str:

@@ -142,6 +142,7 @@ def replace_paths(text: str, places: Places) -> str:
         usual.policy_path: places.policy_path,
         usual.run_path: places.run_path,
         usual.log_path: places.log_path,
+        usual.state_path: places.state_path,
     }
     pattern = re.compile("|".join(re.escape(path) for path in pairs))
     return pattern.sub(lambda match: pairs[match[0]], text)

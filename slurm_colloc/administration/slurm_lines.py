@@ -279,7 +279,7 @@ def _plan_timeout(
         if limit.isdigit() and limit != _NO_TIMEOUT and int(limit) <= deadline_s:
             notes.append(
                 f"Slurm ends a {kind} after {limit} s, and ours takes up to {deadline_s:g} s: "
-                "set deadline_s in node.toml well below it"
+                "set deadline_s in node.toml well below it, with mig_slow_s where jobs get MIG"
             )
     return []
 

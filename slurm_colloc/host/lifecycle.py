@@ -89,7 +89,9 @@ def _recover_and_tell(place: HookPlace) -> int:
     if problem:
         report.details["policy"] = problem
     _audit(policy, "recover", None, report, started)
-    sys.stdout.write(json.dumps({"schema": 1, "jobs": told}, indent=2) + "\n")
+    about_mig = report.details.get("mig", [])
+    told_all = {"schema": 1, "jobs": told, "mig": about_mig}
+    sys.stdout.write(json.dumps(told_all, indent=2) + "\n")
     return report.exit_status
 
 

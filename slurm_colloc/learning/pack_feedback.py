@@ -102,7 +102,7 @@ def _predict(
     figures: Sequence[Figures], mode: SharingMode, calibration: Calibration | None
 ) -> dict[int, float | None]:
     """What the model says now of members that ran together; nothing where a load is unknown."""
-    from slurm_colloc.planning.job_needs import build_load
+    from slurm_colloc.planning.job_load import build_load
     from slurm_colloc.planning.limits.broken_limits import predict_setting
     from slurm_colloc.planning.priced_packs import Setting, Subject
 

@@ -30,7 +30,7 @@ NEVER_MOVED = "its counter never moved"
 
 
 @dataclass(frozen=True)
-class Progress:
+class CounterReadings:
     """The counters of one start of a member, a row for each time they were read.
 
     Attributes:
@@ -119,7 +119,7 @@ class Rate:
     reason: str = ""
 
 
-def find_intervals(progress: Progress) -> list[Interval]:
+def find_intervals(progress: CounterReadings) -> list[Interval]:
     """Cut a start at those readings at which its counter had moved.
 
     Readings without a value are passed over: the next one counts for them, too. A counter that
@@ -159,7 +159,7 @@ def _subtract(after: Value, before: Value) -> float | None:
     return None if after is None or before is None or after < before else after - before
 
 
-def settle(progress: Progress) -> Settled:
+def settle(progress: CounterReadings) -> Settled:
     """Leave out the warm-up and the pauses of a start.
 
     The warm-up lasts 10 s and 20 steps, whichever is longer, but no more than half of the time.

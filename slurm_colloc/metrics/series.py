@@ -14,7 +14,7 @@ Window = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Spread:
+class Distribution:
     """How the values of a series are distributed.
 
     Attributes:
@@ -45,12 +45,12 @@ def compute_percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def describe_values(values: Iterable[Value]) -> Spread | None:
+def describe_values(values: Iterable[Value]) -> Distribution | None:
     """Mean, median, 95th percentile and maximum of what could be read; None where nothing was."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
-    return Spread(
+    return Distribution(
         # A sum of equal values may be off by one bit.
         mean=min(max(sum(known) / len(known), known[0]), known[-1]),
         p50=compute_percentile(known, 0.5),

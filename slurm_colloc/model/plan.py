@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from slurm_colloc.model.mig.planned_seat import PlannedSeat
 from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
 
 WATCHED_FROM_MB = 1024
@@ -182,7 +183,9 @@ class Policy:
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
         gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
-        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
+        gpus_per_pack: GPUs of a pack on each of its nodes, settled from that once the nodes are
+            known.
+        nodes_per_pack: Nodes of a pack, over whose GPUs its jobs are spread.
         mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
             them together.
         mps_inside: Members may share a MIG instance by MPS where more of them run at once than
@@ -212,38 +215,12 @@ class Policy:
     gpus_per_pack: int = 1
     mps_inside: bool = False
     mixes_gpus: bool = False
+    nodes_per_pack: int = 1
 
-
-@dataclass(frozen=True)
-class PlannedSeat:
-    """One seat of a planned MIG layout: a compute instance, mostly of a GPU instance of its own.
-
-    Attributes:
-        word: As the layout names it, `3g`.
-        profile: The profile of its GPU instance by the tables; NVML's on the node is what counts.
-        instance: The number of its GPU instance in the layout.
-        start: The first memory slice of that.
-        size: Its memory slices.
-        memory_mb: Its memory (MiB); None where the GPU is not known.
-        sms: What it computes with.
-        gpu_slices: Memory slices of the whole GPU.
-        places: Members that have it at once: more than one share it by MPS.
-    """
-
-    word: str
-    profile: str
-    instance: int
-    start: int
-    size: int
-    memory_mb: int | None
-    sms: int
-    gpu_slices: int
-    places: int = 1
-
-
-def name_seat(word: str, number: int) -> PlannedSeat:
-    """A seat of which only its word is left, in a plan that is taken up again."""
-    return PlannedSeat(word, word, number, 0, 0, None, 0, 0)
+    @property
+    def has_gpu_sets(self) -> bool:
+        """A pack may have several GPUs, on one node or on several."""
+        return self.gpus_per_pack > 1 or self.nodes_per_pack > 1
 
 
 @dataclass(frozen=True)
@@ -321,6 +298,7 @@ class PackPlan:
         layout: The MIG instances for those that run at once; none in other modes.
         slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
             one that has its job to itself.
+        node: On which node of the Slurm job it is, from 0.
     """
 
     members: tuple[MemberPlan, ...]
@@ -334,6 +312,7 @@ class PackPlan:
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
     slurm_job: int | None = None
+    node: int = 0
 
 
 @dataclass(frozen=True)

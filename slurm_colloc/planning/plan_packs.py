@@ -243,7 +243,7 @@ def compute_reason_to_run_alone(job: Job, policy: Policy) -> str:
     reason = explain_gpu_count(job, policy)
     if reason:
         return reason
-    if policy.degree == 1 and (policy.pack_size or 1) == 1 and policy.gpus_per_pack == 1:
+    if policy.degree == 1 and (policy.pack_size or 1) == 1 and not policy.has_gpu_sets:
         if policy.mode is SharingMode.EXCLUSIVE:
             return "each job gets a GPU of its own (share=exclusive)"
         return "the degree is 1"
@@ -282,7 +282,7 @@ def _plan_bucket(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     if len(indices) == 1:
         # It gets what it asked for: no share of a node, no stretched time.
         return [build_lone_pack(indices[0], question.jobs[indices[0]], _NOBODY)]
-    has_several = question.policy.gpus_per_pack > 1 or any(
+    has_several = question.policy.has_gpu_sets or any(
         question.jobs[index].gpus > 1 for index in indices
     )
     if has_several:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import Goal, PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.planning.job_load import has_only_rate
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
     build_subject,
     compute_needs,
-    has_only_rate,
 )
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.pack_request import (

@@ -31,9 +31,9 @@ SIGNATURE_SHOWN = 12
 
 
 _MEASURED = {
-    MeasuredBy.ALONE: "alone on the GPU, for 20 s or more in each run",
+    MeasuredBy.ALONE: "alone on the GPU, for 10 s or more in each run",
     MeasuredBy.PAUSING: "by pausing: rate, activity and power in moments in which the other "
-    "members of its pack were paused, memory and CPUs over its whole run; a run alone of 20 s or "
+    "members of its pack were paused, memory and CPUs over its whole run; a run alone of 10 s or "
     "more takes its place",
 }
 

@@ -12,7 +12,6 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.report_sentences import build_sentences, format_energy
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -25,6 +24,7 @@ from slurm_colloc.report.terminal_tables import (
     format_slowdown,
     render,
 )
+from slurm_colloc.report.words.report_sentences import build_sentences, format_energy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

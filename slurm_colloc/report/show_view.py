@@ -19,12 +19,12 @@ from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_outp
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.ownership import name_user
-from slurm_colloc.report.degree_words import describe_cost, describe_degree
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
+from slurm_colloc.report.words.degree_words import describe_cost, describe_degree
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_states import GpuUse
@@ -74,7 +74,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     if record.request is not None and any(member.spec.joined for member in view.members):
         lines.append(f"  Grown to: {_render_request(record.request)}")
     lines += [
-        f"  Runner:   killed by signal {kill.signal} at {_render_time(kill.at)}; {kill.outcome}"
+        f"  Runner:   {kill.how}, {_render_time(kill.at)}; {kill.outcome}"
         for kill in list_kills(state.pack_path(record.pack_id))
     ]
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]

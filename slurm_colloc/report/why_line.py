@@ -22,11 +22,6 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
-from slurm_colloc.report.degree_words import (
-    describe_degree,
-    describe_limit,
-    explain_kept_waiting,
-)
 from slurm_colloc.report.member_survey import (
     HELD,
 )
@@ -35,7 +30,12 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
-from slurm_colloc.report.speed_words import describe_pace
+from slurm_colloc.report.words.degree_words import (
+    describe_degree,
+    describe_limit,
+    explain_kept_waiting,
+)
+from slurm_colloc.report.words.speed_words import describe_pace
 from slurm_colloc.report.words.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 

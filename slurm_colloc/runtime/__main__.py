@@ -1,4 +1,6 @@
-"""The batch script's only command: run a pack. Who: the user; where: the pack's first node.
+"""The batch script's only command: run a pack. Who: the user; where: the job's first node.
+
+The step that its starter has started on each other node runs it, too, for that node's packs.
 
 python -IB -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
 
@@ -64,7 +66,7 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
     requeue = None if plan.get("carried") else requeue_pack
     has_starter = has_several_sets(plan)
     try:
-        return stand_guard(pack, requeue, resume_paused, has_starter=has_starter)
+        return stand_guard(pack, requeue, resume_paused, leave_node, has_starter=has_starter)
     except OSError:
         if has_starter:
             # This process can be one runner, and not all.
@@ -84,6 +86,13 @@ def resume_paused(pack: str) -> None:
     from slurm_colloc.runtime.pausing.step_processes import continue_stopped
 
     continue_stopped(pack)
+
+
+def leave_node(pack: str) -> bool:
+    """See to what the step of another node has left; called in the guard."""
+    from slurm_colloc.runtime.pack.leave_node import leave_node as see_to_it
+
+    return see_to_it(pack)
 
 
 if __name__ == "__main__":

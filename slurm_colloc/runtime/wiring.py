@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.plan import Rule
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
@@ -33,6 +32,7 @@ from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -53,28 +53,14 @@ from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
-
-
-def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
-    """Why a pack is not measured by pausing its members; empty where it is.
-
-    Args:
-        record: Its pack.json.
-        settings: The settings of this node.
-        unwatched: Why nothing of it is watched; empty where it is.
-    """
-    if not settings.pause:
-        return "the setting pause is off"
-    if record.policy is not None and record.policy.rule is not Rule.CSUB:
-        return f"the planner {record.policy.rule} does without"
-    return unwatched
+from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
 
 
 def build_parts(
@@ -120,11 +106,12 @@ def build_parts(
     )
     steps = GuardedSteps(journal)
     states = StateWriter(pack, attempt, mails.note, steps=steps)
-    fence = AttemptFence(pack, attempt, members)
+    fence = AttemptFence(pack, attempt, members, allocation.restarts)
     slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
 
     # The GPU, and what is measured.
-    first_set = pack.parent / list_gpu_set_packs(record)[0]
+    on_node = list_node_packs(record, record.node)
+    others = [pack.parent / name for name in list_gpu_set_packs(record) if name != pack.name]
     gpu_mode = GpuMode(
         pack,
         record,
@@ -134,7 +121,9 @@ def build_parts(
         lone=lone,
         announce=announce,
         identifies=record.degree > 1 or len(record.gpu_sets) > 1,
-        problem=read_problem(first_set, record.gpu_set, allocation.restarts),
+        problem=read_problem(
+            pack.parent / on_node[0], on_node.index(record.pack_id), allocation.restarts
+        ),
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -218,6 +207,9 @@ def build_parts(
         rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
+        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb)
+        if others
+        else None,
     )
     memory = GpuMemoryRoom(
         shown_id=shown_id,
@@ -242,7 +234,7 @@ def build_parts(
         find_obstacle=find_obstacle,
     )
     state = State(pack.parent.parent, record.cluster)
-    job_sets = JobSets(pack, record, attempt, state, members)
+    job_sets = JobSets(pack, record, attempt, state, members, restarts=allocation.restarts)
     start_queue = StartQueue(
         pack=pack,
         members=members,

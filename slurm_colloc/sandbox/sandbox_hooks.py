@@ -50,7 +50,10 @@ def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> 
         write_file(layout.hooks / name, set_constants(text, constants), mode=0o755)
     policy = layout.hooks / "node.toml"
     if not policy.exists():
-        lines = [f'audit_log = "{layout.log}/hooks.log"\n']
+        lines = [
+            f'audit_log = "{layout.log}/hooks.log"\n',
+            f'state_directory = "{layout.hooks}/state"\n',
+        ]
         if may_divide:
             lines.append('mig = "where-on"\nmig_mps_inside = true\n')
         write_file(policy, "".join(lines), mode=0o644)

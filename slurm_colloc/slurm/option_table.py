@@ -251,6 +251,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.GROUP,
         "GPUs of a pack: a number, node (those of a node) or auto",
     ),
+    _own("nodes-per-pack", _REQ, Concern.GROUP, "nodes of a pack, each with GPUs of its own"),
     _own(
         "share",
         _REQ,

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.ownership import refuse_protected
 from slurm_colloc.store.atomic_files import read_bytes, write_atomic
 from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.index_lines import append_lines
 
 VERSION = 1
 """Of what a line holds; lines of another version are passed over."""
@@ -70,7 +69,7 @@ def append_entries(root: Path, entries: Sequence[Mapping[str, Any]]) -> None:
         json.dumps({"v": VERSION, **entry}, separators=(",", ":")).encode() for entry in entries
     ]
     with contextlib.suppress(OSError, StateError), _locked(root):
-        _append(root, b"".join(line + b"\n" for line in lines))
+        append_lines(root / _INDEX, b"".join(line + b"\n" for line in lines))
 
 
 def keep_entries(root: Path, pack_ids: Iterable[str]) -> None:
@@ -95,19 +94,3 @@ def _locked(root: Path) -> Iterator[None]:
         if not lock:
             raise StateError("another csub writes it just now")
         yield
-
-
-def _append(root: Path, data: bytes) -> None:
-    path = root / _INDEX
-    refuse_protected(path)
-    # No other file is written to, which a link of this name may lead to.
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        # A write that a full disk cut short is ended here, and its pack read again.
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ from slurm_colloc.host.hooks import whole_node
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.mig.kept_modes import keep_mode
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 MADE_AT = 1_790_000_000.0
@@ -37,7 +38,9 @@ def node(base: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     monkeypatch.setattr(os, "umask", lambda _: umask)
     places = Places(base=str(base))
     Path(places.etc_path).mkdir(parents=True)
-    write_policy(places, f'audit_log = "{places.log_path}"\n')
+    write_policy(
+        places, f'audit_log = "{places.log_path}"\nstate_directory = "{places.state_path}"\n'
+    )
     Path(places.log_path).parent.parent.mkdir(parents=True)
     return places
 
@@ -149,6 +152,22 @@ def test_what_dead_jobs_have_left_is_undone_and_logged(
     value = json.loads(csub(capsys, "recover", "--json")[0][0])
     assert value["is_fit"]
     assert [job["job"] for job in value["jobs"]] == ["4711"]
+
+
+@pytest.mark.root
+def test_what_became_of_mig_after_a_reboot_is_said(
+    node: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(node.run_path).parent.mkdir()
+    Path(node.state_path).parent.mkdir(parents=True)
+    keep_mode(node.state_path, GPU, "another boot")
+    lines, errors = csub(capsys, "recover")
+    # Whether a slurmd runs here or not: there is no such GPU.
+    assert GPU in lines[0]
+    assert "MIG was on on" in lines[0] or "whether MIG is on on" in lines[0]
+    assert (len(lines), errors) == (1, "")
+    value = json.loads(csub(capsys, "recover", "--json")[0][0])
+    assert (value["is_fit"], value["mig"]) == (True, lines)
 
 
 @pytest.mark.root

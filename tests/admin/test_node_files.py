@@ -132,7 +132,10 @@ def test_what_is_installed_is_roots_and_has_this_nodes_paths(site: Site) -> None
         }
         assert subprocess.run(["sh", "-n", hook], check=False).returncode == 0
     policy = read_policy(str(site.etc / "node.toml"))
-    assert policy == NodePolicy(audit_log=f"{site.base}/var/log/slurm_colloc/hooks.log")
+    assert policy == NodePolicy(
+        audit_log=f"{site.base}/var/log/slurm_colloc/hooks.log",
+        state_directory=f"{site.base}/var/lib/slurm_colloc",
+    )
     unit = Path(site.places.unit_path)
     assert f"ExecStart={site.base}/opt/slurm_colloc/bin/python -I -B" in unit.read_text()
     assert Path(site.places.wants_path).resolve() == unit

@@ -54,8 +54,8 @@ def test_a_plan_right_after_wait_knows_what_has_just_ended(mps_user: CsubUser) -
 
     def has_settled() -> bool:
         member = json.loads(latest.read_text())["members"].get("1", {}) if latest.exists() else {}
-        # 20 s alone after the warm-up make a usage profile.
-        return bool((member.get("settled_s") or 0.0) > 25.0)
+        # 10 s alone after the warm-up make a usage profile.
+        return bool((member.get("settled_s") or 0.0) > 15.0)
 
     wait_until(has_settled, "it was alone for long enough", patience_s=180)
     stop.touch()

@@ -19,31 +19,28 @@ from slurm_colloc.simgpu.install import simulation_environment
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, user_of, wait_until_quiet
-from .hooks import require_other_users, run_directory, sandbox_with_hooks, wait_for_epilog
+from .conftest import CsubUser, administrate, wait_until_quiet
+from .hooks import run_directory, wait_for_epilog
+from .mig_user import OPTIONS, cluster_with_mig, policy_of, user_with_script
 from .mps import Untouched, explained, list_processes, pack_directory, read_setup, runner_pid
 from .test_hook_kills import find_hook
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
 LAYOUT = "--share=mig=3g+2g+1g+1g"
-OPTIONS = ("--gres=gpu:1", "-c1", "--mem=600M", "--time=5", "--no-requeue")
-TRAIN = 'echo "device=$CUDA_VISIBLE_DEVICES"; simgpu run --seconds 300 & pid=$!; '
-UNTIL_END = "until [ -e end ]; do kill -0 $pid || exit 1; sleep 0.1; done; kill $pid"
+BEGIN = 'echo "device=$CUDA_VISIBLE_DEVICES"'
+ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Sandbox]:
-    """One node with one simulated GPU whose MIG mode is on, and hooks that may divide it."""
-    with sandbox_with_hooks(gpus_per_node=1, mig=True, gpu_type="h100") as sandbox:
+    with cluster_with_mig() as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
-    require_other_users(accounts[0])
-    with user_of(cluster, accounts[0]) as somebody:
-        somebody.script("train.sh", TRAIN + UNTIL_END)
+    with user_with_script(cluster, accounts, BEGIN) as somebody:
         yield somebody
 
 
@@ -201,32 +198,45 @@ def test_the_gpu_is_as_before_once_a_hook_was_killed(user: CsubUser, hook: str) 
         untouched.check()
 
 
-def test_the_gpu_is_as_a_boot_leaves_it_after_a_reboot(user: CsubUser) -> None:
+@pytest.mark.parametrize("policy", ["where-on", "switch"])
+def test_the_gpu_is_as_before_after_a_reboot(user: CsubUser, policy: str) -> None:
     untouched = Untouched(user)
-    job_id = submit(user)
     node = user.sandbox.node_names[0]
-    with explained(user, job_id):
-        wait_for_instances(user, job_id, 1, 2, 3, 4)
-        user.sandbox.kill_node(node, jobs=True)
-        wait_until(lambda: not list_processes(user), "the end of all of its processes")
-        simulation = simulation_environment(user.sandbox.layout.simgpu)
-        command = [str(user.sandbox.layout.simgpu / "bin" / "simgpu")]
-        for words in (["reboot"], ["mig", "on"]):
-            subprocess.run(
-                [*command, *words],
-                env={**os.environ, **simulation, "SLURMD_NODENAME": node},
-                check=True,
-            )
-        change_checkpoints(user.sandbox, boot="00000000-0000-0000-0000-000000000000")
-        user.sandbox.start_node(node)
-        resume_node(user)
-        user.run(["scancel", job_id], check=False)
-        wait_until_quiet(user)
-        (user.home / "end").touch()
-        after = submit(user)
-        user.finish(after)
-        wait_for_epilog(user.sandbox, after)
-        untouched.check()
+    with policy_of(user.sandbox, f'mig = "{policy}"', instead_of='mig = "where-on"'):
+        job_id = submit(user)
+        with explained(user, job_id):
+            wait_for_instances(user, job_id, 1, 2, 3, 4)
+            user.sandbox.kill_node(node, jobs=True)
+            wait_until(lambda: not list_processes(user), "the end of all of its processes")
+            simgpu(user, "reboot")
+            if policy == "where-on":
+                # Else root's hooks do it: the administrator's own boot script.
+                simgpu(user, "mig", "on")
+            change_checkpoints(user.sandbox, boot=ANOTHER_BOOT)
+            for path in (user.sandbox.layout.hooks / "state" / "mig_on").iterdir():
+                path.write_text(json.dumps({"schema": 1, "boot": ANOTHER_BOOT}))
+            user.sandbox.start_node(node)
+            resume_node(user)
+            user.run(["scancel", job_id], check=False)
+            wait_until_quiet(user)
+            (user.home / "end").touch()
+            after = submit(user)
+            user.finish(after)
+            wait_for_epilog(user.sandbox, after)
+            untouched.check()
+
+
+def simgpu(user: CsubUser, *words: str) -> None:
+    """What the simulation's owner does on the node."""
+    subprocess.run(
+        [str(user.sandbox.layout.simgpu / "bin" / "simgpu"), *words],
+        env={
+            **os.environ,
+            **simulation_environment(user.sandbox.layout.simgpu),
+            "SLURMD_NODENAME": user.sandbox.node_names[0],
+        },
+        check=True,
+    )
 
 
 def change_checkpoints(cluster: Sandbox, **changes: object) -> None:
@@ -251,7 +261,7 @@ def resume_node(user: CsubUser) -> None:
 
 def test_the_slices_of_those_that_end_go_to_a_larger_one(user: CsubUser) -> None:
     untouched = Untouched(user)
-    user.script("large.sh", TRAIN + "sleep 1; kill $pid", directives="#CSUB --gpu-mem=30G")
+    user.script("large.sh", f"{BEGIN}; simgpu run --seconds 1", directives="#CSUB --gpu-mem=30G")
     small = ["train.sh"] * 3
     options = ("--share=mig=2g+2g+2g", *OPTIONS, "--pack-size=4")
     job_id = user.submit("pack", *options, *small, "large.sh")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 
@@ -11,45 +10,26 @@ import pytest
 from slurm_colloc.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
-from .hooks import require_other_users, sandbox_with_hooks, wait_for_epilog
+from .conftest import CsubUser
+from .hooks import wait_for_epilog
+from .mig_user import OPTIONS, cluster_with_mig, policy_of, user_with_script
 from .mps import Untouched, explained, journal, pack_directory, read_setup, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
-OPTIONS = ("--gres=gpu:1", "-c1", "--mem=600M", "--time=5", "--no-requeue")
-TRAIN = (
-    'echo "device=$CUDA_VISIBLE_DEVICES pipe=$CUDA_MPS_PIPE_DIRECTORY"; '
-    "simgpu run --seconds 300 & pid=$!; "
-    "until [ -e end ]; do kill -0 $pid || exit 1; sleep 0.1; done; kill $pid"
-)
+BEGIN = 'echo "device=$CUDA_VISIBLE_DEVICES pipe=$CUDA_MPS_PIPE_DIRECTORY"'
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Sandbox]:
-    """One node with one simulated GPU whose MIG mode is on, and hooks that may divide it."""
-    with sandbox_with_hooks(gpus_per_node=1, mig=True, gpu_type="h100") as sandbox:
+    with cluster_with_mig() as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
-    require_other_users(accounts[0])
-    with user_of(cluster, accounts[0]) as somebody:
-        somebody.script("train.sh", TRAIN)
+    with user_with_script(cluster, accounts, BEGIN) as somebody:
         yield somebody
-
-
-@contextlib.contextmanager
-def policy_of(cluster: Sandbox, text: str) -> Iterator[None]:
-    """Another policy of root's hooks."""
-    path = cluster.layout.hooks / "node.toml"
-    before = path.read_text()
-    path.write_text(before + text)
-    try:
-        yield
-    finally:
-        path.write_text(before)
 
 
 def read_places(user: CsubUser, job_id: str, *numbers: int) -> dict[int, tuple[str, str]]:
@@ -145,10 +125,7 @@ def test_where_the_node_lets_no_mps_run_inside_they_take_turns(
 ) -> None:
     write_settings(user, mig_mps_inside=True)
     user.script("short.sh", "simgpu run --seconds 0.5")
-    policy = cluster.layout.hooks / "node.toml"
-    before = policy.read_text()
-    policy.write_text(before.replace("mig_mps_inside = true", "mig_mps_inside = false"))
-    try:
+    with policy_of(cluster, "mig_mps_inside = false", instead_of="mig_mps_inside = true"):
         options = ("--share=mig=3g+3g", "--degree=4", *OPTIONS, "--array=1-4", "short.sh")
         job_id = user.submit(*options)
         with explained(user, job_id):
@@ -157,8 +134,6 @@ def test_where_the_node_lets_no_mps_run_inside_they_take_turns(
             assert "lets no MPS run inside an instance" in notes
             assert not journal(user, job_id, "mps_daemon")
             wait_for_epilog(user.sandbox, job_id)
-    finally:
-        policy.write_text(before)
 
 
 def test_a_layout_that_cannot_be_had_becomes_mps_in_one_instance_of_the_whole_gpu(

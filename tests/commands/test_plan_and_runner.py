@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.watch.pack_monitor import find_obstacle
-from slurm_colloc.runtime.wiring import find_measuring_obstacle
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 
@@ -78,6 +78,9 @@ def test_as_many_start_at_once_as_the_plan_says_however_short_they_are(user: Csu
     options = (*OPTIONS, "--mem=100M")
     told = json.loads(user.csub("plan", "--json", *options, "sim.sh").stdout)
     assert [pack["degree"] for pack in told["packs"]] == [4]
+    # Neither does it say that fewer begin.
+    shown = user.csub("plan", *options, "sim.sh").stdout
+    assert "Pack 1: 4 members, 4 at once, mps, time limit " in shown
     job_id = user.submit(*options, "sim.sh")
     rows = user.wait_for_states(job_id, "RUNNING")
     assert len(rows) == 4

@@ -32,6 +32,8 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     assert "has not started" not in told
     assert "no member has started" not in told
     assert not any(word in told for word in TOTALS)
+    # Nor of the one that has ended, or of what is unknown of the pack.
+    assert not re.search(rf"\bmember 1\b|{job_id}/1\b|[Ee]nergy saved", told)
     detail = user.csub("report", "--detail", joiner).stdout
     assert "no member has started" not in detail
     (value,) = json.loads(user.csub("report", "--json", joiner).stdout)

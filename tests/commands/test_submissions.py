@@ -48,6 +48,21 @@ def test_without_room_in_an_array_packs_are_several_jobs_of_one_submission(
     assert {job["state"] for job in slurm.look().values()} == {"CANCELLED"}
 
 
+@pytest.mark.parametrize("name", ["my sweep", "sweep+3", "1", "-"])
+def test_every_slurm_job_of_a_submission_has_the_users_name_and_no_other(
+    user: CsubUser, slurm: FakeSlurm, name: str
+) -> None:
+    user.script("train.sh", "exit 0")
+    slurm.pause()
+    named = f"--job-name={name}"
+    user.submit(*SHARE, named, "--array=0-7,500-1000", "--degree=4", "--pack-size=300", "train.sh")
+    user.submit(named, "train.sh")
+    jobs = list(slurm.look().values())
+    assert len(jobs) == 3
+    assert {job["name"] for job in jobs} == {name}
+    user.csub("cancel", "--yes", "all")
+
+
 def test_a_job_alone_and_the_packs_are_one_submission(user: CsubUser) -> None:
     user.script("train.sh", "exit 0")
     user.script("pack.sh", "exit 0")

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbclient import NotebookClient
-
 from ..fake_slurm.cluster import FakeSlurm
+from ..notebooks import DOCUMENTATION, execute_notebook, write_notebook
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "python.ipynb"
+NOTEBOOK = DOCUMENTATION / "python.ipynb"
 
 
 def run_notebook(home: Path, environment: Mapping[str, str]) -> Any:
@@ -26,10 +23,7 @@ def run_notebook(home: Path, environment: Mapping[str, str]) -> Any:
     Raises:
         CellExecutionError: A cell failed.
     """
-    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3")
-    client.execute(env={**os.environ, **environment}, cwd=str(home))
-    return notebook
+    return execute_notebook(NOTEBOOK, home, {**os.environ, **environment})
 
 
 def main() -> None:
@@ -48,14 +42,7 @@ def main() -> None:
             notebook = run_notebook(home, {**base, **slurm.env(base)})
         finally:
             slurm.close()
-    for cell in notebook.cells:
-        cell.metadata.clear()
-    notebook.metadata.clear()
-    notebook.metadata.update(
-        kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"}
-    )
-    nbformat.write(notebook, NOTEBOOK)  # type: ignore[no-untyped-call]
-    sys.stdout.write(f"{NOTEBOOK}\n")
+    write_notebook(NOTEBOOK, notebook)
 
 
 if __name__ == "__main__":

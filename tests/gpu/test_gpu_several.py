@@ -37,7 +37,8 @@ PARTS = os.environ.get("CSUB_GPU_GPUS", "small pairs mixed lost").split()
 MEMBERS = int(read_number("CSUB_GPU_MEMBERS", 24))
 WORK_S = read_number("CSUB_GPU_WORK_S", 30)
 BUDGET_S = read_number("CSUB_GPU_LIMIT_S", 570) - 40
-NEEDS_S = {"small": 240, "pairs": 150, "mixed": 130, "lost": 100}
+SCALE = max(0.6, WORK_S / 30)
+NEEDS_S = {"small": 240 * SCALE, "pairs": 150 * SCALE, "mixed": 130 * SCALE, "lost": 100 * SCALE}
 """A part is not begun where less is left of the time."""
 SMALL_ONES = 6
 PATIENCE_S = 400.0

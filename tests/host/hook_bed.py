@@ -28,7 +28,7 @@ OTHER = 61234
 # Cgroups are the machine's, also where others run these tests.
 NODE = f"hook{os.getpid()}"
 COMMENT = "my run [csub/1 mps]"
-PATIENCE_S = 60
+PATIENCE_S = 90
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
 
 
@@ -73,7 +73,11 @@ class Bed:
         return Node(self.simulation / "nodes" / NODE)
 
     def write_policy(self, **values: Any) -> None:
-        lines = {"audit_log": str(self.audit_log), **values}
+        lines = {
+            "audit_log": str(self.audit_log),
+            "state_directory": str(self.home / "state"),
+            **values,
+        }
         self.policy.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in lines.items()))
         self.policy.chmod(0o644)
 
@@ -180,6 +184,7 @@ class Bed:
             found += [str(e) for e in self.run.iterdir() if e.name not in ("jobs", "lock")]
         if (self.run / "jobs").is_dir():
             found += [str(e) for e in (self.run / "jobs").iterdir()]
+        found += [str(e) for e in (self.home / "state" / "mig_on").glob("*")]
         for hierarchy in read_hierarchies():
             found += [str(group) for group in Path(hierarchy.mount, NAME).glob(f"{NODE}-*")]
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ from .hook_bed import NODE, Bed, check_clean
 from .mig_bed import COMMENT, ask, list_profiles, mig_on
 
 pytestmark = pytest.mark.root
+
+DEAD = "811011"
+"""A job that no other cluster on this machine runs: one that runs is alive."""
 
 SEVEN = "[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]"
 
@@ -107,6 +111,7 @@ def test_where_no_gpu_has_mig_a_damaged_checkpoint_is_forgotten(bed: Bed) -> Non
 
 @pytest.mark.long
 def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
+    mig.write_policy(mig="where-on", mig_slow_s=0.0)
     before = mig.snapshot()
     mig.fail_nvml(
         "slow=nvmlGpuInstanceDestroy:4", "fail=nvmlDeviceCreateGpuInstanceWithPlacement#7:999"
@@ -114,6 +119,7 @@ def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
     ended = mig.prolog(SLURM_JOB_COMMENT=SEVEN)
     assert ended.status == 10, ended.audit
     assert "not fit for the next job" in ended.audit["outcome"]
+    assert "1g.18gb at 1) may still be there" in ended.audit["outcome"]
     mig.fail_nvml()
     assert mig.epilog().status == 0
     assert mig.snapshot() == before
@@ -126,17 +132,17 @@ def test_no_job_starts_on_a_gpu_that_is_still_divided_for_another(
     mig: Bed, has_epilog: bool
 ) -> None:
     before = mig.snapshot()
-    mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
-    (uuid,) = [one["uuid"] for one in mig.setup()["mig"]["gpus"][0]["instances"]]
+    mig.prolog(DEAD, SLURM_JOB_COMMENT="[csub/1 mig=3g]")
+    (uuid,) = [one["uuid"] for one in mig.setup(DEAD)["mig"]["gpus"][0]["instances"]]
     mig.fail_nvml(f"held={uuid}")
     if has_epilog:
-        assert mig.epilog().status == 1
+        assert mig.epilog(DEAD).status == 1
     else:
-        mig.change_checkpoint(seen=True)
+        mig.change_checkpoint(DEAD, seen=True)
     for comment in ("[csub/1 mps]", COMMENT):
         ended = mig.prolog("12", SLURM_JOB_COMMENT=comment)
         assert ended.status == 10, ended.audit
-        assert "is still divided for job 11" in ended.audit["outcome"]
+        assert f"is still divided for job {DEAD}" in ended.audit["outcome"]
     mig.fail_nvml()
     assert mig.prolog("12", SLURM_JOB_COMMENT=COMMENT).status == 0
     assert mig.epilog("12").status == 0
@@ -243,11 +249,66 @@ def test_an_nvml_that_takes_its_time_to_load_drains_nothing(mig: Bed) -> None:
 
 @pytest.mark.long
 def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> None:
+    mig.write_policy(mig="where-on", mig_slow_s=2.0)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml("hang=nvmlDeviceGetMigMode")
     ended = mig.epilog()
     assert ended.status == 1
     assert "NVML gave no answer to read within" in ended.audit["outcome"]
+    assert "an instance at 4" in ended.audit["outcome"]
+
+
+@pytest.mark.long
+def test_a_node_is_drained_by_name_where_waiting_has_an_end(mig: Bed) -> None:
+    mig.write_policy(mig="where-on", mig_slow_s=2.0)
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (gpu,) = mig.setup()["mig"]["gpus"]
+    mig.fail_nvml("hang=nvmlGpuInstanceDestroy")
+    ended = mig.epilog()
+    assert ended.status == 1, ended.audit
+    assert (
+        f"{gpu['uuid']} could not be put back: NVML gave no answer to destroy"
+        in (ended.audit["outcome"])
+    )
+    assert re.search(r"instance \d+ \(3g\.71gb at 4\)", ended.audit["outcome"]), ended.audit
+    mig.fail_nvml()
+    assert mig.command("recover")["status"] == 0
+    check_clean(mig)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "slow=nvmlDeviceGetMigMode:7",
+        "slow=nvmlGpuInstanceDestroy:7",
+        "slow=nvmlComputeInstanceDestroy:3 slow=nvmlDeviceGetGpuInstances:1",
+    ],
+)
+def test_an_nvml_that_has_become_slow_since_is_waited_for(mig: Bed, fault: str) -> None:
+    before = mig.snapshot()
+    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    mig.fail_nvml(*fault.split())
+    ended = mig.epilog()
+    assert ended.status == 0, ended.audit
+    mig.fail_nvml()
+    assert mig.snapshot() == before
+    check_clean(mig)
+
+
+@pytest.mark.long
+def test_a_prolog_waits_for_a_slow_nvml_to_take_back_what_it_began(mig: Bed) -> None:
+    before = mig.snapshot()
+    mig.fail_nvml(
+        "slow=nvmlGpuInstanceDestroy:7", "fail=nvmlDeviceCreateGpuInstanceWithPlacement#3:999"
+    )
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.status == 0, ended.audit
+    assert ended.audit["action"] == "told", ended.audit
+    mig.fail_nvml()
+    assert mig.epilog().status == 0
+    assert mig.snapshot() == before
+    check_clean(mig)
 
 
 @pytest.mark.parametrize(

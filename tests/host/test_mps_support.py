@@ -65,7 +65,7 @@ def test_the_number_of_clients_depends_on_gpu_and_driver(
 @pytest.mark.parametrize(
     ("found", "uuids", "reason"),
     [
-        (answer(mig_enabled=True), [FIRST], "divided by MIG"),
+        (answer(mig_enabled=True), [FIRST], "has MIG on"),
         (answer(compute_mode="PROHIBITED"), [FIRST], "PROHIBITED"),
         (answer(compute_capability=(3, 0)), [FIRST], "compute capability 3.0"),
         (ANSWER, [], "not known which GPUs"),

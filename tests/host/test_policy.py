@@ -75,6 +75,8 @@ def test_every_key_is_read(path: Path) -> None:
         ("deadline_s = 0", "no usable value for deadline_s"),
         ("deadline_s = nan", "no usable value for deadline_s"),
         ("stop_s = 20", "leaves no time"),
+        ("mig_slow_s = false", "no usable value for mig_slow_s"),
+        ("mig_slow_s = 3601", "no usable value for mig_slow_s"),
         ('audit_log = "hooks.log"', "no usable value for audit_log"),
         ("[enabled]", "no usable value for enabled"),
         ("enabled = ", "no TOML"),

@@ -20,7 +20,7 @@ from slurm_colloc.metrics.presence import (
     find_shared,
     leave_out_stops,
 )
-from slurm_colloc.metrics.rates import Progress, Settled, compute_rate, settle
+from slurm_colloc.metrics.rates import CounterReadings, Settled, compute_rate, settle
 from slurm_colloc.metrics.series import Track, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
 
@@ -73,11 +73,11 @@ def test_rates_are_those_of_the_run_without_its_stops(
         at.append(own)
         steps.append(done)
 
-    def read(stopped: Sequence[tuple[float, float]], own_time: OwnTime) -> Progress:
+    def read(stopped: Sequence[tuple[float, float]], own_time: OwnTime) -> CounterReadings:
         times = [to_wall(value, stopped) for value in at]
         # The newest step ended a moment before the reading.
         ends = [to_wall(value - 1 / 16, stopped) if has_times else None for value in at]
-        return Progress(
+        return CounterReadings(
             times,
             steps,
             [32 * count for count in steps],
@@ -168,11 +168,11 @@ def test_waiting_while_it_was_stopped_is_no_wait_for_data() -> None:
         0.2 * (own_time.read(moment) - T0) + (10.25 if moment > T0 + 40.5 else 0.0) for moment in at
     ]
     none = [None] * len(at)
-    settled = settle(Progress(at, steps, none, waited, none, None, own_time))
+    settled = settle(CounterReadings(at, steps, none, waited, none, None, own_time))
     assert settled.paused_s == 0, "its stop is no pause of its own"
     assert compute_rate(settled.intervals).steps_per_s == pytest.approx(10)
     assert compute_data_share(settled.intervals) == pytest.approx(0.2)
-    seen = settle(Progress(at, steps, none, waited, none))
+    seen = settle(CounterReadings(at, steps, none, waited, none))
     assert seen.paused_s > 9, "without what its runner wrote it would be one"
 
 

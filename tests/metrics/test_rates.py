@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_colloc.metrics.rates import (
     NEVER_MOVED,
     NO_PROGRESS,
-    Progress,
+    CounterReadings,
     compute_rate,
     compute_spread,
     find_intervals,
@@ -24,10 +24,12 @@ from slurm_colloc.metrics.rates import (
 T0 = 1_700_000_000.0
 
 
-def read(steps: Sequence[float], ticks: Sequence[float], *, has_times: bool = True) -> Progress:
+def read(
+    steps: Sequence[float], ticks: Sequence[float], *, has_times: bool = True
+) -> CounterReadings:
     """What is read at some moments of a program whose steps ended at others."""
     counts = [sum(1 for step in steps if step <= tick) for tick in ticks]
-    return Progress(
+    return CounterReadings(
         at=ticks,
         steps=[count or None for count in counts],
         samples=[32 * count or None for count in counts],
@@ -76,7 +78,7 @@ def test_readings_that_are_missing_change_nothing() -> None:
     ticks = [tick for tick in jitter(121) if not T0 + 50 < tick < T0 + 80]
     progress = read(make_steps(0.1, 120), ticks)
     steps = [None if index % 7 == 3 else value for index, value in enumerate(progress.steps)]
-    holes = Progress(progress.at, steps, progress.samples, progress.wait_s,
+    holes = CounterReadings(progress.at, steps, progress.samples, progress.wait_s,
                      progress.last_step_at, progress.first_step_at)  # fmt: skip
     assert compute_rate(settle(holes).intervals).steps_per_s == pytest.approx(10, rel=0.01)
 
@@ -85,7 +87,7 @@ def test_a_counter_read_while_it_was_written_counts_once() -> None:
     progress = read(make_steps(0.1, 60), jitter(61))
     torn = [value // 2 if index == 30 and value else value
             for index, value in enumerate(progress.steps)]  # fmt: skip
-    holes = Progress(progress.at, torn, progress.samples, progress.wait_s,
+    holes = CounterReadings(progress.at, torn, progress.samples, progress.wait_s,
                      progress.last_step_at, progress.first_step_at)  # fmt: skip
     settled = settle(holes)
     assert settled.steps == max(step for step in progress.steps if step)
@@ -117,7 +119,7 @@ def test_the_warm_up_is_left_out_but_never_more_than_half() -> None:
 def test_what_cannot_have_a_rate_says_why() -> None:
     assert settle(read([], jitter(30))).reason == NO_PROGRESS
     ticks = jitter(30)
-    still = Progress(ticks, [0] * 30, [0] * 30, [0] * 30, [None] * 30)
+    still = CounterReadings(ticks, [0] * 30, [0] * 30, [0] * 30, [None] * 30)
     assert settle(still).reason == NEVER_MOVED
     once = settle(read([T0 + 3], ticks))
     assert once.reason.startswith("too short")
@@ -130,7 +132,7 @@ def test_what_cannot_have_a_rate_says_why() -> None:
 
 def test_a_program_that_counts_no_samples_has_no_rate_of_them() -> None:
     progress = read(make_steps(0.1, 60), jitter(61))
-    without = Progress(progress.at, progress.steps, [0] * 61, progress.wait_s,
+    without = CounterReadings(progress.at, progress.steps, [0] * 61, progress.wait_s,
                        progress.last_step_at, progress.first_step_at)  # fmt: skip
     rate = compute_rate(settle(without).intervals)
     assert rate.steps_per_s is not None
@@ -166,7 +168,7 @@ def test_no_series_breaks_it_and_no_step_is_lost_or_invented(
         steps.append(None if more is None else total)
         times.append(now if has_times else None)
     none: list[float | None] = [None] * len(at)
-    progress = Progress(at, steps, none, none, times)
+    progress = CounterReadings(at, steps, none, none, times)
     intervals = find_intervals(progress)
     known = [value for value in steps if value]
     assert sum(i.steps for i in intervals) == (max(known) - min(known) if known else 0)

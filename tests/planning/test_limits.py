@@ -8,7 +8,8 @@ from hypothesis import given
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
-from slurm_colloc.planning.job_needs import build_load, compute_run_s
+from slurm_colloc.planning.job_load import build_load
+from slurm_colloc.planning.job_needs import compute_run_s
 from slurm_colloc.planning.limits.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_host_memory_limit_mb,

@@ -7,8 +7,9 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.job_needs import build_load
+from slurm_colloc.planning.job_load import build_load
 from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
 from slurm_colloc.planning.mig.seats import read_seats
 from slurm_colloc.planning.mig.shared_seats import predict_neighbours, share_seats
@@ -66,6 +67,35 @@ def test_neighbours_on_an_instance_slow_each_other_down_as_a_smaller_gpu_would()
     # On one instance of the whole GPU it is what MPS comes to, and what they copy on top.
     assert on_whole[0] <= pack.predicted_slowdown[0] < 1.2 * on_whole[0]
     assert predict_neighbours([subject] * 3, seat, None) is None
+
+
+def build_loaded(sm: float, dram: float) -> Subject:
+    load = Load(engine=max(sm, dram), sm=sm, dram=dram)
+    return dataclasses.replace(build_subject(9000), load=load, max_slowdown=9.0)
+
+
+def test_an_instance_with_more_dram_for_its_sms_is_less_of_a_wall_for_dram() -> None:
+    # 1g.35gb has the memory of 2g.35gb and half of its SMs.
+    wide, even = read_seats("1g.35gb+2g", H200)
+    assert (wide.dram_share, even.dram_share) == (0.25, 0.25)
+    assert wide.sm_share < even.sm_share
+    sms = [
+        predict_neighbours([build_loaded(0.2, 0.02)] * 3, one, CALIBRATION) for one in (wide, even)
+    ]
+    assert sms[0] is not None
+    assert sms[1] is not None
+    # Three that need SMs are in each other's way where there are fewer of them.
+    assert sms[0][0] > 1.05 * sms[1][0]
+
+
+def test_one_that_waits_is_slowed_down_as_those_whose_place_it_takes() -> None:
+    jobs, known = build_call(*[("small", SMALL)] * 6)
+    made, text = make(jobs, known, "mig=3g+3g", degree=4, mps_inside=True, slowdown_bound=4.0)
+    (pack,) = made.packs
+    assert pack.predicted_slowdown is not None
+    assert (pack.degree, len(set(pack.predicted_slowdown))) == (4, 1)
+    told = " ".join(text.split())
+    assert "2 on 3g (1.03 times slower than alone there), 2 on 3g (1.03 times slower" in told
 
 
 def test_who_shares_an_instance_stands_in_the_plan() -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
-from slurm_colloc.metrics.rates import Progress, compute_rate, select_within, settle
+from slurm_colloc.metrics.rates import CounterReadings, compute_rate, select_within, settle
 from slurm_colloc.model.degree.probe_window import (
     BY_ITSELF,
     ProbeProgress,
@@ -104,7 +104,7 @@ def test_whose_window_ends_because_it_is_steady_has_a_rate_alone(
             assert reason in {"its rate is steady", "the mean of its rate is known to 0 %"}
             # A neighbour starts then.
             over_at = at + later_s
-    series = Progress(
+    series = CounterReadings(
         at=[row["at"] for row in rows],
         steps=[row["steps"] for row in rows],
         samples=[None for _ in rows],

@@ -47,7 +47,7 @@ def test_of_a_member_that_was_alone_first_that_time_is_split(tmp_path: Path) -> 
     text = " ".join(render_report(summary, 140).split())
     assert "Time: 4711/1 waited 30 % of its time for data, at least 20 % for the host" in text
     assert "had a kernel running for 50 % (alone for 1 min 2" in text
-    assert "4711/2: host and device unknown: less than 20 s of settled steps alone" in text
+    assert "4711/2: host and device unknown: less than 10 s of settled steps alone" in text
     first, second = csv.DictReader(io.StringIO(render_csv([(summary, None)])))
     assert float(first["device_share"]) == one["device"]
     assert (second["host_share"], second["device_share"]) == ("", "")

@@ -30,6 +30,7 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
@@ -86,6 +87,7 @@ class Stage:
         solo: The rate alone by their plans.
         obstacle: Why nothing is measured.
         time_limit_s: The pack's.
+        others: What other GPU sets of its job have seen; None where it has none.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Stage:
         solo: float | None = None,
         obstacle: str = "",
         time_limit_s: int | None = None,
+        others: JobPeaks | None = None,
     ) -> None:
         state = State(folder / "state", "here")
         state.prepare()
@@ -117,6 +120,8 @@ class Stage:
         self.paused_s: dict[int, float] = {}
         self.memory_mb: dict[int, float] = {}
         self.ranks: int | None = None
+        self.loading: set[int] = set()
+        """Who runs and makes no steps yet."""
         self.obstacle = obstacle
         self.members = PackMembers([PackPlace(index, 2, ()) for index in range(places)])
         journal = Journal(self.pack)
@@ -142,7 +147,9 @@ class Stage:
         )
         waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
         rates = Counters(self)
-        progress = ProgressReader(self.pack, self.members, rates, instruments=True, bound=1.5)
+        self.progress = progress = ProgressReader(
+            self.pack, self.members, rates, instruments=True, bound=1.5, others=others
+        )
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         self.memory = GpuMemoryRoom(
             shown_id="1", members=self.members, progress=progress,
@@ -208,6 +215,8 @@ class Stage:
                 number = member.number
                 if member.paused_at is not None:
                     self.paused_s[number] = self.paused_s.get(number, 0.0) + TICK_S
+                    continue
+                if number in self.loading:
                     continue
                 before = self.steps.get(number, 0.0)
                 self.steps[number] = before + rate(number, len(running)) * TICK_S

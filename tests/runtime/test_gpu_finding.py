@@ -57,7 +57,10 @@ def test_the_pack_s_gpu_is_found_with_what_it_takes() -> None:
             NvmlAnswer(problem="NVML gave no answer within 20 s"),
             "the pack's GPU is not known: NVML gave no answer within 20 s",
         ),
-        (change(mig_enabled=True), f"{UUIDS[1]} is divided by MIG"),
+        (
+            change(mig_enabled=True),
+            f"{UUIDS[1]} has MIG on, where programs find nothing but instances",
+        ),
         (change(compute_mode="PROHIBITED"), f"{UUIDS[1]} is in compute mode PROHIBITED"),
         (
             change(compute_capability=(3, 0)),

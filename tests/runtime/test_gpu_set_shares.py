@@ -197,7 +197,10 @@ def test_mig_is_a_problem_unless_it_was_asked_for() -> None:
         Gpu(1, UUIDS[1], "A", minor_number=3),
     )
     gpus, _ = list_job_gpus(said, JOB)
-    assert [gpu.problem for gpu in gpus] == [f"{UUIDS[0]} is divided by MIG", ""]
+    assert [gpu.problem for gpu in gpus] == [
+        f"{UUIDS[0]} has MIG on, where programs find nothing but instances",
+        "",
+    ]
     gpus, _ = list_job_gpus(said, JOB, takes_mig=True)
     assert [gpu.problem for gpu in gpus] == ["", ""]
 

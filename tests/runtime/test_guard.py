@@ -234,7 +234,7 @@ for name in "abc":
         break
     runners[pid] = name
 else:
-    guarded.name_runners(runners)
+    guarded.name_runners(runners, {})
     print(*runners, os.getppid(), flush=True)
     os.write(go_write, b"!!!")
     if sys.argv[1] == "dies":
@@ -290,6 +290,47 @@ def test_where_slurm_ends_the_job_the_others_hear_of_it_and_are_waited_for() -> 
     said, _ = process.communicate(timeout=60)
     assert sorted(said.splitlines()) == ["b [15]", "c [15]"]
     assert process.returncode == -signal.SIGSEGV
+
+
+_NODES = """
+import os, sys, time
+from slurm_colloc.runtime.pack.guard import stand_guard
+def leave(pack):
+    print("left", pack, flush=True)
+    return sys.argv[1] == "goes on"
+guarded = stand_guard("s", lambda pack, number: False, leave_node=leave, has_starter=True)
+nodes = {}
+for name in "xy":
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.2 if name == "x" else 60)
+        os._exit(5)
+    nodes[pid] = name
+runner = os.fork()
+if runner == 0:
+    os._exit(0)
+guarded.name_runners({runner: "a"}, nodes)
+print(*nodes, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("what", "status"), [("goes on", 0), ("ends", 5)])
+def test_the_first_node_s_guard_waits_for_the_others_and_sees_to_what_they_leave(
+    what: str, status: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _NODES, what], stdout=subprocess.PIPE, text=True
+    )
+    _, other = map(int, read_line(process).split())
+    assert read_line(process) == "left x"
+    # What is sent to the batch script is no business of what stands for another node.
+    process.send_signal(signal.SIGTERM)
+    assert process.poll() is None
+    os.kill(other, signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert said == "left y\n"
+    assert process.returncode == (status and 247)
 
 
 def test_a_starter_that_fails_ends_it_as_a_runner_would() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -18,7 +19,7 @@ from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare, write
 from slurm_colloc.store.pack.idle_set import is_idle
 from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_states import read_state
-from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
@@ -34,18 +35,25 @@ def job(tmp_path: Path) -> Iterator[GpuSetJob]:
     found.close()
 
 
-def begin(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, *numbers: int, places: int = 2
-) -> list[list[int]]:
-    """Let sets begin; whom each has started, as it goes on."""
-    return [run_plainly(monkeypatch, job.begin(number, places=places)) for number in numbers]
+class Begin(Protocol):
+    """Lets sets begin; whom each has started, as it goes on."""
+
+    def __call__(self, *numbers: int, places: int = 2) -> list[list[int]]: ...
+
+
+@pytest.fixture
+def begin(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    def begin(*numbers: int, places: int = 2) -> list[list[int]]:
+        return [run_plainly(monkeypatch, job.begin(number, places=places)) for number in numbers]
+
+    return begin
 
 
 def test_a_set_without_members_takes_as_many_as_it_has_places_and_leaves_the_other_its_own(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(6, 0)
-    first, second = begin(job, monkeypatch, 0, 1)
+    first, second = begin(0, 1)
     for _ in range(4):
         job.turn(1)
         job.turn(0)
@@ -59,10 +67,10 @@ def test_a_set_without_members_takes_as_many_as_it_has_places_and_leaves_the_oth
 
 
 def test_own_members_go_first_and_what_the_other_starts_itself_stays(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(2, 2)
-    first, second = begin(job, monkeypatch, 0, 1, places=4)
+    first, second = begin(0, 1, places=4)
     # It is ready before the other is, and has places for all.
     for _ in range(3):
         job.turn(0)
@@ -71,10 +79,10 @@ def test_own_members_go_first_and_what_the_other_starts_itself_stays(
 
 
 def test_all_ends_are_refilled_from_whichever_set_has_members_left(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(2, 8, 2)
-    started = begin(job, monkeypatch, 0, 1, 2)
+    started = begin(0, 1, 2)
     ended: list[int] = []
     while len(ended) < 12:
         for number in (0, 1, 2):
@@ -93,21 +101,19 @@ def test_all_ends_are_refilled_from_whichever_set_has_members_left(
 
 @pytest.mark.parametrize("policy", [Policy(goal=Goal.LATENCY), Policy(pack_size=2, degree=2)])
 def test_places_that_were_planned_count_whatever_was_asked_for(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch, policy: Policy
+    job: GpuSetJob, begin: Begin, policy: Policy
 ) -> None:
     job.submit_sets(6, 0, policy=policy)
-    _, second = begin(job, monkeypatch, 0, 1)
+    _, second = begin(0, 1)
     job.turn(0)
     job.turn(1)
     job.turn(1)
     assert len(second) == 2
 
 
-def test_no_more_start_than_an_own_member_would(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_start_than_an_own_member_would(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(6, 0)
-    _, second = begin(job, monkeypatch, 0, 1)
+    _, second = begin(0, 1)
     job.turn(0)
     job.turn(1)
     job.parts[1].take_over._describe_wait = lambda _: "2 run as fast as 3"
@@ -115,11 +121,9 @@ def test_no_more_start_than_an_own_member_would(
     assert len(second) == 1
 
 
-def test_who_is_held_or_needs_more_gpus_than_a_set_has_stays(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_held_or_needs_more_gpus_than_a_set_has_stays(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(5, 0, gpus=(2, 1), wide=(3, 4))
-    _, second = begin(job, monkeypatch, 0, 1)
+    _, second = begin(0, 1)
     write_held(job.path(0), 5)
     job.turn(0)
     for _ in range(3):
@@ -129,10 +133,10 @@ def test_who_is_held_or_needs_more_gpus_than_a_set_has_stays(
 
 
 def test_a_set_whose_runner_is_gone_loses_its_waiting_members_to_the_others(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(1, 1)
-    _, second = begin(job, monkeypatch, 0, 1)
+    _, second = begin(0, 1)
     write_runner(job.path(0), RunnerProcess("here", NOBODY, 1))
     for _ in range(2):
         job.turn(1)
@@ -148,10 +152,10 @@ def lose_gpu(job: GpuSetJob, number: int) -> None:
 
 
 def test_members_of_a_set_that_has_lost_its_gpu_start_again_in_the_others(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(3, 0)
-    first, second = begin(job, monkeypatch, 0, 1)
+    first, second = begin(0, 1)
     job.turn(0)
     assert first == [1, 2]
     lose_gpu(job, 0)
@@ -175,11 +179,9 @@ def test_members_of_a_set_that_has_lost_its_gpu_start_again_in_the_others(
     assert job.parts[0].job_sets.others == [job.path(1)]
 
 
-def test_who_had_come_to_a_set_that_is_out_goes_on_to_a_third(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_had_come_to_a_set_that_is_out_goes_on_to_a_third(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(3, 0, 0)
-    _, second, third = begin(job, monkeypatch, 0, 1, 2)
+    _, second, third = begin(0, 1, 2)
     job.turn(0)
     job.turn(1)
     assert second == [3]
@@ -191,11 +193,9 @@ def test_who_had_come_to_a_set_that_is_out_goes_on_to_a_third(
     assert job.where()[3] == 2
 
 
-def test_where_no_other_set_is_left_they_fail_and_say_why(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_other_set_is_left_they_fail_and_say_why(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0)
+    begin(0)
     inbox.close(str(job.path(1)))
     lose_gpu(job, 0)
     job.turn(0)
@@ -205,10 +205,10 @@ def test_where_no_other_set_is_left_they_fail_and_say_why(
 
 
 def test_who_is_held_in_a_set_that_is_out_is_neither_moved_nor_failed(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0, 1)
+    begin(0, 1)
     write_held(job.path(0), 1)
     lose_gpu(job, 0)
     job.turn(0)
@@ -221,11 +221,9 @@ def test_who_is_held_in_a_set_that_is_out_is_neither_moved_nor_failed(
 # -- the end ----------------------------------------------------------------------------------
 
 
-def test_a_set_without_work_stays_until_all_others_have_none(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_without_work_stays_until_all_others_have_none(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0, 1)
+    begin(0, 1)
     job.turn(0)
     idle, busy = job.parts[1].job_sets, job.parts[0].job_sets
     assert not idle.may_close()
@@ -236,29 +234,25 @@ def test_a_set_without_work_stays_until_all_others_have_none(
     assert idle.may_close()
 
 
-def test_a_set_that_works_again_is_not_idle(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_works_again_is_not_idle(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0, 1)
+    begin(0, 1)
     assert not job.parts[1].job_sets.may_close()
     job.parts[1].job_sets.note_busy()
     assert not is_idle(job.path(1))
 
 
-def test_a_killed_set_is_not_waited_for(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_set_is_not_waited_for(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0, 1)
+    begin(0, 1)
     job.turn(0)
     write_runner(job.path(0), RunnerProcess("here", NOBODY, 1))
     assert job.parts[1].job_sets.may_close()
 
 
-def test_a_set_that_never_begins_is_not_waited_for_for_ever(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_never_begins_is_not_waited_for_for_ever(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 1)
+    begin(1)
     sets = job.parts[1].job_sets
     assert not sets.may_close()
     begun_at = sets._begun_at
@@ -266,11 +260,9 @@ def test_a_set_that_never_begins_is_not_waited_for_for_ever(
     assert sets.may_close()
 
 
-def test_the_others_have_time_to_take_what_is_left_to_them(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_have_time_to_take_what_is_left_to_them(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
-    begin(job, monkeypatch, 0, 1)
+    begin(0, 1)
     now = 1000.0
     sets = job.parts[0].job_sets
     sets._clock = lambda: now
@@ -313,13 +305,13 @@ def test_a_job_is_closed_once_none_of_its_sets_has_a_member_left(
 
 
 def test_a_set_that_others_keep_waiting_takes_members_of_the_next_job_as_many_as_were_planned(
-    tmp_path: Path, job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: GpuSetJob, begin: Begin
 ) -> None:
     policy = Policy(degree=2)
     job.submit_sets(1, 0, degree=8, policy=policy, parts=(("u", (101,)),))
     later = GpuSetJob(tmp_path, "u", "8", job.slurm)
     Submission.submit(later, 13, policy=policy)
-    first, second = begin(job, monkeypatch, 0, 1, places=8)
+    first, second = begin(0, 1, places=8)
     job.turn(0)
     for _ in range(3):
         job.look(1)
@@ -329,13 +321,43 @@ def test_a_set_that_others_keep_waiting_takes_members_of_the_next_job_as_many_as
     later.close()
 
 
+def test_sets_of_two_jobs_that_run_have_about_as_many_members_to_the_end(
+    tmp_path: Path, job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(degree=4)
+    job.submit_sets(1, 1, degree=4, policy=policy, parts=(("u", (0,)), ("u~1", (0,))))
+    later = GpuSetJob(tmp_path, "u", "8", job.slurm)
+    later.submit_sets(8, 7, degree=4, policy=policy, first=3)
+    first, second = begin(job, monkeypatch, 0, 1, places=4)
+    others = begin(later, monkeypatch, 0, 1, places=4)
+    for number in (0, 1, 0, 1):
+        later.turn(number)
+        job.turn(number)
+    # Nothing was measured of either, and all places of both are filled.
+    assert [len(each) for each in (first, second, *others)] == [4, 4, 4, 4]
+
+    def list_left() -> list[int]:
+        here = (*list_members(later.path(0)), *list_members(later.path(1)))
+        return [number for number in here if number not in (*others[0], *others[1])]
+
+    (left,) = list_left()
+    # Where as few run as are here it starts as soon.
+    for number in (*others[0], *others[1]):
+        later.end_member(int(number in others[1]), number)
+    for number in (0, 1):
+        job.end_member(number, (first, second)[number][0])
+        job.look(number)
+    assert list_left() == [left]
+    later.close()
+
+
 def test_a_set_whose_gpu_cannot_be_used_leaves_its_members_to_the_others(
-    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+    job: GpuSetJob, begin: Begin
 ) -> None:
     job.submit_sets(1, 2)
     why = "GPU-1 is divided by MIG"
     write_division(job.path(0), GpuDivision(shares=(GpuSetShare(), GpuSetShare(problem=why))))
-    first, second = begin(job, monkeypatch, 0, 1)
+    first, second = begin(0, 1)
     assert job.parts[1].gpu_mode.refusal == why
     job.turn(1)
     job.turn(0)

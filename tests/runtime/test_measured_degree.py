@@ -222,6 +222,43 @@ def test_a_member_that_ends_in_a_window_ends_the_measurement(
     assert record.state is DegreeState.SETTLED
 
 
+def test_windows_before_a_member_ended_are_enough_once_all_were_seen(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=8, places=8)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    # One alone, eight and four: 1.3 s each.
+    stage.pass_time(4.2, share(6))
+    stage.end(8)
+    stage.pass_time(0.1)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.SETTLED
+    assert [point.degree for point in record.curve] == [1, 4, 8]
+    assert all(member.paused_at is None for member in stage.members.running())
+    assert record.cost_s > 0
+
+
+def test_windows_say_nothing_once_another_member_has_come(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=9, places=9)
+    stage.members.waiting.remove(9)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    stage.pass_time(4.2, share(6))
+    stage.end(8)
+    stage.members.waiting.append(9)
+    stage.members.by_number[9].process = stage.process
+    stage.pass_time(0.1)
+    record = stage.record
+    assert record is None or record.state is DegreeState.MEASURING
+    assert all(member.paused_at is None for member in stage.members.running())
+
+
 def test_all_go_on_where_slurm_may_end_the_pack(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     stage.start_all()
@@ -294,6 +331,40 @@ def test_the_rate_of_the_first_before_others_started_stands_for_its_family(
     assert (alone.member, alone.source) == (1, RateSource.FIRST)
     assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
     assert record.curve[-1].stp == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_first_is_alone_while_the_others_only_load(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=3, places=3)
+    stage.members.by_number[1].is_wide = True
+    assert stage.start_all() == [1, 2, 3]
+    stage.loading = {2, 3}
+    stage.pass_time(8)
+    stage.loading = set()
+    # Then it is slower; but the rate of when it worked alone stays.
+    stage.pass_time(0.5, share(1))
+    stage.end(1)
+    stage.pass_time(30)
+    record = stage.record
+    assert record is not None
+    (alone,) = record.rates_alone
+    assert (alone.member, alone.source) == (1, RateSource.FIRST)
+    assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
+    assert 1.0 < alone.window_s < 7.9
+
+
+def test_who_takes_gpu_memory_is_company(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=2, places=2)
+    stage.members.by_number[1].is_wide = True
+    stage.memory_mb = {1: 3000.0, 2: 3000.0}
+    assert stage.start_all() == [1, 2]
+    stage.loading = {2}
+    stage.pass_time(8)
+    stage.loading = set()
+    stage.end(1)
+    stage.pass_time(3)
+    assert stage.progress.rates_alone == {}
 
 
 def test_a_phase_in_which_all_are_slower_parks_none(

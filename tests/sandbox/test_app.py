@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,27 @@ def test_problems_are_one_sentence_and_an_exit_status(
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.slurm
+def test_a_directory_that_is_named_comes_before_the_sandbox_that_the_shell_uses(
+    slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert slurm is None
+    used, named = tmp_path / "used", tmp_path / "named"
+    (used / "etc").mkdir(parents=True)
+    (used / "etc" / "slurm.conf").touch()
+    (used / "sandbox.json").touch()
+    monkeypatch.setenv("SLURM_CONF", str(used / "etc" / "slurm.conf"))
+    for words, other, meant in (
+        (["env"], named, used),
+        (["env", "--dir", str(named)], used, named),
+        (["down", "--dir", str(named)], used, named),
+    ):
+        main(words)
+        told = "".join(capsys.readouterr())
+        assert str(meant) in told, words
+        assert str(other) not in told, words
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

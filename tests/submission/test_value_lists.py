@@ -26,7 +26,7 @@ from slurm_colloc.submission.jobs.table_formats import parse_table
 from slurm_colloc.submission.jobs.table_rows import hash_cells
 from slurm_colloc.submission.jobs.table_text import decode_table
 from slurm_colloc.submission.jobs.value_lists import (
-    Setting,
+    ParameterSetting,
     build_axis,
     combine,
     list_numbers,
@@ -138,7 +138,7 @@ def test_each_name_of_a_parameter_is_a_variable(name: str) -> None:
 @given(TABLES)
 def test_rows_are_known_by_what_stands_in_them(rows: list[dict[str, str]]) -> None:
     def compute(row: dict[str, str]) -> str:
-        return hash_cells(Setting(tuple(row.items()), ""))
+        return hash_cells(ParameterSetting(tuple(row.items()), ""))
 
     for row in rows:
         backwards = dict(reversed(row.items()))
@@ -168,13 +168,13 @@ def test_conditions_compare_numbers_as_numbers() -> None:
 
 def test_radts_workloads_on_mig_name_the_instance_of_each_row() -> None:
     rows = [
-        Setting((("Experiment", "0"), ("Workload", "4"), ("File", "a.py"),
+        ParameterSetting((("Experiment", "0"), ("Workload", "4"), ("File", "a.py"),
                  ("Collocation", word)), f"t.csv:{at}")
         for at, word in enumerate(("3g.20gb", "3g.20GB"), start=2)
     ]  # fmt: skip
     (workload,) = radt_rows.group_workloads(rows, given=frozenset(), folder="/data")
     assert {dict(row.values)["share"] for row in workload.settings} == {"mig=3g.20gb+3g.20gb"}
-    mixed = [rows[0], Setting(rows[1].values[:-1], "t.csv:3")]
+    mixed = [rows[0], ParameterSetting(rows[1].values[:-1], "t.csv:3")]
     with pytest.raises(UsageProblem, match="other rows of its workload have none"):
         radt_rows.group_workloads(mixed, given=frozenset(), folder="/data")
 

@@ -207,6 +207,6 @@ def _install_lines(options: argparse.Namespace, plan: ControllerPlan, outcome: _
 def _read_deadline_s(places: Places) -> float:
     """How long a hook may take on this machine, or what is built in."""
     try:
-        return read_policy(places.here(places.policy_path)).deadline_s
+        return read_policy(places.here(places.policy_path)).longest_s
     except CollocError:
         return _DEADLINE_S

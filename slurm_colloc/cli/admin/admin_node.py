@@ -64,12 +64,16 @@ def recover_node(options: argparse.Namespace) -> int:
     problem = _leave_line(place, report, time.monotonic() - started)
     unsafe = list_unsafe(told)
     is_fit = not report.exit_status
+    about_mig = report.details.get("mig", [])
     if options.json:
-        sys.stdout.write(json.dumps({"schema": 1, "is_fit": is_fit, "jobs": told}) + "\n")
+        value = {"schema": 1, "is_fit": is_fit, "jobs": told, "mig": about_mig}
+        sys.stdout.write(json.dumps(value) + "\n")
     else:
         for found in told:
             sys.stdout.write(f"{describe_recovered_job(found)}\n")
-        if not told:
+        for text in about_mig:
+            sys.stdout.write(f"{escape_controls(text)}\n")
+        if not told and not about_mig:
             sys.stdout.write("nothing is prepared\n")
     if problem:
         _warn(f"the audit log has no line of this: {problem}")

@@ -22,7 +22,6 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.queue_rows import list_argument_words
-from slurm_colloc.report.speed_words import STALE_S
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -34,6 +33,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
+from slurm_colloc.report.words.speed_words import STALE_S
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_pauses import PARKED
 from slurm_colloc.store.pack_reading import StateReader

@@ -43,7 +43,7 @@ from slurm_colloc.submission.jobs.table_rows import (
     parse_commands,
 )
 from slurm_colloc.submission.jobs.table_text import read_table_text
-from slurm_colloc.submission.jobs.value_lists import Setting, combine, list_numbers
+from slurm_colloc.submission.jobs.value_lists import ParameterSetting, combine, list_numbers
 
 LOCK_WAIT_S = 30.0
 WATCH_PAUSE_S = 1.0
@@ -187,7 +187,7 @@ class TableBatch:
         settings = self._read_settings(is_growing=False)
         return [(title, number_jobs(jobs)) for title, jobs, _ in self._group(settings)]
 
-    def _read_settings(self, *, is_growing: bool) -> list[Setting]:
+    def _read_settings(self, *, is_growing: bool) -> list[ParameterSetting]:
         text = read_table_text(self.shown, self.directory)
         if is_growing:
             text = text[: text.rfind("\n") + 1]
@@ -197,7 +197,7 @@ class TableBatch:
         return combine(parse_table(text, name))
 
     def _group(
-        self, settings: Sequence[Setting]
+        self, settings: Sequence[ParameterSetting]
     ) -> Iterator[tuple[str, list[TableJob], Sequence[int]]]:
         """The jobs that are submitted together, each with its title and places in the table."""
         reader = RowReader(self.line, self.environ, self.directory, self.table)
@@ -209,7 +209,7 @@ class TableBatch:
         for workload in group_workloads(settings, given=given, folder=str(self.path.parent)):
             yield workload.title, reader.read(workload.settings), workload.places
 
-    def _look_for_files(self, settings: Sequence[Setting]) -> None:
+    def _look_for_files(self, settings: Sequence[ParameterSetting]) -> None:
         """Refuse a row of radT's table whose program is not there, as that of a script would be."""
         for setting in settings:
             file = dict(setting.values).get("File", "")
@@ -251,7 +251,7 @@ class TableBatch:
 
     def _tell_status(
         self,
-        settings: Sequence[Setting],
+        settings: Sequence[ParameterSetting],
         groups: Sequence[tuple[str, list[TableJob], Sequence[int]]],
     ) -> None:
         """Write the state of radT's runs next to its table."""

@@ -20,7 +20,8 @@ from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.queue_waits import WaitEstimate
 from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.job_needs import build_load, choose_bound
+from slurm_colloc.planning.job_load import build_load
+from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.planning.predict.queue_gain import estimate_wait
 from slurm_colloc.report.plan.plan_figures import render_comparison
 from slurm_colloc.report.plan.plan_view import PLAN_SCHEMA, build_plan_json, render_plan

@@ -91,8 +91,10 @@ def _count_packs(records: Sequence[PackRecord]) -> str:
     count = f"{len(gpus)} pack{'s' if len(gpus) > 1 else ''}"
     if not any(gpus):
         return count
-    each = set(gpus)
-    return f"{count} of {gpus[0]} GPUs" if len(each) == 1 else f"{count} of up to {max(gpus)} GPUs"
+    nodes = 1 + max((node for record in records for node in record.set_nodes), default=0)
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    most = "" if len(set(gpus)) == 1 else "up to "
+    return f"{count} of {most}{max(gpus)} GPUs{where}"
 
 
 def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
@@ -156,13 +158,15 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     for batch in group_call(made, None if local else session.slurm):
         for element in batch.elements:
             if batch.gpu_sets:
-                say(f"Pack of {sum(batch.gpu_sets)} GPUs:")
+                nodes = 1 + max(batch.set_nodes, default=0)
+                on = f" on {nodes} nodes" if nodes > 1 else ""
+                say(f"Pack of {sum(batch.gpu_sets)} GPUs{on}:")
             for place, pack in enumerate(element):
                 numbers = format_task_ids(
                     tuple(sorted(candidate.job.number for candidate in pack.candidates))
                 )
                 mode = share.describe_mode(pack.plan.mode)
-                of = _name_gpus(batch.gpu_sets, place)
+                of = _name_gpus(batch, place)
                 say(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
             for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
                 say(f"  {escape_controls(text)}")
@@ -174,13 +178,21 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     return 0
 
 
-def _name_gpus(gpu_sets: Sequence[int], place: int) -> str:
-    """How a pack is called in its Slurm job: `Pack of`, or `  GPUs 1-2:` of one with several."""
-    if not gpu_sets:
+def _name_gpus(batch: Batch, place: int) -> str:
+    """How a pack is called in its Slurm job: `Pack of`, or `  GPUs 1-2,` of one with several."""
+    if not batch.gpu_sets:
         return "Pack of"
-    first = 1 + sum(gpu_sets[:place])
-    last = first + gpu_sets[place] - 1
-    return f"  GPU {first}," if first == last else f"  GPUs {first}-{last},"
+    nodes = batch.set_nodes or (0,) * len(batch.gpu_sets)
+    own = [
+        gpus
+        for gpus, node in zip(batch.gpu_sets[:place], nodes, strict=False)
+        if node == nodes[place]
+    ]
+    first = 1 + sum(own)
+    last = first + batch.gpu_sets[place] - 1
+    gpus = f"GPU {first}" if first == last else f"GPUs {first}-{last}"
+    on = f" of node {nodes[place] + 1}" if batch.set_nodes else ""
+    return f"  {gpus}{on},"
 
 
 def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:

@@ -61,6 +61,7 @@ quoted word:
   --degree=N      how many of them run on a GPU at the same time; otherwise that is measured
   --pack-size=N   members of a pack; those above the degree wait in it for a place
   --gpus-per-pack=N  GPUs of one Slurm job, over which they are spread; node for all of a node
+  --nodes-per-pack=N  the same GPUs of each of N nodes
   --gpu-mem=10G   the GPU memory that each needs, so that different scripts fit together
   --share=MODE    auto, mps, timeslice or exclusive; mps! forbids a fallback
   --dry-run       print which would share, and submit nothing; csub plan pack says why

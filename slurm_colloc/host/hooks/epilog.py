@@ -6,11 +6,13 @@ It asks no process of the user's anything.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
+    TELL_S,
     HookPlace,
     HookReport,
     OutOfTime,
@@ -35,9 +37,12 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     except (CollocError, OSError) as error:
         return HookReport(outcome=f"{place.run} cannot be used: {error}")
     report = HookReport()
+    known, _ = read_or_guess(run, job.job_id)
+    slow_s = policy.mig_slow_s if known is not None and known.divides else 0.0
+    slow_until = time.monotonic() + policy.deadline_s + slow_s - TELL_S
     try:
         with (
-            deadline(policy.deadline_s),
+            deadline(policy.deadline_s + slow_s),
             _without_agents(run, job.job_id),
             run.locked_job(job.job_id, policy.deadline_s * _LOCK_SHARE),
         ):
@@ -48,7 +53,13 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
             report.action, report.mode = "undone", checkpoint.mode
             if problem:
                 report.details["problem"] = problem
-            undone = JobUndo(run, checkpoint, simulation=place.simulation, node=job.node).undo()
+            undone = JobUndo(
+                run,
+                checkpoint,
+                simulation=place.simulation,
+                node=job.node,
+                slow_until=slow_until,
+            ).undo()
             note_undone(report, undone)
             if undone.left:
                 report.outcome = f"left for the next hook: {'; '.join(undone.left)}"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 
+TELL_S = 1.5
+"""What is kept of a hook's time for telling how undoing went."""
+
+
 @dataclass(frozen=True)
 class HookPlace:
     """Where the hooks of a node work.

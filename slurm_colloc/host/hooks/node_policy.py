@@ -70,6 +70,10 @@ class NodePolicy:
         mig_profiles: Names of the profiles they may have, as NVML has them; empty for all.
         mig_change: A job may change its instances while it runs.
         mig_mps_inside: A job may start MPS daemons inside its instances.
+        mig_slow_s: How much longer than `deadline_s` a hook waits for an NVML that is slow to take
+            a job's instances away, before it says that the node is not fit for the next job.
+        state_directory: Where root keeps what has to outlast a reboot: on which GPUs MIG was on
+            while a job had them divided; empty for nowhere.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
     """
 
@@ -90,7 +94,14 @@ class NodePolicy:
     mig_profiles: tuple[str, ...] = ()
     mig_change: bool = True
     mig_mps_inside: bool = False
+    mig_slow_s: float = 30.0
+    state_directory: str = "/var/lib/slurm_colloc"
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
+
+    @property
+    def longest_s(self) -> float:
+        """How long a hook may take in all, a slow NVML included."""
+        return self.deadline_s + (0.0 if self.mig == MIG_OFF else self.mig_slow_s)
 
 
 def read_policy(path: str) -> NodePolicy:
@@ -173,7 +184,7 @@ def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
         if not check(item):
             raise StateError(f"the policy {path} has no usable value for {key}: {str(item)[:64]!r}")
         fields[key] = tuple(item) if isinstance(item, list) else item
-    for key in ("deadline_s", "stop_s"):
+    for key in ("deadline_s", "stop_s", "mig_slow_s"):
         if key in fields:
             fields[key] = float(fields[key])
     policy = NodePolicy(**fields)
@@ -194,8 +205,13 @@ def _is_count(item: Any, largest: int, least: int = 1) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and least <= item <= largest
 
 
-def _is_seconds(item: Any) -> bool:
-    return isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item <= _LONGEST_S
+def _is_place(item: Any) -> bool:
+    return isinstance(item, str) and (not item or os.path.isabs(item))
+
+
+def _is_seconds(item: Any, least: float = 0.001) -> bool:
+    is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
+    return is_number and least <= item <= _LONGEST_S
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -216,7 +232,9 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "mig_profiles": _is_words,
     "mig_change": _is_switch,
     "mig_mps_inside": _is_switch,
-    "audit_log": lambda item: isinstance(item, str) and (not item or os.path.isabs(item)),
+    "mig_slow_s": lambda item: _is_seconds(item, least=0.0),
+    "state_directory": _is_place,
+    "audit_log": _is_place,
 }
 assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
 

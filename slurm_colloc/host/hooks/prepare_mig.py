@@ -21,18 +21,22 @@ from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
 from slurm_colloc.host.mig.cut_gpu import cut, read_one
 from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
 from slurm_colloc.host.mig.instance_records import describe_gpu
+from slurm_colloc.host.mig.kept_modes import keep_mode
 from slurm_colloc.host.mig.mig_claim import CutFailed
+from slurm_colloc.host.mig.mig_session import MigSession
+from slurm_colloc.host.mig.mode_after_boot import ModeAfterBoot, list_lost_modes, restore_modes
 from slurm_colloc.host.mig.plan_cut import plan_cut
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
 from slurm_colloc.host.nvml.nvml_query import build_nvml_environment
 from slurm_colloc.host.system.child_programs import Confinement, start_program
+from slurm_colloc.host.system.node_processes import read_boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from slurm_colloc.host.mig.mig_session import MigSession
+    from slurm_colloc.host.mig.mig_claim import MigClaim
     from slurm_colloc.host.mig.mig_state import MigGpu
 
 MIG = "mig"
@@ -85,6 +89,7 @@ class MigPreparation(JobPreparation):
                 )
                 for gpu in run_for_each(sessions, _read_in_time).values()
             )
+            claims = tuple(map(self._place_record, claims))
             self.figures["mig_read_ms"] = _count_ms(started)
             checkpoint = Checkpoint(
                 job_id=job.job_id,
@@ -99,6 +104,7 @@ class MigPreparation(JobPreparation):
                 sluid=job.sluid,
             )
             self.write_claim(checkpoint)
+            self._keep_modes(claims)
             made = self._cut(sessions, checkpoint)
         claims = tuple(claim.identify(made[claim.gpu]) for claim in claims)
         checkpoint = dataclasses.replace(checkpoint, mig=claims)
@@ -110,6 +116,49 @@ class MigPreparation(JobPreparation):
             "socket": self._start_agent() if policy.mig_change else "",
             "mps_inside": policy.mig_mps_inside,
         }
+
+    def restore_modes(self, answer: NvmlAnswer, ends_at: float) -> tuple[ModeAfterBoot, ...]:
+        """Turn MIG on again where a reboot has lost it on the job's GPUs.
+
+        Args:
+            answer: What NVML says of them.
+            ends_at: Until when, on the monotonic clock.
+        """
+        state = self.policy.state_directory
+        try:
+            lost = [uuid for uuid in list_lost_modes(state) if uuid in self.gpus]
+        except (NodeError, OSError) as error:
+            self.notes.append(f"on which GPUs MIG was on before a reboot is not known: {error}")
+            return ()
+        found = restore_modes(
+            answer,
+            lost,
+            state=state,
+            may_switch=self.policy.mig == MIG_SWITCH,
+            open_session=lambda gpus: MigSession(
+                self.run.lock_path,
+                gpus,
+                simulation=self.simulation,
+                node=self.job.node,
+                ends_at=ends_at,
+            ),
+        )
+        self.notes += [one.told for one in found]
+        return found
+
+    def _place_record(self, claim: MigClaim) -> MigClaim:
+        """A claim with where it is kept that the site has MIG on, if a reboot would lose that."""
+        kept_in = self.policy.state_directory if claim.is_lost_at_boot else ""
+        return dataclasses.replace(claim, kept_in=kept_in)
+
+    def _keep_modes(self, claims: Sequence[MigClaim]) -> None:
+        """The checkpoint names these files already: whoever is killed here, they are taken away."""
+        for claim in claims:
+            try:
+                if claim.kept_in:
+                    keep_mode(claim.kept_in, claim.gpu, read_boot_id())
+            except (NodeError, OSError) as error:
+                self.notes.append(f"after a reboot MIG stays off on {claim.gpu}: {error}")
 
     def _cut(self, sessions: Mapping[str, MigSession], checkpoint: Checkpoint) -> dict[str, MigGpu]:
         """Make what a checkpoint says; where that fails it is kept to what may have been made."""

@@ -11,6 +11,7 @@ from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
+    TELL_S,
     HookPlace,
     HookReport,
     OutOfTime,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
 """How long dead jobs may take that still hold the job's GPUs."""
-
-_TELL_S = 1.5
-"""What is kept of the time for telling how undoing went."""
 
 _LEFTOVERS_S = 0.5
 """How long all other dead jobs together may take, once the job has what it asked for."""
@@ -110,6 +108,7 @@ class _Prolog:
         self._job = job
         self._run = run
         self._ends_at = time.monotonic() + policy.deadline_s - policy.stop_s
+        self._slow_until = 0.0
         self._preparing = MpsPreparation(
             run,
             policy,
@@ -154,6 +153,8 @@ class _Prolog:
         answer = self._question.ask(NVML_S)
         _measure(preparing.figures, "nvml_ms", started)
         preparing.find_gpus(answer)
+        if preparing.token.layout:
+            answer = self._restore_modes(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
         self._recover(preparing.gpus, holders_only=True, budget_s=self._choose_holders_budget())
         checkpoint, why_no_mig = None, ""
@@ -164,6 +165,21 @@ class _Prolog:
         self._run.write(dataclasses.replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
         report.action, report.mode = "prepared", checkpoint.mode
+
+    def _restore_modes(self, answer: NvmlAnswer) -> NvmlAnswer:
+        """Turn MIG on again where a reboot has lost it on the job's GPUs; what NVML says then."""
+        from slurm_colloc.host.hooks.prepare_mig import MigPreparation
+
+        dividing = MigPreparation.share(self._preparing)
+        found = dividing.restore_modes(answer, self._ends_at)
+        if unsafe := [one.told for one in found if one.is_unsafe]:
+            self._is_fit = False
+            self._report.exit_status = 1
+            raise NodeError(f"not fit for this job: {'; '.join(unsafe)}")
+        if not any(one.is_on for one in found):
+            return answer
+        minors = self._job.gpus or ()
+        return start_question(self._place.simulation, self._job.node, minors=minors).ask(NVML_S)
 
     def _prepare_mps(self, answer: NvmlAnswer, why_no_mig: str) -> Checkpoint:
         preparing = self._preparing
@@ -205,7 +221,10 @@ class _Prolog:
         except (CollocError, OSError) as error:
             reason = str(error)
             self._report.details.setdefault("no_mig", reason)
-            self._undo_own()
+            try:
+                self._undo_own()
+            except StateError as left:
+                raise StateError(f"no MIG: {reason}; {left.message}") from error
             return None, reason
         return checkpoint, ""
 
@@ -223,14 +242,14 @@ class _Prolog:
         return _HOLDERS_S
 
     def _undo_own(self) -> None:
-        """An earlier run for this job was killed, or its epilog never ran."""
+        """Take back what was begun: by this run, or by one that was killed or had no epilog."""
         checkpoint, _ = read_or_guess(self._run, self._job.job_id)
         if checkpoint is None:
             return
         undone = self._undo(checkpoint)
         if not undone.is_complete:
             raise StateError(
-                f"what an earlier run for this job has left cannot be undone: "
+                f"what was begun for this job could not be taken back at once: "
                 f"{'; '.join(undone.unsafe + undone.left)}"
             )
 
@@ -244,7 +263,8 @@ class _Prolog:
             simulation=self._place.simulation,
             node=self._job.node,
             # In time to say what is left.
-            mig_s=min(MIG_UNDO_S, self._ends_at - time.monotonic() - _TELL_S),
+            mig_s=min(MIG_UNDO_S, self._ends_at - time.monotonic() - TELL_S),
+            slow_until=self._slow_until,
         ).undo()
         note_undone(self._report, undone)
         return undone
@@ -282,17 +302,22 @@ class _Prolog:
         """Take back what was begun, and let the job know; it starts without."""
         report = self._report
         report.action, report.outcome = "told", reason
-        if is_fault:
-            _fail(report, self._policy)
         try:
-            self._ends_at = time.monotonic() + self._policy.stop_s
-            with deadline(self._policy.stop_s):
-                checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+            now = time.monotonic()
+            self._ends_at = now + self._policy.stop_s
+            checkpoint, _ = read_or_guess(self._run, self._job.job_id)
+            slow_s = self._policy.mig_slow_s if checkpoint and checkpoint.divides else 0.0
+            self._slow_until = self._ends_at + slow_s - TELL_S
+            with deadline(self._policy.stop_s + slow_s):
                 if checkpoint is not None:
                     undone = self._undo(checkpoint)
                     if not undone.is_complete:
                         report.action = "none"
                         return
+                    if self._is_fit:
+                        # What could not be taken back at first, by a slow NVML, has gone by now.
+                        report.exit_status, report.outcome = 0, reason
+                        report.details.pop("unsafe", None)
                 if not self._is_fit:
                     # The job does not start here, so there is no one to tell.
                     report.action = "none"
@@ -306,6 +331,9 @@ class _Prolog:
             # A full /run: without a word the job finds out by itself.
             report.action = "none"
             report.details["not_told"] = str(error)
+        finally:
+            if is_fault:
+                _fail(report, self._policy)
 
 
 def _measure(figures: dict[str, float], name: str, started: float) -> None:

@@ -156,6 +156,7 @@ def recover(
                         budget_s=min(left_s, UNDOING_S),
                         nvml_s=min(left_s, NVML_S),
                         mig_s=min(left_s, MIG_UNDO_S),
+                        slow_until=deadline,
                     ).undo()
                 divided = _list_divided(run, job_id) if reason else ()
                 found.append(Recovered(job_id, undone, reason or "its job may be alive", divided))

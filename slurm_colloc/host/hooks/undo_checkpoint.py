@@ -14,6 +14,7 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
+from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, NvmlAnswer
@@ -28,6 +29,10 @@ from slurm_colloc.host.system.node_processes import (
 )
 from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession, UnitedGroups
 from slurm_colloc.host.system.signals import SENT, end_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_colloc.host.mig.mig_claim import MigClaim
 
 MIG_UNDO_S = 12.0
 """How long taking instances away may take: one takes about a second, and a GPU has seven."""
@@ -77,6 +82,7 @@ class JobUndo:
         budget_s: How long ending its processes may take.
         nvml_s: How long NVML is waited for.
         mig_s: How long taking MIG instances away may take.
+        slow_until: Until when it may take longer where NVML is slow, on the monotonic clock.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class JobUndo:
         budget_s: float = UNDOING_S,
         nvml_s: float = NVML_S,
         mig_s: float = MIG_UNDO_S,
+        slow_until: float = 0.0,
     ) -> None:
         self._run = run
         self._checkpoint = checkpoint
@@ -97,6 +104,7 @@ class JobUndo:
         self._budget_s = budget_s
         self._nvml_s = nvml_s
         self._mig_s = mig_s
+        self._slow_until = slow_until
         self.report = UndoReport()
 
     def undo(self) -> UndoReport:
@@ -241,14 +249,18 @@ class JobUndo:
             report.left.append("its MIG instances: no time was left")
             return False
         ends_at = time.monotonic() + self._mig_s
+        slow_until = max(ends_at, self._slow_until)
         minors = {claim.gpu: claim.minor_number for claim in claims.values()}
         simulation, node = self._place
         try:
             with open_sessions(
-                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=ends_at
+                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=slow_until
             ) as sessions:
                 found = run_for_each(
-                    sessions, lambda uuid, one: restore(one, claims[uuid], ends_at=ends_at)
+                    sessions,
+                    lambda uuid, one: restore(
+                        one, claims[uuid], ends_at=ends_at, slow_until=slow_until
+                    ),
                 )
         except MigProblem as problem:
             report.unsafe.append(f"{', '.join(minors)} could not be put back: {problem.message}")
@@ -258,9 +270,19 @@ class JobUndo:
             report.notes += restored.notes
             if restored.destroyed:
                 report.notes.append(f"{restored.destroyed} MIG instances of {uuid} were destroyed")
+            if claims[uuid].kept_in and not restored.unsafe:
+                self._forget_mode(claims[uuid])
             if restored.switched_off:
                 report.notes.append(f"MIG was turned off again on {uuid}")
         return not any(restored.unsafe for restored in found.values())
+
+    def _forget_mode(self, claim: MigClaim) -> None:
+        from slurm_colloc.host.mig.kept_modes import forget_mode
+
+        try:
+            forget_mode(claim.kept_in, claim.gpu)
+        except (NodeError, OSError) as error:
+            self.report.notes.append(f"after a reboot MIG may be turned on on {claim.gpu}: {error}")
 
     def _prove_undivided(self) -> None:
         """Without its checkpoint a job has divided no GPU for sure only where none has MIG on."""

@@ -47,10 +47,7 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
     begun: list[PlannedInstance] = []
     try:
         if claim.switches:
-            port.set_mode(claim.gpu, True)
-            now = read_one(port, claim.gpu)
-            if not now.is_on or not now.is_pending_on:
-                raise NodeError(f"MIG could not be turned on on {claim.gpu}{_tell_holders(now)}")
+            turn_on(port, claim.gpu)
         for planned in claim.planned:
             begun.append(planned)
             make_instance(port, claim, planned, wait)
@@ -62,6 +59,19 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
         rest = dataclasses.replace(claim, planned=tuple(begun))
         raise CutFailed(error.message, rest) from error
     return after
+
+
+def turn_on(port: MigPort, uuid: str) -> None:
+    """Turn MIG on, and see that it is.
+
+    Raises:
+        MigProblem: A call has failed.
+        NodeError: It is not on.
+    """
+    port.set_mode(uuid, True)
+    now = read_one(port, uuid)
+    if not now.is_on or not now.is_pending_on:
+        raise NodeError(f"MIG could not be turned on on {uuid}{_tell_holders(now)}")
 
 
 class NotMade(NodeError):

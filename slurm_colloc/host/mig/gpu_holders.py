@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 
 from slurm_colloc.host.mig.mig_state import MigGpu
 from slurm_colloc.host.system.node_processes import read_process
 from slurm_colloc.model.printable import escape_controls
 
 _MOST_NAMED = 4
-_CAPS = "/dev/nvidia-caps/"
+_CAPS = "/dev/nvidia-caps/nvidia-cap"
+_CAP_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 
 
 def describe_holders(gpu: MigGpu | None) -> str:
@@ -29,8 +31,8 @@ def describe_holders(gpu: MigGpu | None) -> str:
     if gpu is None:
         return ""
     pids = [process.pid for process in gpu.processes or ()]
-    device = f"/dev/nvidia{gpu.minor_number}"
-    pids += [pid for pid in list_openers(device) if pid not in pids]
+    files = {f"/dev/nvidia{gpu.minor_number}", *_list_capability_files(gpu.minor_number)}
+    pids += [pid for pid in list_openers(files) if pid not in pids]
     told = []
     for pid in pids[:_MOST_NAMED]:
         process = read_process(pid)
@@ -41,11 +43,32 @@ def describe_holders(gpu: MigGpu | None) -> str:
     return ", ".join(told)
 
 
-def list_openers(device: str) -> list[int]:
-    """Processes that have a device file or one of MIG's capability files open, without this one.
+def _list_capability_files(minor_number: int | None) -> tuple[str, ...]:
+    with contextlib.suppress(OSError), open(_CAP_MINORS, encoding="ascii") as file:
+        return find_capability_files(file.read(), minor_number)
+    return ()
+
+
+def find_capability_files(text: str, minor_number: int | None) -> tuple[str, ...]:
+    """The files that give access to a GPU's instances; pure.
 
     Args:
-        device: Such as /dev/nvidia0.
+        text: The driver's table, lines such as `gpu0/gi1/ci0/access 4`.
+        minor_number: N of /dev/nvidiaN.
+    """
+    rows = (line.split() for line in text.splitlines())
+    return tuple(
+        f"{_CAPS}{row[1]}"
+        for row in rows
+        if len(row) == 2 and row[0].startswith(f"gpu{minor_number}/")
+    )
+
+
+def list_openers(files: Collection[str]) -> list[int]:
+    """Processes that have one of these files open, without this one.
+
+    Args:
+        files: Such as /dev/nvidia0.
     """
     found = []
     for name in os.listdir("/proc"):
@@ -56,7 +79,7 @@ def list_openers(device: str) -> list[int]:
             for number in os.listdir(f"/proc/{name}/fd"):
                 with contextlib.suppress(OSError):
                     target = os.readlink(f"/proc/{name}/fd/{number}")
-                    if target == device or target.startswith(_CAPS):
+                    if target in files:
                         found.append(int(name))
                         break
     return sorted(found)

@@ -74,12 +74,16 @@ class MigClaim:
         minor_number: N of /dev/nvidiaN.
         switches: MIG was off, and is turned on for the job.
         planned: The instances that are the job's, made already or not.
+        is_lost_at_boot: MIG was on, and a reboot turns it off.
+        kept_in: Where that is written down (kept_modes); empty for nowhere.
     """
 
     gpu: str
     minor_number: int
     switches: bool
     planned: tuple[PlannedInstance, ...]
+    is_lost_at_boot: bool = False
+    kept_in: str = ""
 
     def owns(self, instance: GpuInstance) -> bool:
         """Whether an instance that stands is the job's."""
@@ -111,6 +115,7 @@ def describe_claim(claim: MigClaim) -> dict[str, Any]:
         "gpu": claim.gpu,
         "minor_number": claim.minor_number,
         "switches": claim.switches,
+        "kept_in": claim.kept_in,
         "planned": [
             {
                 "profile_id": one.profile_id,
@@ -137,6 +142,8 @@ def parse_claim(value: Mapping[str, Any]) -> MigClaim:
         int(value["minor_number"]),
         bool(value["switches"]),
         tuple(map(_parse_planned, value["planned"])),
+        # Missing in what an earlier version has written before an upgrade.
+        kept_in=str(value.get("kept_in", "")),
     )
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 CALL_S = 6.0
-"""How long one call may take; destroying an instance takes about a second."""
+"""How long one call may take; destroying an instance takes about a second. After a call that gave
+no answer it is twice as long: a driver that is slow answers in the end, one that hangs does not."""
 
 START_S = 10.0
 """How long the first answer may take: before it other hooks are waited for, and NVML loads."""
@@ -68,6 +69,7 @@ class MigSession:
         self._ends_at = ends_at
         self._problem = ""
         self._starts = 0
+        self._call_s = CALL_S
         self._child: Child | None = None
         self.took_s = 0.0
         """How long the last answer took."""
@@ -86,7 +88,7 @@ class MigSession:
     def renew(self, seconds: float) -> None:
         """Have so much time from now on, in a new process where the one before has hung."""
         self._ends_at = time.monotonic() + seconds
-        self._problem, self._starts = "", 0
+        self._problem, self._starts, self._call_s = "", 0, CALL_S
 
     def close(self) -> None:
         """End the child; NVML is closed with it."""
@@ -145,7 +147,8 @@ class MigSession:
         if self._problem and (left_s <= 0 or self._starts >= _STARTS_MAX):
             raise MigProblem(self._problem)
         child = self._child or self._start()
-        patience_s = max(0.0, min(CALL_S if self._has_answered else START_S, left_s))
+        usual_s = self._call_s if self._has_answered else max(START_S, self._call_s)
+        patience_s = max(0.0, min(usual_s, left_s))
         asked_at = time.monotonic()
         try:
             assert child.stdin is not None
@@ -155,6 +158,7 @@ class MigSession:
             line = self._read_line(child, time.monotonic() + 0.5)
         if not line:
             self._give_up(child)
+            self._call_s *= 2
             told = f"NVML gave no answer to {request[0]} within {patience_s:.1f} s"
             self._problem = self._problem or told
             raise MigProblem(told)

@@ -57,6 +57,11 @@ GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES = 15, 19, 23
 """NVML's error numbers (nvml.h, nvmlReturn_t); NO_ANSWER is ours, for a call that hangs."""
 
 
+_HOPPER = (9, 0)
+"""From here on a mode is changed without a reset, and lost with the driver (NVIDIA's MIG guide,
+r580)."""
+
+
 class MigProblem(NodeError):
     """A call of NVML's has failed.
 
@@ -155,6 +160,11 @@ class MigGpu:
     instances: tuple[GpuInstance, ...] | None = None
     processes: tuple[InstanceProcess, ...] | None = None
     problem: str = ""
+
+    @property
+    def switches_freely(self) -> bool:
+        """Its mode is changed without a reset, and is off after a reboot."""
+        return (self.compute_capability or (0, 0)) >= _HOPPER
 
     def find_profile(self, profile_id: int) -> InstanceProfile | None:
         """The profile of an id."""

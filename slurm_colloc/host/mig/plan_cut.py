@@ -18,9 +18,6 @@ from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile, PlacedInstance
 from slurm_colloc.model.printable import escape_controls
 
-_HOPPER = (9, 0)
-"""From here on a mode is changed without a reset (NVIDIA's MIG guide, r580)."""
-
 
 def plan_cut(
     gpu: MigGpu,
@@ -44,7 +41,13 @@ def plan_cut(
     if problem:
         raise NodeError(problem)
     planned = plan_instances(gpu, layout, allowed=allowed)
-    return MigClaim(gpu.uuid, gpu.minor_number or 0, not gpu.is_on, planned)
+    return MigClaim(
+        gpu.uuid,
+        gpu.minor_number or 0,
+        switches=not gpu.is_on,
+        planned=planned,
+        is_lost_at_boot=bool(gpu.is_on) and gpu.switches_freely,
+    )
 
 
 def find_refusal(gpu: MigGpu, *, may_switch: bool) -> str:
@@ -64,11 +67,10 @@ def find_refusal(gpu: MigGpu, *, may_switch: bool) -> str:
 
 
 def _find_switch_refusal(gpu: MigGpu, may_switch: bool) -> str:
-    is_hopper = (gpu.compute_capability or (0, 0)) >= _HOPPER
     if not may_switch:
-        lost = ", and from Hopper on a reboot turns it off" if is_hopper else ""
+        lost = ", and from Hopper on a reboot turns it off" if gpu.switches_freely else ""
         return f"the site's policy takes only GPUs where it is on{lost}"
-    if not is_hopper:
+    if not gpu.switches_freely:
         return "before Hopper it takes a reset to turn it on"
     return ""
 

@@ -16,6 +16,7 @@ from slurm_colloc.host.mig.gpu_holders import describe_holders
 from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_state import (
     IN_USE,
+    NO_ANSWER,
     GpuInstance,
     MigGpu,
     MigProblem,
@@ -41,12 +42,15 @@ class MigRestored:
         notes: What else is worth telling.
         destroyed: How many GPU instances were destroyed.
         switched_off: MIG was turned off again.
+        standing: The job's instances that stood when the GPU was last read, less those destroyed
+            since, in words by their ids; None before it was read.
     """
 
     unsafe: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     destroyed: int = 0
     switched_off: bool = False
+    standing: dict[int, str] | None = None
 
 
 def restore(
@@ -54,6 +58,7 @@ def restore(
     claim: MigClaim,
     *,
     ends_at: float,
+    slow_until: float = 0.0,
     wait: Callable[[float], None] = time.sleep,
 ) -> MigRestored:
     """Destroy what a job has of a GPU and set its mode back.
@@ -62,6 +67,8 @@ def restore(
         port: NVML.
         claim: What the checkpoint says.
         ends_at: Until when to try again what is in use, on the monotonic clock.
+        slow_until: Until when to go on where NVML gave no answer in time, likewise: it may be slow
+            and no more. No earlier than `ends_at`.
         wait: Waits so many seconds.
     """
     report = MigRestored()
@@ -69,16 +76,20 @@ def restore(
     is_held = False
     pause_s, other_faults = _FIRST_WAIT_S, 0
     for _ in range(_ROUNDS_MAX):
+        until = ends_at
         try:
             problem, is_held = _restore_once(port, claim, report)
             if not problem:
                 return report
         except MigProblem as error:
             # In the middle of something: the next round sees how far it came.
-            problem = f"{claim.gpu} could not be put back: {error.message}"
+            left = _describe_left(claim, report)
+            problem = f"{claim.gpu} could not be put back: {error.message}{left}"
             is_held = False
             other_faults += error.code != IN_USE
-        if other_faults > _SECOND_THOUGHTS or time.monotonic() + pause_s > ends_at:
+            if error.code == NO_ANSWER:
+                until = max(ends_at, slow_until)
+        if other_faults > _SECOND_THOUGHTS or time.monotonic() + pause_s > until:
             break
         wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
@@ -90,9 +101,11 @@ def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> tuple[
     """One round; why it is not done yet (empty: it is), and whether something holds the GPU."""
     gpu = read_claimed(port, claim)
     own = [instance for instance in gpu.instances or () if claim.owns(instance)]
+    report.standing = {one.id: one.describe(gpu.profiles) for one in own}
     for instance in own:
         if _destroy(port, claim.gpu, instance):
             return f"{instance.describe(gpu.profiles)} of {claim.gpu} is in use", True
+        del report.standing[instance.id]
         report.destroyed += 1
     if own:
         gpu = read_claimed(port, claim)
@@ -106,6 +119,14 @@ def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> tuple[
             f"job's: it was left so"
         )
     return _set_mode_back(port, claim, gpu, report)
+
+
+def _describe_left(claim: MigClaim, report: MigRestored) -> str:
+    """Which of the job's instances may still be there, as the end of a sentence; pure."""
+    told = [f"an instance at {one.placement.start}" for one in claim.planned]
+    if report.standing is not None:
+        told = list(report.standing.values())
+    return f"; {', '.join(told)} may still be there" if told else ""
 
 
 def _set_mode_back(

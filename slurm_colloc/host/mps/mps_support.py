@@ -89,7 +89,7 @@ def _find_refusal(gpu: Gpu) -> str:
     if capability is not None and capability < _OLDEST:
         return f"has compute capability {capability[0]}.{capability[1]}, MPS needs 3.5 or more"
     if gpu.mig_enabled:
-        return "is divided by MIG"
+        return "has MIG on, where programs find nothing but instances"
     if gpu.compute_mode == "PROHIBITED":
         return "is in compute mode PROHIBITED"
     return ""

@@ -26,7 +26,7 @@ class RateSource(enum.StrEnum):
     PAUSING = "pausing"
     """Its own, while all others were paused."""
     FIRST = "first"
-    """Its own, before another member had started."""
+    """Its own, while no other member had started, or done more than load."""
     FAMILY = "family"
     """That of another member of its family, which had all of the GPU's threads."""
     PROFILE = "profile"

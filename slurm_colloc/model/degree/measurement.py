@@ -17,6 +17,7 @@ from slurm_colloc.model.degree.measurement_windows import (
     WINDOW_S,
     DegreeMeasurement,
     MeasuredRate,
+    MeasurementCutShort,
     Measuring,
     PausableMember,
     Window,
@@ -86,6 +87,20 @@ class _DegreeSearch:
         half = max(self._least, -(-self._most // 2))
         # One alone makes the progress of one alone.
         first = sorted({self._most, half} - {1}, reverse=True)
+        try:
+            yield from self._look_first(first)
+            if not any(self._compute_stps(degree) for degree in self._samples):
+                return DegreeMeasurement(
+                    self._most, problem="no steps were seen while others paused"
+                )
+            yield from self._search()
+        except MeasurementCutShort:
+            if not all(self._compute_stps(degree) for degree in first):
+                raise
+        return self._conclude()
+
+    def _look_first(self, first: Sequence[int]) -> Generator[Window, WindowResult, None]:
+        """One alone, all and half of them, as often as noise asks."""
         for round_number in range(ROUNDS_MOST):
             if round_number == 0 or len(self._representatives) <= KINDS_MOST:
                 for kind, member in self._representatives.items():
@@ -95,8 +110,9 @@ class _DegreeSearch:
                 self._note(degree, (yield self._open(degree)))
             if round_number + 1 >= ROUNDS_LEAST and not self._is_noisy(first):
                 break
-        if not any(self._compute_stps(degree) for degree in self._samples):
-            return DegreeMeasurement(self._most, problem="no steps were seen while others paused")
+
+    def _search(self) -> Generator[Window, WindowResult, None]:
+        """Degrees between those that were tried, as long as one could be better than the best."""
         for _ in range(SEARCHES_MOST):
             best = self._choose()
             candidate = self._find_candidate(best)
@@ -106,7 +122,6 @@ class _DegreeSearch:
             if candidate not in self._samples:
                 # Nothing was seen of it.
                 break
-        return self._conclude()
 
     # -- windows ------------------------------------------------------------------------------
 

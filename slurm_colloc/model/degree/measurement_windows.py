@@ -97,4 +97,8 @@ class DegreeMeasurement:
     problem: str = ""
 
 
+class MeasurementCutShort(Exception):
+    """No further window comes: what was seen has to do. Raised again where that is too little."""
+
+
 Measuring = Generator[Window, WindowResult, DegreeMeasurement]

@@ -68,7 +68,7 @@ class ProbeProgress:
 
 
 SETTLED_LEAST_S = 22.0
-"""A usage profile asks for 20 s of steps, 2 s away from the neighbours that start then; the steps
+"""Twice what a usage profile asks for, 2 s away from the neighbours that start then; the steps
 between two looks at either end lie partly outside."""
 
 TICK_S = 1.0

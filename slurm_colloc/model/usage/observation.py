@@ -13,7 +13,7 @@ class MeasuredBy(enum.StrEnum):
     """How the figures of a usage profile were obtained."""
 
     ALONE = "alone"
-    """In runs that were alone on the GPU for 20 s at least, after their warm-up."""
+    """In runs that were alone on the GPU for 10 s at least, after their warm-up."""
     PAUSING = "pausing"
     """Rate and activity in windows of a second or two, while the other members of its pack were
     paused; peaks and host use over the whole run."""

@@ -57,7 +57,7 @@ class MemberExplanation:
 
 @dataclass(frozen=True)
 class SeatExplanation:
-    """A seat of a planned MIG layout (model.plan.PlannedSeat), and who has it.
+    """A seat of a planned MIG layout (model.mig.planned_seat.PlannedSeat), and who has it.
 
     Attributes:
         word: As the layout names it.
@@ -113,6 +113,7 @@ class PackExplanation:
         gpus: Its GPUs.
         slurm_job: Packs with the same number are GPU sets of one Slurm job; None for one that has
             its job to itself.
+        node: On which node of the Slurm job it is, from 0.
         cpus: CPUs that it asks for; None for what the job asked for.
         host_memory_mb: The same of host memory; None also for Slurm's default.
     """
@@ -135,6 +136,7 @@ class PackExplanation:
     layout: tuple[SeatExplanation, ...] = ()
     gpus: int = 1
     slurm_job: int | None = None
+    node: int = 0
     cpus: int | None = None
     host_memory_mb: int | None = None
 

@@ -25,12 +25,11 @@ from slurm_colloc.planning.explain.explanation import (
     SeatExplanation,
 )
 from slurm_colloc.planning.explain.separate_pairs import explain_pairs
+from slurm_colloc.planning.job_load import build_load, has_only_rate
 from slurm_colloc.planning.job_needs import (
     Question,
     are_timed,
-    build_load,
     build_subject,
-    has_only_rate,
     has_power,
     has_run_s,
 )
@@ -121,6 +120,7 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         layout=_explain_layout(pack, question.jobs),
         gpus=pack.request.gpus if pack.request else max(member.gpus for member in pack.members),
         slurm_job=pack.slurm_job,
+        node=pack.node,
         cpus=pack.request.cpus if pack.request else None,
         host_memory_mb=pack.request.host_memory_mb if pack.request else None,
     )

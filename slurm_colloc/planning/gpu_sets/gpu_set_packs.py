@@ -17,7 +17,7 @@ from slurm_colloc.planning.gpu_sets.known_gpu_sets import (
     goes_by_loads,
     tells_of_exchange,
 )
-from slurm_colloc.planning.gpu_sets.spread import Demand, Spread, choose_spread, deal, place_sets
+from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, deal, place_sets
 from slurm_colloc.planning.job_needs import Need, Question, compute_needs
 from slurm_colloc.planning.pack_request import build_lone_pack, choose_degree
 from slurm_colloc.planning.unknown_packs import (
@@ -45,7 +45,7 @@ def plan_gpu_sets(
         plan_alike: Makes packs by what is known of jobs.
     """
     jobs, gpus_per_pack = question.jobs, question.policy.gpus_per_pack
-    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack:
+    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack * question.policy.nodes_per_pack:
         # Each job can have GPUs of its own.
         policy = dataclasses.replace(question.policy, mixes_gpus=False)
         question = dataclasses.replace(question, policy=policy)
@@ -53,7 +53,7 @@ def plan_gpu_sets(
     kinds: dict[int, list[int]] = {}
     for index in indices:
         kinds.setdefault(together or jobs[index].gpus, []).append(index)
-    if gpus_per_pack > 1:
+    if question.policy.has_gpu_sets:
         return _spread(question, kinds, gpus_per_pack, plan_alike)
     # Each set is a Slurm job.
     packs: list[PackPlan] = []
@@ -75,13 +75,14 @@ def _spread(
     Args:
         question: What planning is asked.
         kinds: The jobs, by the GPUs of a set for them.
-        gpus_per_pack: GPUs of a Slurm job.
+        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
         plan_alike: Makes packs by what is known of jobs.
     """
-    limit = question.policy.running_limit
+    limit, nodes = question.policy.running_limit, question.policy.nodes_per_pack
     if limit is not None:
         gpus_per_pack = max(*kinds, min(gpus_per_pack, limit * min(kinds)), 1)
-        question = _limit_running(question, limit, gpus_per_pack // min(kinds))
+        nodes = max(1, min(nodes, limit * min(kinds) // gpus_per_pack))
+        question = _limit_running(question, limit, nodes * gpus_per_pack // min(kinds))
     own = {gpus: _ask_of_sets(question, gpus) for gpus in kinds}
     planned = {
         gpus: plan_alike(own[gpus], chosen)
@@ -95,28 +96,34 @@ def _spread(
         for gpus, chosen in kinds.items()
     }
     # With one set to a Slurm job, as many as are filled.
-    waits = question.policy.goal is not Goal.LATENCY and gpus_per_pack >= 2 * min(kinds)
+    waits = question.policy.goal is not Goal.LATENCY and nodes * gpus_per_pack >= 2 * min(kinds)
     # What cannot run at the same time anyway might as well wait here.
     most = 1 if limit is not None else question.capacity.limits.jobs_at_once
-    least = 1
+    # Who asks for several nodes is given them, as far as there are jobs for their GPUs.
+    gpus_most = sum(gpus * demand.jobs for gpus, demand in demands.items())
+    least = min(nodes, -(-gpus_most // gpus_per_pack))
     while True:
         spread = choose_spread(
-            demands, gpus_per_pack, least_jobs=least, most_jobs=most, waits=waits
+            demands,
+            gpus_per_pack,
+            least_nodes=least,
+            most_nodes=None if most is None else most * nodes,
+            waits=waits,
         )
         filled = {
             gpus: fit_known_packs(own[gpus], chosen, planned[gpus], spread.sets[gpus], plan_alike)
             if gpus in planned
-            else deal_jobs(own[gpus], chosen, spread.sets[gpus], spread.slurm_jobs)
+            else deal_jobs(own[gpus], chosen, spread.sets[gpus], -(-spread.nodes // nodes))
             for gpus, chosen in kinds.items()
         }
         if not waits or not any(_is_late(own[gpus], packs) for gpus, packs in filled.items()):
             break
-        wider = choose_spread(demands, gpus_per_pack, least_jobs=spread.slurm_jobs + 1)
+        wider = choose_spread(demands, gpus_per_pack, least_nodes=spread.nodes + 1)
         if wider.sets == spread.sets:
             break
-        least = wider.slurm_jobs
+        least = wider.nodes
     packs = [pack for gpus in sorted(filled, reverse=True) for pack in filled[gpus]]
-    return _number(packs, gpus_per_pack, spread)
+    return _number(packs, gpus_per_pack, spread.nodes, nodes)
 
 
 def scale_capacity(capacity: Capacity, gpus: int) -> Capacity:
@@ -216,12 +223,15 @@ def _is_late(question: Question, packs: Sequence[PackPlan]) -> bool:
     return False
 
 
-def _number(packs: Sequence[PackPlan], gpus_per_pack: int, spread: Spread) -> list[PackPlan]:
-    """The packs with the number of the Slurm job of each; one that is alone in its has none."""
+def _number(
+    packs: Sequence[PackPlan], gpus_per_pack: int, nodes: int, nodes_per_pack: int
+) -> list[PackPlan]:
+    """The packs with the Slurm job and the node of each; one that is alone in its job has none."""
     sizes = [1 if pack.request is None else pack.request.gpus for pack in packs]
-    numbers = place_sets(sizes, gpus_per_pack, min(spread.slurm_jobs, len(packs)))
-    counts = Counter(numbers)
+    numbers = place_sets(sizes, gpus_per_pack, min(nodes, len(packs)))
+    places = [divmod(number, nodes_per_pack) for number in numbers]
+    counts = Counter(job for job, _ in places)
     return [
-        dataclasses.replace(pack, slurm_job=number if counts[number] > 1 else None)
-        for pack, number in zip(packs, numbers, strict=True)
+        dataclasses.replace(pack, slurm_job=job, node=node) if counts[job] > 1 else pack
+        for pack, (job, node) in zip(packs, places, strict=True)
     ]

@@ -27,7 +27,7 @@ class GpuChoice:
 
 
 def choose_gpus_per_pack(jobs: Sequence[Job], capacity: Capacity, policy: Policy) -> GpuChoice:
-    """How many GPUs a pack of these jobs has, as far as user and nodes say.
+    """How many GPUs a pack of these jobs has on a node, as far as user and nodes say.
 
     Args:
         jobs: Jobs for which Slurm is asked in one way.
@@ -39,18 +39,22 @@ def choose_gpus_per_pack(jobs: Sequence[Job], capacity: Capacity, policy: Policy
     """
     asked, node = policy.gpus_asked, capacity.gpus_per_node
     if asked.isdigit():
-        return _check(GpuChoice(int(asked), _describe(int(asked), "--gpus-per-pack")), jobs)
+        why = _describe(int(asked), "--gpus-per-pack", policy.nodes_per_pack)
+        return _check(GpuChoice(int(asked), why), jobs)
     if policy.mode is SharingMode.MIG:
         return GpuChoice(1)
     is_exclusive = any(name == EXCLUSIVE for job in jobs for name, _ in job.group)
-    if asked == "auto" and not (capacity.gives_whole_nodes or is_exclusive):
+    has_nodes = policy.nodes_per_pack > 1
+    if asked == "auto" and not (capacity.gives_whole_nodes or is_exclusive or has_nodes):
         return GpuChoice(1)
     if node is None:
         return GpuChoice(1, "how many GPUs a node has is not known here, so each pack has one")
     why = "--gpus-per-pack=node"
-    if asked == "auto":
+    if asked == "auto" and has_nodes:
+        why = f"--nodes-per-pack={policy.nodes_per_pack}"
+    elif asked == "auto":
         why = "--exclusive" if is_exclusive else "whole nodes are given there"
-    return GpuChoice(node, _describe(node, why))
+    return GpuChoice(node, _describe(node, why, policy.nodes_per_pack))
 
 
 def _check(choice: GpuChoice, jobs: Sequence[Job]) -> GpuChoice:
@@ -64,7 +68,9 @@ def _check(choice: GpuChoice, jobs: Sequence[Job]) -> GpuChoice:
     return choice
 
 
-def _describe(gpus: int, why: str) -> str:
+def _describe(gpus: int, why: str, nodes: int = 1) -> str:
+    if nodes > 1:
+        return f"a pack has {gpus} GPU{'s' * (gpus > 1)} of each of {nodes} nodes: {why}"
     return f"a pack has {gpus} GPUs: {why}" if gpus > 1 else ""
 
 

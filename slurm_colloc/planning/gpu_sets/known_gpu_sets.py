@@ -67,7 +67,7 @@ def fit_known_packs(
         waiting = dataclasses.replace(policy, pack_size=each)
         found = plan_alike(dataclasses.replace(question, policy=waiting), indices)
         packs = min(packs, found, key=len)
-    if policy.gpus_per_pack > question.capacity.gpus:
+    if policy.gpus_per_pack * policy.nodes_per_pack > question.capacity.gpus:
         packs = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
     # Sets that end at about the same time are to be in one Slurm job.
     return sorted(packs, key=lambda pack: -(pack.predicted_finish_s or 0.0))

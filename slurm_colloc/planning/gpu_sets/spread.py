@@ -1,4 +1,4 @@
-"""How many GPU sets jobs are spread over, and which sets are one Slurm job; pure arithmetic."""
+"""How many GPU sets jobs are spread over, and which sets are on one node; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Spread:
     """Over how much jobs are spread.
 
     Attributes:
-        slurm_jobs: Slurm jobs.
+        nodes: Nodes of Slurm jobs, each of which has one unless more were asked for.
         sets: GPU sets over all of them, by the GPUs of one.
     """
 
-    slurm_jobs: int
+    nodes: int
     sets: Mapping[int, int]
 
 
@@ -38,32 +38,32 @@ def choose_spread(
     demands: Mapping[int, Demand],
     gpus_per_pack: int,
     *,
-    least_jobs: int = 1,
-    most_jobs: int | None = None,
+    least_nodes: int = 1,
+    most_nodes: int | None = None,
     waits: bool = True,
 ) -> Spread:
-    """How many Slurm jobs and GPU sets there are to be.
+    """How many nodes and GPU sets there are to be.
 
-    As many Slurm jobs as the places come nearest to: rather some members wait than that a second
-    node is half empty. In them the GPUs go to those of whom most would share one.
+    As many nodes as the places come nearest to: rather some members wait than that a second one
+    is half empty. In them the GPUs go to those of whom most would share one.
 
     Args:
-        demands: The jobs, by the GPUs of one; none needs more than a pack has.
-        gpus_per_pack: GPUs of a Slurm job.
-        least_jobs: Slurm jobs at least.
-        most_jobs: Slurm jobs at most, unless there are to be more at least; None for any number.
+        demands: The jobs, by the GPUs of one; none needs more than a pack has on a node.
+        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
+        least_nodes: Nodes at least.
+        most_nodes: Nodes at most, unless there are to be more at least; None for any number.
         waits: Members may wait; otherwise there are places for all.
     """
     wanted = sum(gpus * demand.jobs / demand.degree for gpus, demand in demands.items())
     nearest = math.floor(wanted / gpus_per_pack + 0.5)
-    nearest = nearest if most_jobs is None else min(nearest, most_jobs)
-    jobs = max(1, least_jobs, nearest if waits else math.ceil(wanted / gpus_per_pack))
+    nearest = nearest if most_nodes is None else min(nearest, most_nodes)
+    nodes = max(1, least_nodes, nearest if waits else math.ceil(wanted / gpus_per_pack))
     while True:
-        targets = _share_out(demands, jobs * gpus_per_pack)
-        placed = _count_placed(targets, gpus_per_pack, jobs)
+        targets = _share_out(demands, nodes * gpus_per_pack)
+        placed = _count_placed(targets, gpus_per_pack, nodes)
         if all(placed.get(gpus) for gpus in demands):
-            return Spread(jobs, placed)
-        jobs += 1
+            return Spread(nodes, placed)
+        nodes += 1
 
 
 def _share_out(demands: Mapping[int, Demand], gpus: int) -> dict[int, int]:
@@ -84,18 +84,18 @@ def _share_out(demands: Mapping[int, Demand], gpus: int) -> dict[int, int]:
     return sets
 
 
-def _count_placed(sets: Mapping[int, int], gpus_per_pack: int, jobs: int) -> dict[int, int]:
-    """How many of the sets find room in so many Slurm jobs; the largest first."""
+def _count_placed(sets: Mapping[int, int], gpus_per_pack: int, nodes: int) -> dict[int, int]:
+    """How many of the sets find room on so many nodes; the largest first."""
     sizes = [size for size in sorted(sets, reverse=True) for _ in range(sets[size])]
     placed: dict[int, int] = {}
-    for size, _ in _place(sizes, gpus_per_pack, jobs):
+    for size, _ in _place(sizes, gpus_per_pack, nodes):
         placed[size] = placed.get(size, 0) + 1
     return placed
 
 
-def _place(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[tuple[int, int]]:
-    """Sets, each with the Slurm job that has most GPUs left; without those that fit in none."""
-    free = [(-gpus_per_pack, number) for number in range(jobs)]
+def _place(sizes: Sequence[int], gpus_per_pack: int, nodes: int) -> list[tuple[int, int]]:
+    """Sets, each with the node that has most GPUs left; without those that fit on none."""
+    free = [(-gpus_per_pack, number) for number in range(nodes)]
     placed = []
     for size in sizes:
         left, number = free[0]
@@ -106,22 +106,22 @@ def _place(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[tuple[in
     return placed
 
 
-def place_sets(sizes: Sequence[int], gpus_per_pack: int, jobs: int) -> list[int]:
-    """Which Slurm job each GPU set belongs to.
+def place_sets(sizes: Sequence[int], gpus_per_pack: int, nodes: int) -> list[int]:
+    """Which node each GPU set is on.
 
-    Sets that follow each other come into one Slurm job where their sizes allow it; all Slurm jobs
-    have about equally many.
+    Sets that follow each other come onto one node where their sizes allow it; all nodes have about
+    equally many.
 
     Args:
-        sizes: The GPUs of each set, none more than a Slurm job has.
-        gpus_per_pack: GPUs of a Slurm job.
-        jobs: Slurm jobs at least; there are more where the sets need them.
+        sizes: The GPUs of each set, none more than a node has.
+        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
+        nodes: Nodes at least; there are more where the sets need them.
     """
     ordered = sorted(sizes, reverse=True)
-    placed = _place(ordered, gpus_per_pack, jobs)
+    placed = _place(ordered, gpus_per_pack, nodes)
     while len(placed) < len(sizes):
-        jobs += 1
-        placed = _place(ordered, gpus_per_pack, jobs)
+        nodes += 1
+        placed = _place(ordered, gpus_per_pack, nodes)
     room: dict[int, list[int]] = {}
     for size, number in placed:
         room.setdefault(size, []).append(number)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.model.mig.mig_layout import place as find_places
+from slurm_colloc.model.mig.planned_seat import PlannedSeat
 from slurm_colloc.model.plan import (
     PackPlan,
-    PlannedSeat,
     Policy,
     SharingMode,
     UsageProfile,
@@ -20,7 +20,7 @@ from slurm_colloc.planning.mig.compare_with_mps import describe_cost_of_walls
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, find_planned_gpu
 from slurm_colloc.planning.mig.seat_members import compute_own_slowdown, fits
 from slurm_colloc.planning.mig.seats import Seat, build_seats
-from slurm_colloc.planning.mig.shared_seats import add_neighbours, share_seats
+from slurm_colloc.planning.mig.shared_seats import predict_crowding, share_seats
 from slurm_colloc.planning.pack_description import describe_bounds, describe_sources
 from slurm_colloc.planning.pack_request import Prediction, build_pack
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
@@ -40,6 +40,8 @@ class InstancePlan:
         seats: Per member, its seat, or one that it may have once it no longer waits.
         slowdowns: Per member; None where one is unknown.
         duration_s: Seconds until the last ends; None where a slowdown is unknown.
+        crowding: Per member, how much of its slowdown is by those who share its instance, as a
+            factor; None where one is unknown, or none shares one.
     """
 
     gpu: PlannedGpu
@@ -47,6 +49,7 @@ class InstancePlan:
     seats: tuple[Seat, ...]
     slowdowns: tuple[float, ...] | None
     duration_s: float | None
+    crowding: tuple[float, ...] | None = None
 
 
 def plan_seats(
@@ -95,14 +98,18 @@ def plan_seats(
             return None
         found.append(seat)
     slowdowns = predict_on(question, subjects, found)
+    crowding = None
     if slowdowns is not None and degree > len(layout.seats):
-        slowdowns = add_neighbours(running, first, layout, slowdowns, question.calibration)
+        crowding = predict_crowding(subjects, found, first, layout, question.calibration)
+        slowdowns = crowding and tuple(
+            alone * times for alone, times in zip(slowdowns, crowding, strict=True)
+        )
     duration_s = None
     if slowdowns is not None:
         taken = [s.run_s * slowdown for s, slowdown in zip(subjects, slowdowns, strict=True)]
         # With those that wait: as if they followed each other on equal seats.
         duration_s = max(*taken, sum(taken) / degree) if len(taken) > 1 else taken[0]
-    return InstancePlan(gpu, layout, tuple(found), slowdowns, duration_s)
+    return InstancePlan(gpu, layout, tuple(found), slowdowns, duration_s, crowding)
 
 
 def find_smallest_seat(subject: Subject, seats: Sequence[Seat]) -> Seat | None:

@@ -110,7 +110,7 @@ def _describe_sharing(planned: InstancePlan) -> str:
     """Who shares an instance, in a sentence."""
     counts = [planned.layout.seating.places.count(at) for at in range(len(planned.layout.seats))]
     told = [
-        f"{count} on {seat.word}"
+        f"{count} on {seat.word}{_describe_crowding(planned, seat)}"
         for seat, count in zip(planned.layout.seats, counts, strict=True)
         if count > 1
     ]
@@ -118,6 +118,17 @@ def _describe_sharing(planned: InstancePlan) -> str:
         f"members share instances by MPS, each with a daemon of its own: {', '.join(told)}. A "
         "fault on the GPU ends all members of its instance, and none of another"
     )
+
+
+def _describe_crowding(planned: InstancePlan, seat: Seat) -> str:
+    """How much slower its members make each other, as the end of a phrase; empty where unknown."""
+    if planned.crowding is None:
+        return ""
+    slower = [
+        times for times, its in zip(planned.crowding, planned.seats, strict=True) if its == seat
+    ]
+    low, high = f"{min(slower):.2f}", f"{max(slower):.2f}"
+    return f" ({low if low == high else f'{low} to {high}'} times slower than alone there)"
 
 
 def merge_parts(

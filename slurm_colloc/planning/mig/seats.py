@@ -31,7 +31,8 @@ class Seat:
         compute_slices: What it computes with: less than its GPU instance where others share it.
         sharers: Seats in its GPU instance.
         room_mb: GPU memory that its member's need may fill, in MB; None where unknown.
-        stretch: How much slower a job would be on it that is bound by SMs or DRAM alone.
+        sm_share: Its part of the GPU's SMs.
+        dram_share: Its part of the GPU's memory slices, and so of the bandwidth of its DRAM.
     """
 
     word: str
@@ -40,7 +41,13 @@ class Seat:
     compute_slices: int
     sharers: int
     room_mb: int | None
-    stretch: float
+    sm_share: float
+    dram_share: float
+
+    @property
+    def stretch(self) -> float:
+        """How much slower a job would be on it that is bound by the GPU alone (science: M3)."""
+        return (1.0 / self.sm_share + 1.0 / self.dram_share) / 2.0
 
     @property
     def profile(self) -> InstanceProfile:
@@ -131,8 +138,7 @@ def _build_seat(
     compute = compute or profile.compute_slices
     room_mb = gpu.compute_room_mb(profile)
     sms = max(1.0, profile.sms * compute / profile.compute_slices)
-    # The harmonic mean of its shares of SMs and memory (science: model M3). Those that share a GPU
-    # instance have its memory in common; none is promised more than its part.
+    # Those that share a GPU instance have its memory in common, and none is promised more.
     memory = profile.memory_slices / sharers
     return Seat(
         word,
@@ -141,7 +147,8 @@ def _build_seat(
         compute,
         sharers,
         None if room_mb is None else room_mb // sharers,
-        (gpu.sms / sms + gpu.memory_slices / memory) / 2,
+        sms / gpu.sms,
+        memory / gpu.memory_slices,
     )
 
 

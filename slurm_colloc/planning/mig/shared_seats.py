@@ -75,8 +75,8 @@ def predict_neighbours(
 ) -> tuple[float, ...] | None:
     """How much slower members are by those who share their instance, against alone on it.
 
-    The contention model of MPS, with what each takes as a share of the instance: an activity of
-    which the instance has less fills more of it, and lasts longer, too.
+    The contention model of MPS, with the instance's SMs and DRAM as the whole: what a job takes of
+    either fills more of them, and lasts longer, too.
 
     Args:
         subjects: Those on one instance.
@@ -103,45 +103,57 @@ def predict_neighbours(
     )
 
 
-def add_neighbours(
-    running: Sequence[Subject],
+def predict_crowding(
+    subjects: Sequence[Subject],
+    seats: Sequence[Seat],
     first: Sequence[int],
     layout: SeatedLayout,
-    slowdowns: Sequence[float],
     calibration: Calibration | None,
 ) -> tuple[float, ...] | None:
-    """Slowdowns with those by who shares an instance; None where one is unknown.
+    """How much slower each member is by those who share its instance; None where one is unknown.
 
     Args:
-        running: The members that run at once.
-        first: Their places among all members.
-        layout: Where they sit.
-        slowdowns: Of all members, each alone on its instance.
+        subjects: The members.
+        seats: Theirs.
+        first: Places of those that run at once, in the order of the layout's seating.
+        layout: Where those sit.
         calibration: How jobs slow each other down on the whole GPU.
     """
-    found = list(slowdowns)
+    found = [1.0] * len(subjects)
     for number, seat in enumerate(layout.seats):
-        mine = [at for at, place in enumerate(layout.seating.places) if place == number]
-        slower = predict_neighbours([running[at] for at in mine], seat, calibration)
+        mine = [
+            at for at, place in zip(first, layout.seating.places, strict=True) if place == number
+        ]
+        slower = predict_neighbours([subjects[at] for at in mine], seat, calibration)
         if slower is None:
             return None
         for at, times in zip(mine, slower, strict=True):
-            found[first[at]] *= times
+            found[at] = times
+        # One that waits has the place of the first of them that ends, and the others around it.
+        others = sorted(mine, key=lambda at: subjects[at].run_s * found[at])[1:]
+        for at, its in enumerate(seats):
+            if its == seat and at not in first:
+                crowd = [subjects[one] for one in (at, *others)]
+                slower = predict_neighbours(crowd, seat, calibration)
+                if slower is None:
+                    return None
+                found[at] = slower[0]
     return tuple(found)
 
 
 def _scale(subject: Subject, seat: Seat) -> Load:
-    """What a job takes of an instance, alone on it."""
+    """What a job takes of an instance, alone on it: of its SMs and its bandwidth as the whole."""
     load = subject.load
     assert load is not None
     own = compute_own_slowdown(subject, seat)
-    part = seat.stretch / own
+    sm, dram = seat.sm_share * own, seat.dram_share * own
     return dataclasses.replace(
         load,
-        engine=min(1.0, load.engine * part),
-        sm=min(1.0, load.sm * part),
-        dram=min(1.0, load.dram * part),
-        tensor=min(1.0, load.tensor * part),
+        # What the host takes of a step stays as long as on the whole GPU.
+        engine=1.0 - (1.0 - load.engine) / own,
+        sm=min(1.0, load.sm / sm),
+        dram=min(1.0, load.dram / dram),
+        tensor=min(1.0, load.tensor / sm),
         # What all members copy is counted for the whole GPU.
         pcie=0.0,
     )

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, Kind
+from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, ColumnKind
 from slurm_colloc.report.data.data_rows import Chosen, build_member_rows
 from slurm_colloc.report.summary.member_identity import format_time
 
@@ -45,8 +45,8 @@ def render_csv(found: Chosen) -> str:
     return file.getvalue()
 
 
-def _write(value: Any, kind: Kind) -> Any:
-    return write_cell(format_time(value) if kind is Kind.TIME else value)
+def _write(value: Any, kind: ColumnKind) -> Any:
+    return write_cell(format_time(value) if kind is ColumnKind.TIME else value)
 
 
 def write_cell(value: Any) -> Any:

@@ -11,8 +11,8 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.data.data_columns import (
     MEMBER_COLUMNS,
     PACK_COLUMNS,
+    ColumnKind,
     DataColumn,
-    Kind,
 )
 from slurm_colloc.report.summary.summary_shape import Summary
 
@@ -52,18 +52,18 @@ def _read(part: Mapping[str, Any], column: DataColumn) -> Any:
     return _take(value, column.kind)
 
 
-def _take(value: Any, kind: Kind) -> Any:
+def _take(value: Any, kind: ColumnKind) -> Any:
     """A value of a column's kind; None for one of another, as a damaged summary may have it."""
-    if kind is Kind.FLAG:
+    if kind is ColumnKind.FLAG:
         return value if isinstance(value, bool) else None
-    if kind is Kind.WORDS:
+    if kind is ColumnKind.WORDS:
         is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
         # Words that no shell needs to quote are quoted nowhere.
         return escape_controls(shlex.join(value)) if is_list and value else "" if is_list else None
-    if kind is Kind.TEXT:
+    if kind is ColumnKind.TEXT:
         return escape_controls(value) if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    if kind is Kind.WHOLE:
+    if kind is ColumnKind.WHOLE:
         return int(value) if abs(value) < _WHOLE_MOST else None
     return float(value)

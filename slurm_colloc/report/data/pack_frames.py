@@ -15,7 +15,12 @@ from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.argument_parameters import read_parameters
 from slurm_colloc.model.member import ALL, LAST, Selection
 from slurm_colloc.model.sbatch.quantities import parse_age_s
-from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, PACK_COLUMNS, DataColumn, Kind
+from slurm_colloc.report.data.data_columns import (
+    MEMBER_COLUMNS,
+    PACK_COLUMNS,
+    ColumnKind,
+    DataColumn,
+)
 from slurm_colloc.report.data.data_rows import build_member_rows, build_pack_rows
 from slurm_colloc.report.ended_members import list_changed_since
 from slurm_colloc.report.last_submission import find_last
@@ -215,11 +220,11 @@ def _to_numbers(column: pd.Series) -> pd.Series:
 
 
 _KINDS = {
-    Kind.TEXT: "string",
-    Kind.WORDS: "string",
-    Kind.WHOLE: "Int64",
-    Kind.NUMBER: "float64",
-    Kind.FLAG: "boolean",
+    ColumnKind.TEXT: "string",
+    ColumnKind.WORDS: "string",
+    ColumnKind.WHOLE: "Int64",
+    ColumnKind.NUMBER: "float64",
+    ColumnKind.FLAG: "boolean",
 }
 
 
@@ -230,7 +235,7 @@ def _build_frame(
     data = {}
     for column in columns:
         values = [row[column.name] for row in rows]
-        if column.kind is Kind.TIME:
+        if column.kind is ColumnKind.TIME:
             numbers = pd.Series(values, dtype="float64")
             data[column.name] = pd.to_datetime(numbers, unit="s", utc=True, errors="coerce")
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, Kind
+from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, ColumnKind
 from slurm_colloc.report.data.data_rows import Chosen, build_member_rows
 from slurm_colloc.store.atomic_files import write_atomic
 
@@ -57,17 +57,17 @@ def write_parquet(path: Path, found: Chosen) -> int:
     return len(rows)
 
 
-def _choose_type(kind: Kind) -> pa.DataType:
+def _choose_type(kind: ColumnKind) -> pa.DataType:
     import pyarrow as pa
 
     kinds = {
-        Kind.WHOLE: pa.int64(),
-        Kind.NUMBER: pa.float64(),
-        Kind.TIME: pa.timestamp("ms", "UTC"),
-        Kind.FLAG: pa.bool_(),
+        ColumnKind.WHOLE: pa.int64(),
+        ColumnKind.NUMBER: pa.float64(),
+        ColumnKind.TIME: pa.timestamp("ms", "UTC"),
+        ColumnKind.FLAG: pa.bool_(),
     }
     return kinds.get(kind, pa.string())
 
 
-def _write(value: Any, kind: Kind) -> Any:
-    return None if value is None else round(value * 1000) if kind is Kind.TIME else value
+def _write(value: Any, kind: ColumnKind) -> Any:
+    return None if value is None else round(value * 1000) if kind is ColumnKind.TIME else value

@@ -8,7 +8,7 @@ from typing import Any
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.speed_words import find_figures
+from slurm_colloc.report.words.speed_words import find_figures
 from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import FOLDER, ProfileNames

@@ -174,7 +174,7 @@ def _compute_slowdown(
         where = f"on {model}" if model else "(the GPU's model is not known)"
         return None, (
             f"no solo rate: no usage profile {where} of its own or of one family, never alone for "
-            "20 s of steps with all of the GPU, and not measured while all others were paused"
+            "10 s of steps with all of the GPU, and not measured while all others were paused"
         )
     if shared.steps_per_s is None:
         return None, "it shared for too short a time"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.own_time import OwnTime
-from slurm_colloc.metrics.rates import Progress
+from slurm_colloc.metrics.rates import CounterReadings
 from slurm_colloc.metrics.series import Track
 from slurm_colloc.report.summary.sample_tables import (
     KEY,
@@ -105,13 +105,13 @@ class StartSamples:
         value = self.last("first_step_at")
         return None if value is None else float(value)
 
-    def build_progress(self, own_time: OwnTime) -> Progress:
+    def build_progress(self, own_time: OwnTime) -> CounterReadings:
         """Its counters.
 
         Args:
             own_time: Tells when its runner had stopped it.
         """
-        return Progress(
+        return CounterReadings(
             self.read("at"),
             self.read("steps"),
             self.read("samples"),

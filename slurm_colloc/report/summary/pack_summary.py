@@ -9,7 +9,6 @@ from typing import Any
 
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.report.degree_words import describe_degree
 from slurm_colloc.report.member_views import (
     PackView,
 )
@@ -33,6 +32,7 @@ from slurm_colloc.report.summary.sharing_summary import (
 )
 from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
 from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.report.words.degree_words import describe_degree
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.sample_files import report_directory
 from slurm_colloc.store.pack_reading import StateReader
@@ -43,14 +43,7 @@ _GAPS_MOST = 50
 def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> Summary:
     """Compute the summary of a pack from what its runner and monitor wrote.
 
-    Args:
-        pack: The pack's directory.
-        profiles: The state directory that has the usage profiles.
-        view: What Slurm and the runner say about it; None for what the runner wrote.
-
-    Raises:
-        NotFound: There is no such pack.
-        StateError: It is damaged, or its samples cannot be read at all.
+    What it takes and raises is what `read_run` does.
     """
     run = read_run(pack, profiles, view)
     return _build(run, compute_figures(run))

@@ -30,7 +30,7 @@ from slurm_colloc.report.summary.rates_by_pausing import (
     name_start,
 )
 
-ALONE_LEAST_S = 20.0
+ALONE_LEAST_S = 10.0
 """A shorter time alone gives no solo rate."""
 _WARM_UP_S = 10.0
 
@@ -70,7 +70,7 @@ def find_solo_rate(
 ) -> SoloRate | None:
     """A member's solo rate; None where it is unknown.
 
-    From its usage profile; else from at least 20 s of this run in which it was alone, with all of
+    From its usage profile; else from at least 10 s of this run in which it was alone, with all of
     the GPU; else from the moments in which its runner had paused all others; else from its
     family. A member that never shared was as fast as it is alone, whatever
     its profile says.
@@ -179,7 +179,7 @@ class Relatives:
                 by_pausing += [] if found is None else [found]
         how = MeasuredBy.ALONE
         if not known:
-            # What was measured for 20 s and more counts where there is any.
+            # What was measured for 10 s and more counts where there is any.
             how = MeasuredBy.PAUSING
             known = [(found.steps_per_s, found.sm_active, found.power_w) for found in by_pausing]
         if not known:
@@ -222,7 +222,7 @@ def find_idle_power(run: PackRun) -> tuple[float | None, str]:
 
 @dataclass(frozen=True)
 class AloneStart:
-    """A start of a member that was alone, with all of the GPU, for 20 s after its warm-up.
+    """A start of a member that was alone, with all of the GPU, for 10 s after its warm-up.
 
     Attributes:
         samples: What was read of the start.

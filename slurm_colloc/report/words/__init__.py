@@ -1,1 +1,1 @@
-"""What `csub explain` knows: states, ends, reasons to wait, and the words of a report; pure."""
+"""States, ends, reasons to wait and summaries in words; what `csub explain` knows; pure."""

@@ -1,6 +1,6 @@
-"""Divides what Slurm gave a job among its GPU sets, once, before any of its runners begins.
+"""Divides what Slurm gave a job on a node among its GPU sets there, before any runner begins.
 
-Who: the user; where: the job's node, in the process that starts the runners.
+Who: the user; where: each of the job's nodes, in the process that starts its runners.
 """
 
 from __future__ import annotations
@@ -37,22 +37,32 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where the kernel says which CPUs are nearest to a device (sysfs-bus-pci, local_cpulist)."""
 
+_OF_ONE_NODE = (
+    ("SLURM_JOB_NODELIST", "{}"),
+    ("SLURM_NODELIST", "{}"),
+    ("SLURM_JOB_NUM_NODES", "1"),
+    ("SLURM_NNODES", "1"),
+    ("SLURM_TASKS_PER_NODE", "1"),
+)
+"""What a job of one node has in place of what one of several has."""
+
 
 def divide_job(packs: Sequence[Path], record: PackRecord, allocation: Allocation) -> GpuDivision:
-    """Divide the job's GPUs, CPUs and host memory, and write division.json.
+    """Divide the node's GPUs, CPUs and host memory, and write division.json.
 
     NVML that does not answer costs nothing but the names: GPUs are then divided as Slurm counts
     them.
 
     Args:
-        packs: The directories of its sets' packs, in order.
+        packs: The directories of the packs of the node's sets, in order.
         record: The first one's pack.json.
-        allocation: What Slurm gave the whole job.
+        allocation: What Slurm gave the job there.
     """
     answer = probe_gpus(GpuPatience().nvml_s)
+    sizes = record.gpu_sets[record.gpu_set :][: len(packs)]
     division = build_division(
         answer,
-        [_read_want(pack, gpus) for pack, gpus in zip(packs, record.gpu_sets, strict=True)],
+        [_read_want(pack, gpus) for pack, gpus in zip(packs, sizes, strict=True)],
         allocation,
         takes_mig=record.mode is SharingMode.MIG,
     )
@@ -135,7 +145,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def build_set_environment(
-    environ: Mapping[str, str], share: GpuSetShare, want_cpus: int
+    environ: Mapping[str, str], share: GpuSetShare, want_cpus: int, node: str = ""
 ) -> dict[str, str]:
     """The batch script's environment as it would be in a job that has this share alone; pure.
 
@@ -143,6 +153,7 @@ def build_set_environment(
         environ: That of the whole job.
         share: What the set has.
         want_cpus: The CPUs that it was planned with, which count where none are bound.
+        node: The set's node, where the job has others, too; else empty.
     """
     found = dict(environ)
     cpus = str(len(share.cpus) or want_cpus)
@@ -155,6 +166,8 @@ def build_set_environment(
             found[name] = cpus
     if "SLURM_GPUS_ON_NODE" in found:
         found["SLURM_GPUS_ON_NODE"] = str(len(share.gpus))
+    if node:
+        found |= {name: value.format(node) for name, value in _OF_ONE_NODE if name in found}
     if share.host_memory_mb is not None:
         for name in ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"):
             found.pop(name, None)
@@ -162,9 +175,9 @@ def build_set_environment(
     return found
 
 
-def enter_share(share: GpuSetShare, want_cpus: int) -> None:
+def enter_share(share: GpuSetShare, want_cpus: int, node: str = "") -> None:
     """Make this process one that has a set's share alone; see `build_set_environment`."""
-    environment = build_set_environment(os.environ, share, want_cpus)
+    environment = build_set_environment(os.environ, share, want_cpus, node)
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)

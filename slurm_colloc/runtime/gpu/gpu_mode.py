@@ -27,7 +27,7 @@ from slurm_colloc.store.pack.pack_records import PackRecord
 if TYPE_CHECKING:
     from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall, GpuFinding
     from slurm_colloc.runtime.gpu.lost_gpu import LostGpu
-    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
+    from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
 
 
 class GpuMode:
@@ -167,7 +167,7 @@ class GpuMode:
             except Exception as error:  # noqa: BLE001 - what was found is not found again
                 self._daemon.fall_back(f"it could not be prepared: {error!r}")
         if self.instances is not None:
-            from slurm_colloc.runtime.gpu.take_instances import follow_instances
+            from slurm_colloc.runtime.gpu.mig.take_instances import follow_instances
 
             follow_instances(self.instances, self._preparation)
         self._daemon.work()
@@ -179,7 +179,7 @@ class GpuMode:
 
     def _has_settled_mig(self) -> bool:
         """Try to take the node's MIG instances; True where nothing else is left to be tried."""
-        from slurm_colloc.runtime.gpu.take_instances import take_instances
+        from slurm_colloc.runtime.gpu.mig.take_instances import take_instances
 
         self.instances, is_done = take_instances(
             self._slurm_environment,
@@ -194,7 +194,7 @@ class GpuMode:
 
     def _share_instances(self, instances: PackInstances) -> None:
         """Start MPS in the instances that members share."""
-        from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
+        from slurm_colloc.runtime.gpu.mig.instance_daemons import InstanceDaemons
 
         instances.use_mps(
             InstanceDaemons(

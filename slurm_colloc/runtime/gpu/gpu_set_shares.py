@@ -88,7 +88,7 @@ def _describe(uuid: str, number: str, gpu: Gpu | None, *, takes_mig: bool) -> Jo
     if gpu.doubt:
         problem = f"NVML cannot be believed: {gpu.doubt}"
     elif gpu.mig_enabled and not takes_mig:
-        problem = f"{uuid} is divided by MIG"
+        problem = f"{uuid} has MIG on, where programs find nothing but instances"
     elif gpu.compute_mode == "PROHIBITED":
         problem = f"{uuid} is in compute mode PROHIBITED"
     return JobGpu(uuid, number, gpu.pci_bus_id, gpu.name, problem=problem)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slurm_colloc.host.keeper.prepared_mig import PreparedGpu
     from slurm_colloc.host.mps.mps_options import StopReport
     from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
-    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
+    from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
 
 
 class SetupRecord:

@@ -176,10 +176,14 @@ class MemberStarter:
         argv = build_wrapper_argv(sys.executable, launch_file)
         outer = dict(self._allocation.environment)
         if is_step:
-            argv = build_srun_argv(str(name), plan.host_memory_mb, argv)
+            argv = build_srun_argv(str(name), plan.host_memory_mb, argv, place=self._choose_node())
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
         return True
+
+    def _choose_node(self) -> str:
+        """The option that says to srun that it is this node, where the job has others, too."""
+        return f"--nodelist={self._allocation.node}" if self._record.set_nodes else ""
 
     def _give_shims(
         self,
@@ -204,6 +208,7 @@ class MemberStarter:
             job_id=job_id,
             submit_directory=submitted.submit_directory,
             outputs=outputs,
+            node=self._allocation.node if self._record.set_nodes else "",
         )
         give_shims(
             folder, inside, render_bash_env(composed, job_id, where.shims, [*filter(None, real)])

@@ -24,12 +24,20 @@ def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
     return [python, "-IB", "-S", WRAPPER, launch_file]
 
 
-def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:
+def build_srun_argv(
+    name: str, host_memory_mb: int | None, command: Sequence[str], *, place: str = ""
+) -> list[str]:
     """Start one task alongside others: no -c, no --exact, no --gres.
 
     Overlapping steps with --exact get the same cores, and --gres conflicts with --gpus-per-node
     of the job from 23.11 on; without them a step sees all of the job's CPUs and GPUs, and the
     wrapper binds itself (srun(1); seen on 22.05 and 26.05).
+
+    Args:
+        name: The step's name.
+        host_memory_mb: Its host memory; None for no limit of its own.
+        command: What it runs.
+        place: The option that says on which node; empty where the job has one, or for its first.
     """
     memory = [] if host_memory_mb is None else [f"--mem={host_memory_mb}"]
     return [
@@ -37,6 +45,7 @@ def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str
         "--overlap",
         "--nodes=1",
         "--ntasks=1",
+        *([place] if place else []),
         *memory,
         f"--job-name={name}",
         "--cpu-bind=none",

@@ -8,7 +8,8 @@ other runners of the job go on.
 
 A job with several GPU sets has a runner for each. What they need is loaded, and the job divided, by
 the guard's only child, the starter: it forks the runners, names them to the guard, which adopts
-them, and ends.
+them, and ends. Of a job with several nodes each has a guard. That of the first one also waits for
+the steps in which the others run, and where one ends it sees what is left there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 # A guard stands for as long as its pack runs: nothing is loaded for its types alone.
 TYPE_CHECKING = False
@@ -47,6 +48,9 @@ Requeue = Callable[[str, int], bool]
 """Told the pack of a killed runner and the signal that it died of; True where Slurm ends by itself
 what is left of the job."""
 
+LeaveNode = Callable[[str], bool]
+"""Told the first pack of a node whose step has ended; True where its members go on elsewhere."""
+
 _AWAITED = (*HANDED_ON, signal.SIGCHLD)
 _PR_SET_CHILD_SUBREAPER = 36
 _FILES_POLL_S = 0.005
@@ -67,14 +71,21 @@ class GuardPipe:
         """Say which directory must be gone before Slurm may end everything."""
         self._say(b"files %d %s\n" % (os.getpid(), os.fsencode(directory)))
 
-    def name_runners(self, packs: Mapping[int, str]) -> None:
+    def name_runners(self, packs: Mapping[int, str], nodes: Mapping[int, str]) -> None:
         """Say, as the starter, which runners have come in its place.
 
         Args:
             packs: By process id the directory of each one's pack.
+            nodes: By process id of the srun that stands for another node the directory of the pack
+                of that node's first set.
         """
+        named = ((b"runner", packs), (b"node", nodes))
         self._say(
-            b"".join(b"runner %d %s\n" % (pid, os.fsencode(pack)) for pid, pack in packs.items())
+            b"".join(
+                b"%s %d %s\n" % (word, pid, os.fsencode(pack))
+                for word, found in named
+                for pid, pack in found.items()
+            )
         )
 
     def _say(self, line: bytes) -> None:
@@ -86,6 +97,7 @@ def stand_guard(
     pack: str = "",
     requeue: Requeue | None = None,
     resume_paused: ResumePaused = lambda _: None,
+    leave_node: LeaveNode = lambda _: False,
     *,
     has_starter: bool = False,
 ) -> GuardPipe:
@@ -95,6 +107,7 @@ def stand_guard(
         pack: The directory of the child's pack.
         requeue: What is to be done about a runner that was killed; None for nothing.
         resume_paused: Called after a runner that was killed.
+        leave_node: Called after the end of another node's step.
         has_starter: The child is no runner but starts them, and ends once it has named them.
 
     Raises:
@@ -117,7 +130,7 @@ def stand_guard(
         raise
     if child != 0:
         os.close(write_end)
-        guard = _Guard(child, pack, read_end, requeue, resume_paused)
+        guard = _Guard(child, pack, read_end, requeue, (resume_paused, leave_node))
         for number in HANDED_ON:
             signal.signal(number, guard.hand_on)
         if has_starter:
@@ -137,12 +150,13 @@ class _Guard:
         pack: str,
         read_end: int,
         requeue: Requeue | None,
-        resume_paused: ResumePaused,
+        follow: tuple[ResumePaused, LeaveNode],
     ) -> None:
         self._runners = {child: pack}
+        self._nodes: dict[int, str] = {}
         self._read_end = read_end
         self._requeue = requeue
-        self._resume_paused = resume_paused
+        self._resume_paused, self._leave_node = follow
         self._files: dict[int, list[str]] = {}
         self._worst = 0
         self._killed_by = 0
@@ -150,7 +164,10 @@ class _Guard:
         """When what Slurm is ending is not waited for any longer; None while the job goes on."""
 
     def hand_on(self, number: int, _frame: object = None) -> None:
-        """Give a signal to all runners; also a handler of it."""
+        """Give a signal to all runners here; also a handler of it.
+
+        On other nodes Slurm itself signals the steps in which they run.
+        """
         # One that is collected is not in the list any more, so its pid is no other's.
         for pid in list(self._runners):
             with contextlib.suppress(ProcessLookupError):
@@ -170,9 +187,11 @@ class _Guard:
         status = ended.pop(starter)
         if not self._runners:
             self._note_end(starter, pack, status)
+        # Those that were as quick as that.
         for pid in self._runners.keys() & ended.keys():
-            # One that was as quick as that.
             self._note_end(pid, self._runners.pop(pid), ended[pid])
+        for pid in self._nodes.keys() & ended.keys():
+            self._note_node(self._nodes.pop(pid), ended[pid])
 
     def watch(self) -> NoReturn:
         """Wait until all runners have ended, and end as the worst of them.
@@ -181,13 +200,15 @@ class _Guard:
         before a blocking call, until the next one comes.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        while self._runners or self._ends_by is not None:
+        while self._runners or self._nodes or self._ends_by is not None:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid in self._runners:
                 self._note_end(pid, self._runners.pop(pid), status)
+            elif pid in self._nodes:
+                self._note_node(self._nodes.pop(pid), status)
             elif pid == 0:
                 if self._ends_by is not None and time.monotonic() >= self._ends_by:
                     break
@@ -212,8 +233,17 @@ class _Guard:
         if found is not None and found.si_signo != signal.SIGCHLD:
             self.hand_on(found.si_signo)
 
+    def _note_node(self, pack: str, status: int) -> None:
+        """Note the end of the step in which another node's runners were."""
+        goes_on = False
+        if self._ends_by is None:
+            with _unblocked(), contextlib.suppress(Exception):
+                goes_on = self._leave_node(pack)
+        if not goes_on:
+            self._worst = max(self._worst, os.waitstatus_to_exitcode(status) % 256)
+
     def _note_end(self, pid: int, pack: str, status: int) -> None:
-        if not self._runners:
+        if not self._runners and not self._nodes:
             for handed_on in HANDED_ON:
                 signal.signal(handed_on, signal.SIG_IGN)
         if not os.WIFSIGNALED(status):
@@ -222,12 +252,8 @@ class _Guard:
         self._killed_by = os.WTERMSIG(status)
         if self._ends_by is not None:
             return
-        # What is called now starts programs, which would inherit what is blocked.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
-        try:
+        with _unblocked():
             self._follow_kill(pid, pack)
-        finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
 
     def _follow_kill(self, pid: int, pack: str) -> None:
         """Do what is to be done about a runner that was killed."""
@@ -256,8 +282,20 @@ class _Guard:
             word, pid, directory = line.split(b" ", 2)
             if word == b"runner":
                 self._runners[int(pid)] = os.fsdecode(directory)
+            elif word == b"node":
+                self._nodes[int(pid)] = os.fsdecode(directory)
             else:
                 self._files.setdefault(int(pid), []).append(os.fsdecode(directory))
+
+
+@contextlib.contextmanager
+def _unblocked() -> Iterator[None]:
+    """For what starts programs, which would inherit what is blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
 
 
 def _adopt_orphans() -> None:

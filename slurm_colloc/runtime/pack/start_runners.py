@@ -1,7 +1,8 @@
-"""The runners of a Slurm job with several GPU sets, one for each; who: the job's starter.
+"""The runners of a Slurm job with several GPU sets, one for each; who: the node's starter.
 
-It loads what all of them need, divides the job, and forks them: so they share most of their memory,
-and what Slurm gave is divided once. None goes on before the guard knows of all.
+It loads what all of them need, divides what the job has on the node, and forks them: so they share
+most of their memory, and what Slurm gave is divided once. None goes on before the guard knows of
+all. The starter of the first node has those of the others started.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import insist
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pack.guard import GuardPipe
+from slurm_colloc.runtime.pack.start_on_nodes import arrive_on_node, start_other_nodes
 from slurm_colloc.runtime.queue.allocation import read_allocation
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.store.pack.gpu_division import GpuDivision
 from slurm_colloc.store.pack.pack_directory import read_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
+from slurm_colloc.store.pack_reading import list_node_packs
 
 LOADED_ONCE = (
     "slurm_colloc.runtime.attempt",
@@ -40,12 +42,12 @@ LOADED_ONCE = (
 
 
 def become_runner(path: str, guard: GuardPipe) -> str:
-    """Start the runners of all GPU sets of a job; returns in each of them, never in the starter.
+    """Start the runners of all GPU sets on a node; returns in each of them, never in the starter.
 
     What keeps it from starting them is said in the batch script's output, and ends it.
 
     Args:
-        path: The directory of its first set's pack.
+        path: The directory of the pack of the node's first set.
         guard: The line to the guard.
 
     Returns:
@@ -71,8 +73,10 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
     record = insist("reading the pack", lambda: read_pack(Path(path)))
     if record is None:
         raise StateError(f"{path} is not on this node")
-    packs = [Path(path).parent / name for name in list_gpu_set_packs(record)]
+    arrive_on_node()
+    packs = [Path(path).parent / name for name in list_node_packs(record, record.node)]
     allocation = read_allocation(read_given_environment())
+    nodes = {} if record.node else start_other_nodes(Path(path), record, os.environ)
     division = divide_job(packs, record, allocation)
     _write_down(packs, division)
     for name in LOADED_ONCE:
@@ -86,7 +90,7 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
         try:
             pid = os.fork()
         except OSError:
-            _end(started)
+            _end([*started, *nodes])
             raise
         if pid == 0:
             os.close(go_write)
@@ -94,15 +98,16 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
                 # The starter was killed before the guard knew of this process.
                 os._exit(1)
             os.close(go_read)
-            enter_share(division.shares[number], _find_cpus(pack, record))
+            node = allocation.node if record.set_nodes else ""
+            enter_share(division.shares[number], _find_cpus(pack, record), node)
             return str(pack)
         started[pid] = str(pack)
-    guard.name_runners(started)
+    guard.name_runners(started, nodes)
     os.write(go_write, b"!" * len(started))
     os._exit(0)
 
 
-def _end(started: Mapping[int, str]) -> None:
+def _end(started: Iterable[int]) -> None:
     for pid in started:
         os.kill(pid, signal.SIGKILL)  # noqa: TID251 - its own
         os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""Programs that a pause would hurt, as far as their processes show it.
+"""Packs and programs that are not paused: by settings, and as far as their processes show it.
 
 A program whose processes watch each other by short heartbeats takes a long pause for the death of
 its partners, although all of them are paused together: its own watchers, and servers outside, go on
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_colloc.host.system.node_processes import Process
+from slurm_colloc.model.plan import Rule
+from slurm_colloc.settings import Settings
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 NEVER = frozenset(
     {
@@ -44,3 +47,18 @@ def find_parking_obstacle(processes: int, ranks: int | None) -> str:
     if (ranks or 1) > 1 or processes > 1:
         return "its ranks wait for each other with a time-out"
     return ""
+
+
+def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
+    """Why a pack is not measured by pausing its members; empty where it is.
+
+    Args:
+        record: Its pack.json.
+        settings: The settings of this node.
+        unwatched: Why nothing of it is watched; empty where it is.
+    """
+    if not settings.pause:
+        return "the setting pause is off"
+    if record.policy is not None and record.policy.rule is not Rule.CSUB:
+        return f"the planner {record.policy.rule} does without"
+    return unwatched

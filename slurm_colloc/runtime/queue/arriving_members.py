@@ -5,14 +5,20 @@ See store.pack.take_over for the steps, of which each may be the last one of a k
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
+from slurm_colloc.store.pack.emptied_pack import is_being_cancelled
 from slurm_colloc.store.pack.member_home import read_home
+from slurm_colloc.store.pack.member_states import read_attempt
+from slurm_colloc.store.pack.pack_directory import read_ended
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import hand_on_requests
 
@@ -108,3 +114,26 @@ class ArrivingMembers:
                 self._intake.adopt(there)
                 self._journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]
+
+
+@contextlib.contextmanager
+def keep_both_open(state: State, pack: Path, other: Path, attempt: int) -> Iterator[bool]:
+    """Keep csub from settling either of two packs; False where it does so, or has done it.
+
+    A pack of which it is told that no csub looks at it any more neither gives nor takes.
+
+    Args:
+        state: The state directory.
+        pack: The one that takes.
+        other: The one that gives.
+        attempt: The newest attempt of the other when it was looked at.
+    """
+    with hold_lock(pack / "lock", 0) as own, hold_lock(other / "lock", 0) as its:
+        yield bool(own and its) and (
+            all(is_there(state.open / path.name) for path in (pack, other))
+            and read_ended(pack) is None
+            and read_ended(other) is None
+            and read_attempt(other) == attempt
+            and not is_being_cancelled(other)
+            and not is_being_cancelled(pack)
+        )

@@ -5,6 +5,7 @@ Slurm is asked in a thread: a controller that does not answer holds up nothing.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -16,6 +17,10 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
 from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.pack.emptied_pack import empty_pack, has_left_to_run
+from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 FRESH_S = 5.0
 """How long an answer of Slurm counts."""
@@ -155,3 +160,21 @@ def _names(pattern: re.Pattern[str], dependency: str, job_id: str) -> bool:
             if name in (job_id, base, f"{base}_*"):
                 return True
     return False
+
+
+def empty_job(state: State, sister: SisterPack, taker: str) -> bool:
+    """Close all packs of a Slurm job that has nothing left; False while one of its GPU sets has.
+
+    Args:
+        state: The state directory.
+        sister: One of its packs, whose lock is held.
+        taker: The pack that has taken its members.
+    """
+    paths = [state.pack_path(name) for name in list_gpu_set_packs(sister.record)]
+    others = [path for path in paths if path != sister.path and path.is_dir()]
+    with contextlib.ExitStack() as locks:
+        if not all(locks.enter_context(hold_lock(path / "lock", 0)) for path in others):
+            return False
+        if any(has_left_to_run(path) for path in (sister.path, *others)):
+            return False
+        return all(empty_pack(path, taker) for path in (sister.path, *others))

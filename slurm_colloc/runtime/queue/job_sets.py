@@ -29,8 +29,9 @@ from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.pack_directory import list_claimed, read_ended, read_slurm_job_id
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.runner_kills import read_kill, was_killed
 from slurm_colloc.store.pack.runner_process import read_runner
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
+from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
 
 LEAVE_S = 5.0
 """How long the others have to take what a set leaves to them; each looks once a second."""
@@ -38,6 +39,9 @@ LEAVE_S = 5.0
 
 BEGIN_S = 60.0
 """How long a set may take to begin after this one; its runner may have failed before that."""
+
+LEFT_S = 60.0
+"""How long the members of a node that has left the job may take to be set free."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,7 @@ class JobSets:
         attempt: The attempt's number.
         state: The state directory.
         members: Its members and places.
+        restarts: How often Slurm has restarted the job.
         clock: Seconds that only grow.
     """
 
@@ -77,6 +82,7 @@ class JobSets:
         state: State,
         members: PackMembers,
         *,
+        restarts: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pack = pack
@@ -87,6 +93,8 @@ class JobSets:
         names = list_gpu_set_packs(record)
         self.others = [state.pack_path(name) for name in names if name != record.pack_id]
         """Their packs; none where the job has one set."""
+        self._restarts = restarts
+        self._on_node = frozenset(list_node_packs(record, record.node))
         self._clock = clock
         self._begun_at = clock()
         self._left: set[int] = set()
@@ -112,8 +120,20 @@ class JobSets:
             return False
         if other.is_out or other.begun >= self._find_places(other.pack):
             return True
-        here, there = len(self._members.running()) + 1, other.begun + len(other.waiting) - 1
-        return here * _count_gpus(other.pack.record) <= there * _count_gpus(self._record)
+        return self.count_sooner(other.pack.record, other.begun, len(other.waiting)) > 0
+
+    def count_sooner(self, other: PackRecord, begun: int, waiting: int) -> int:
+        """How many may come from a set that runs, and leave it with no fewer a GPU than are here.
+
+        Args:
+            other: Its pack.json.
+            begun: How many of its members have begun and not ended.
+            waiting: How many wait in it.
+        """
+        own_gpus, gpus = _count_gpus(self._record), _count_gpus(other)
+        here, there = len(self._members.running()), begun + waiting
+        # Of n that come: (here + n) / own_gpus <= (there - n) / gpus.
+        return min(waiting, max(0, (there * own_gpus - here * gpus) // (own_gpus + gpus)))
 
     @staticmethod
     def _find_places(other: SisterPack) -> int:
@@ -135,7 +155,7 @@ class JobSets:
             attempt = read_attempt(path)
             if record is None or attempt > self._attempt or read_ended(path) is not None:
                 return None
-            is_out = bool(attempt) and _is_out(path, attempt)
+            is_out = self._is_out(path, attempt)
             waiting = _choose_movable(waiting, record, is_out=is_out)
             pack = SisterPack(path, record, attempt, read_slurm_job_id(path))
             begun = count_begun(pack) if waiting and not is_out else 0
@@ -164,15 +184,31 @@ class JobSets:
                 self._left_at = self._clock()
         return True
 
-    @staticmethod
-    def _may_take(path: Path) -> bool:
+    def _may_take(self, path: Path) -> bool:
         """Whether another set may take members: it is there, and its GPUs can be used."""
         if not path.is_dir() or inbox.list_waiting(str(path)) is None:
             return False
         attempt = read_attempt(path)
         with contextlib.suppress(StateError):
-            return not attempt or not _is_out(path, attempt)
+            return not self._is_out(path, attempt)
         return True
+
+    def _is_out(self, path: Path, attempt: int) -> bool:
+        """Whether nothing starts in a set any more: by its setup, or because its runner is gone."""
+        if not attempt:
+            return was_killed(path, self._restarts)
+        setup = read_setup(path)
+        is_refused = setup is not None and setup.attempt == attempt and not setup.mode
+        return (is_refused and bool(setup and setup.reason)) or not self._has_runner(path)
+
+    def _has_runner(self, path: Path) -> bool:
+        if was_killed(path, self._restarts):
+            return False
+        if path.name not in self._on_node:
+            # Its guard tells, or that of the first node.
+            return True
+        runner = read_runner(path)
+        return runner is not None and is_alive(ProcessId(runner.pid, runner.start_ticks))
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -200,9 +236,23 @@ class JobSets:
         """Whether members of another set may yet start again, or need another place."""
         if is_idle(path) or inbox.list_waiting(str(path)) is None:
             return False
+        if was_killed(path, self._restarts):
+            return self._is_being_left(path)
         if not read_attempt(path):
             return self._clock() < self._begun_at + BEGIN_S
-        return _has_runner(path)
+        return self._has_runner(path)
+
+    def _is_being_left(self, path: Path) -> bool:
+        """Whether members of a node that has left the job are about to be set free."""
+        with contextlib.suppress(StateError):
+            kill = read_kill(path, self._restarts)
+            if kill is not None and kill.node and time.time() < kill.at + LEFT_S:
+                record = self._state.read_pack(path.name)
+                pack = (
+                    None if record is None else SisterPack(path, record, read_attempt(path), None)
+                )
+                return pack is not None and count_begun(pack) > 0
+        return False
 
 
 def _list_waiting(path: Path) -> tuple[int, ...]:
@@ -233,15 +283,3 @@ def _choose_movable(waiting: Sequence[int], record: PackRecord, *, is_out: bool)
 
 def _count_gpus(record: PackRecord) -> int:
     return max(1, 1 if record.request is None else record.request.gpus)
-
-
-def _is_out(path: Path, attempt: int) -> bool:
-    """Whether nothing starts in a set any more: by its setup, or because its runner was killed."""
-    setup = read_setup(path)
-    is_refused = setup is not None and setup.attempt == attempt and not setup.mode
-    return (is_refused and bool(setup and setup.reason)) or not _has_runner(path)
-
-
-def _has_runner(path: Path) -> bool:
-    runner = read_runner(path)
-    return runner is not None and is_alive(ProcessId(runner.pid, runner.start_ticks))

@@ -34,7 +34,7 @@ from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_he
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
 
 if TYPE_CHECKING:
-    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
+    from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
 
 PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""

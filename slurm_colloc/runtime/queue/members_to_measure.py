@@ -18,6 +18,9 @@ from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 FIRST_STEP_S = 90.0
 """How long a member is waited for that has made no step: the others are measured without it."""
 
+SEEN_LATE_S = 2.5
+"""So much later than a member begins to take GPU memory the monitor has told of it."""
+
 Counts = Mapping[int, StepCount | None]
 """Steps by member number; None for a member that counts none."""
 
@@ -48,6 +51,7 @@ class MembersToMeasure:
         self._clock = clock
         self._seen_at: dict[tuple[int, int], float] = {}
         self._had_company: set[tuple[int, int]] = set()
+        self._first: tuple[float, RateAlone] | None = None
 
     def have_settled(self, running: Sequence[Member], counts: Counts) -> bool:
         """Whether all have made their first steps, but for those that will not soon."""
@@ -124,11 +128,17 @@ class MembersToMeasure:
         )
 
     def note_first(self, running: Sequence[Member]) -> None:
-        """The rate of the only member that runs, before another has started."""
-        if len(running) != 1:
-            self._had_company.update((m.number, m.record.starts) for m in running)
+        """The rate of the only member that works: no other has started, or has done more than load.
+
+        Args:
+            running: Members.
+        """
+        working = [m for m in running if len(running) == 1 or not self._is_loading(m)]
+        if len(working) != 1:
+            self._had_company.update((m.number, m.record.starts) for m in working)
+            self._first = None
             return
-        member = running[0]
+        (member,) = working
         if not member.is_wide or member.is_starting:
             return
         count = self._rates.read(member)
@@ -138,9 +148,25 @@ class MembersToMeasure:
         if not count.has_settled or first is None or last is None or last <= first:
             return
         rate = (count.steps - 1) / (last - first)
-        self._progress.rates_alone[member.number] = RateAlone(
-            member.number, rate, None, last - first, time.time(), RateSource.FIRST
-        )
+        found = RateAlone(member.number, rate, None, last - first, time.time(), RateSource.FIRST)
+        if len(running) == 1:
+            self._progress.rates_alone[member.number] = found
+            return
+        # What the others take of the GPU is seen late: the last moments do not count yet.
+        now = self._clock()
+        if self._first is None:
+            self._first = now, found
+        elif now >= self._first[0] + SEEN_LATE_S:
+            self._progress.rates_alone[member.number] = self._first[1]
+            self._first = now, found
+
+    def _is_loading(self, member: Member) -> bool:
+        """Whether a member has made no step and takes nothing of the GPU yet."""
+        if member.is_starting:
+            return True
+        count = self._rates.read(member)
+        has_steps = count is not None and count.first_step_s is not None
+        return not has_steps and not self._progress.uses_gpu_memory(member)
 
     def order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
         """Those that go on first: who may not be paused or is to stay fast, who may not be parked.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
 from slurm_colloc.model.degree.measurement_windows import (
     SETTLE_S,
     DegreeMeasurement,
+    MeasurementCutShort,
     Measuring,
     Window,
     WindowResult,
@@ -83,14 +85,14 @@ class PauseWindows:
 
         Args:
             running: Who runs now: a member that has come or gone, or is being ended, ends the
-                measurement (`is_open` is False then).
+                measurement (`is_open` is False then). Where one has only gone, what was seen
+                before may be enough.
         """
         if not self.is_open:
             return None
         try:
             if not self._may_go_on(running):
-                self.stop()
-                return None
+                return self._cut_short(running)
             if self._clock() < self._due:
                 return None
             if self._begun_at is None:
@@ -111,14 +113,34 @@ class PauseWindows:
 
     def stop(self) -> None:
         """End the measurement without a result; those that it has paused go on."""
-        if self._measuring is None:
-            return
+        if self._measuring is not None:
+            self._release().close()
+
+    def _release(self) -> Measuring:
+        """Let those go on that the measurement has paused; the measurement."""
+        assert self._measuring is not None
         measuring, self._measuring = self._measuring, None
         self._ended_at = self._clock()
-        measuring.close()
         self._pauser.resume(m for m in self._members.values() if not m.is_parked)
         parked = [m for m in self._members.values() if m.is_parked and m.process is not None]
         self._pauser.pause(parked, PARKED)
+        return measuring
+
+    def _cut_short(self, running: Sequence[Member]) -> DegreeMeasurement | None:
+        """End it now; what the windows so far have shown, None where that is too little."""
+        measuring = self._release()
+        now = {member.number: member.record.starts for member in running}
+        with contextlib.closing(measuring):
+            # What was measured of all tells nothing where others have come.
+            if now.items() < self._starts.items():
+                try:
+                    measuring.throw(MeasurementCutShort())
+                except MeasurementCutShort:
+                    return None
+                except StopIteration as end:
+                    measured: DegreeMeasurement = end.value
+                    return measured
+        return None
 
     def _may_go_on(self, running: Sequence[Member]) -> bool:
         is_same = {m.number: m.record.starts for m in running} == self._starts

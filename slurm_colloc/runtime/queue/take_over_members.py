@@ -1,30 +1,32 @@
 """Filling free places with members that wait in other packs: sisters first, then packs of its kind.
 
 How many fit is measured; by default that is none. A member comes from a pack that has not begun,
-which packs that have room share, or from one that runs and has found out that it cannot run more.
+which packs that have room share, or from one that runs and has found out that it cannot run more. A
+GPU set that others of its Slurm job keep also takes from a set of another job that runs, until both
+have as many.
 One of another submission runs the same script, and both submissions have allowed it
 (planning.join.same_kind). See store.pack.take_over for how it moves.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.alike_packs import AlikePacks
-from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers
-from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
+from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers, keep_both_open
+from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs, empty_job
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.fitting_members import FittingMembers
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
+    count_begun,
     list_waiting_here,
     may_take_over,
     read_sister,
@@ -33,12 +35,8 @@ from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
-from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.emptied_pack import (
-    empty_pack,
-    has_left_to_run,
-    is_being_cancelled,
     read_emptied,
 )
 from slurm_colloc.store.pack.member_home import (
@@ -47,12 +45,7 @@ from slurm_colloc.store.pack.member_home import (
     find_guest,
     write_home,
 )
-from slurm_colloc.store.pack.member_states import read_attempt
-from slurm_colloc.store.pack.pack_directory import (
-    read_ended,
-)
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 LOOK_EVERY_S = 1.0
 
@@ -208,9 +201,18 @@ class MemberTakeOver:
         the next one waits for all GPU sets of the job.
         """
         policy = self._record.policy
-        if not self._job_sets.others or policy is None:
+        # In the first turn its own are not taken in yet.
+        if not self._job_sets.others or policy is None or inbox.list_waiting(str(self._pack)):
             return 0
         return max(0, policy.degree - len(self._members.running()))
+
+    def _count_sooner(self, sister: SisterPack, waiting: Sequence[int]) -> int:
+        """How many start here sooner than in a sister that runs and may yet start them itself."""
+        planned = self._count_planned()
+        if not planned or not waiting or sister.guests_of:
+            return 0
+        begun = count_begun(sister)
+        return min(planned, self._job_sets.count_sooner(sister.record, begun, len(waiting)))
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
@@ -249,7 +251,7 @@ class MemberTakeOver:
                 share = math.ceil((len(waiting) + taken) / takers) - taken
                 most = min(room, share)
             elif not sister.gives:
-                continue
+                most = min(room, self._count_sooner(sister, waiting))
             if sister.guests_of and is_asking:
                 # Those of its own submission go first.
                 return
@@ -279,7 +281,7 @@ class MemberTakeOver:
             describe_wait: Why a member would wait here all the same; empty for nothing.
         """
         count = 0
-        with self._both_open(sister) as may:
+        with keep_both_open(self._state, self._pack, sister.path, sister.attempt) as may:
             if not may:
                 return 0
             fits = self._fitting.choose(sister, waiting, may_have_run=may_have_run)
@@ -295,7 +297,7 @@ class MemberTakeOver:
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._arriving.fetch()
-            if self._may_be_empty(sister) and self._empty(sister):
+            if self._may_be_empty(sister) and empty_job(self._state, sister, self._pack.name):
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
         return count
@@ -324,33 +326,3 @@ class MemberTakeOver:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
         is_in_job = sister.path in self._job_sets.others
         return is_mine and not is_in_job and not read_emptied(sister.path)
-
-    def _empty(self, sister: SisterPack) -> bool:
-        """Close all that has nothing left, once no GPU set of its Slurm job has; False before."""
-        paths = [self._state.pack_path(name) for name in list_gpu_set_packs(sister.record)]
-        others = [path for path in paths if path != sister.path and path.is_dir()]
-        with contextlib.ExitStack() as locks:
-            if not all(locks.enter_context(hold_lock(path / "lock", 0)) for path in others):
-                return False
-            if any(has_left_to_run(path) for path in (sister.path, *others)):
-                return False
-            return all(empty_pack(path, self._pack.name) for path in (sister.path, *others))
-
-    @contextlib.contextmanager
-    def _both_open(self, sister: SisterPack) -> Iterator[bool]:
-        """Keep csub from settling either pack; False where it does so, or has done it.
-
-        A pack of which it is told that no csub looks at it any more neither gives nor takes.
-        """
-        with (
-            hold_lock(self._pack / "lock", 0) as own,
-            hold_lock(sister.path / "lock", 0) as other,
-        ):
-            yield bool(own and other) and (
-                all(is_there(self._state.open / p.name) for p in (self._pack, sister.path))
-                and read_ended(self._pack) is None
-                and read_ended(sister.path) is None
-                and read_attempt(sister.path) == sister.attempt
-                and not is_being_cancelled(sister.path)
-                and not is_being_cancelled(self._pack)
-            )

@@ -15,6 +15,7 @@ from slurm_colloc.model.plan import Policy, Rule
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.latest_json import read_latest
+from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
@@ -39,6 +40,7 @@ class ProgressReader:
         rates: Reads their counters.
         instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
+        others: Knows what the other GPU sets of the job have seen; None where there are none.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class ProgressReader:
         *,
         instruments: bool,
         bound: float | None = None,
+        others: JobPeaks | None = None,
     ) -> None:
         self._pack = pack
         self._members = members
         self._rates = rates
         self._instruments = instruments
         self._bound = bound
+        self._others = others
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, str] = {}
@@ -76,6 +80,19 @@ class ProgressReader:
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
             if (count := self._rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
+        if self._others is not None:
+            self._others.tell(self._list_peaks())
+
+    def _list_peaks(self) -> dict[str, int]:
+        """By family what one of it took at most here."""
+        peaks: dict[str, int] = {}
+        for number in self._gpu_memory.list_seen():
+            member = self._members.by_number.get(number)
+            family = "" if member is None else self.find_family(member)
+            peak_mb = self._gpu_memory.find_peak_mb(number)
+            if family and peak_mb is not None:
+                peaks[family] = max(peak_mb, peaks.get(family, 0))
+        return peaks
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self._pack))
@@ -103,7 +120,9 @@ class ProgressReader:
             return own
         known = self._members.by_number
         alike = [n for n in self._gpu_memory.list_seen() if self.find_family(known[n]) == family]
-        return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
+        if alike or self._others is None:
+            return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
+        return self._others.find_mb(family)
 
     def find_gpu_use_mb(self, member: Member) -> int | None:
         """What a member takes now that is past its first seconds, with a margin; None before."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.atomic_files import explain_os_errors, read_bytes, write_atomic
 from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.index_lines import append_lines
 
 FOLDER = "profiles"
 FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
@@ -164,18 +165,5 @@ def _build_lines(families: Mapping[str, str]) -> bytes:
 
 
 def _write_lines(root: Path, families: Mapping[str, str]) -> None:
-    if not families:
-        return
-    data = _build_lines(families)
-    path = root / FOLDER / _INDEX
-    # No other file is written to, which a link of this name may lead to.
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        # A write that a full disk cut short is ended here, and its profile read again.
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+    if families:
+        append_lines(root / FOLDER / _INDEX, _build_lines(families))

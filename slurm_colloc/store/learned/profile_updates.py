@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.usage.observation import (
@@ -39,6 +40,8 @@ from slurm_colloc.store.learned.profiles import profile_path, read_profile_file
 
 _LOCK_WAIT_S = 10.0
 
+_Told = TypeVar("_Told")
+
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
@@ -64,15 +67,10 @@ def add_observations(root: Path, observations: Iterable[Observation]) -> list[st
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems = []
+    problems: list[str] = []
     with _locked(root):
-        for observation in observations:
-            path = profile_path(root, observation.signature, observation.gpu_model)
-            try:
-                record = read_profile_file(path)
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
+        found = ((o, profile_path(root, o.signature, o.gpu_model)) for o in observations)
+        for observation, path, record in _read_each(found, problems):
             merged = ProfileRecord.start(observation) if record is None else record.add(observation)
             if merged is not record:
                 _write(path, merged)
@@ -92,15 +90,10 @@ def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems = []
+    problems: list[str] = []
     with _locked(root):
-        for completion in completions:
-            path = profile_path(root, completion.signature, completion.gpu_model)
-            try:
-                record = read_profile_file(path)
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
+        found = ((c, profile_path(root, c.signature, c.gpu_model)) for c in completions)
+        for completion, path, record in _read_each(found, problems):
             if record is not None and (merged := record.complete(completion)) is not record:
                 _write(path, merged)
     return problems
@@ -117,20 +110,37 @@ def add_feedback(root: Path, feedback: Feedback) -> list[str]:
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems = []
-    records: dict[str, ProfileRecord] = {}
+    problems: list[str] = []
     with _locked(root):
-        for signature in {name: None for member in feedback.members for name in member.profiles}:
-            try:
-                record = read_profile_file(profile_path(root, signature, feedback.gpu_model))
-            except (StateError, UsageProblem) as problem:
-                problems.append(f"{problem}; it was left as it is")
-                continue
-            if record is not None:
-                records[signature] = record
+        names = {name: None for member in feedback.members for name in member.profiles}
+        found = ((name, profile_path(root, name, feedback.gpu_model)) for name in names)
+        records = {
+            signature: record
+            for signature, _, record in _read_each(found, problems)
+            if record is not None
+        }
         for signature, record in learn(feedback, records).items():
             _write(profile_path(root, signature, feedback.gpu_model), record)
     return problems
+
+
+def _read_each(
+    wanted: Iterable[tuple[_Told, Path]], problems: list[str]
+) -> Iterator[tuple[_Told, Path, ProfileRecord | None]]:
+    """Each usage profile that can be read, or None for one that is not there.
+
+    Args:
+        wanted: What it is about, and its file. It is read as it comes, after what was written for
+            the one before.
+        problems: Takes a sentence for each of the others.
+    """
+    for told, path in wanted:
+        try:
+            record = read_profile_file(path)
+        except (StateError, UsageProblem) as problem:
+            problems.append(f"{problem}; it was left as it is")
+            continue
+        yield told, path, record
 
 
 def _write(path: Path, record: ProfileRecord) -> None:

@@ -1,6 +1,6 @@
-"""division.json: how the GPUs of a Slurm job are divided among its GPU sets, on its node.
+"""division.json: how the GPUs of a Slurm job on a node are divided among its GPU sets there.
 
-It lies in the directory of the first set's pack, and is written before any runner of the job
+It lies in the directory of the pack of the node's first set, and is written before any runner there
 begins: one process divides, so that no two sets are ever given the same GPU or CPU.
 """
 
@@ -44,7 +44,7 @@ class GpuDivision:
         restarts: How often Slurm had restarted the job when it was written; a division of another
             start does not count.
         node: The node's name.
-        shares: One for each GPU set, in their order.
+        shares: One for each GPU set of the node, in their order.
         is_near: Each set's CPUs are those nearest to its GPUs, by the kernel.
         notes: What could not be told, a sentence each.
     """
@@ -72,8 +72,8 @@ def read_problem(pack: Path, number: int, restarts: int) -> str:
     """Why nothing can run in a GPU set; empty where it can, and where no division of now says it.
 
     Args:
-        pack: The directory of the first GPU set's pack.
-        number: The set's number.
+        pack: The directory of the pack of the node's first GPU set.
+        number: The set's number on the node.
         restarts: How often Slurm has restarted the job.
     """
     with contextlib.suppress(StateError):

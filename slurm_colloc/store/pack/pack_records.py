@@ -54,6 +54,8 @@ class PackRecord:
         gpu_set: Which of the GPU sets of its Slurm job it fills, from 0; `request` and `degree`
             are those of this set.
         gpu_sets: How many GPUs each set of the Slurm job has; none where the job has one set.
+        set_nodes: On which of the job's nodes each set is, counted from 0, which runs the batch
+            script; none where the job has one node.
     """
 
     pack_id: str
@@ -90,6 +92,12 @@ class PackRecord:
     layout_places: tuple[int, ...] = ()
     gpu_set: int = 0
     gpu_sets: tuple[int, ...] = ()
+    set_nodes: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> int:
+        """On which node of its Slurm job it is, from 0."""
+        return self.set_nodes[self.gpu_set] if self.set_nodes else 0
 
     def is_in_job_of(self, other: PackRecord) -> bool:
         """Whether both fill GPU sets of the same Slurm job."""

@@ -1,7 +1,8 @@
-"""killed.N.json: a runner that died of a signal, and what its guard could do about it.
+"""killed.N.json: a runner that died of a signal or with its node, and what its guard made of it.
 
 N is Slurm's restart count of the job, so every start of the batch script has a file of its own,
-also one whose runner was killed before it could begin an attempt. The guard alone writes it.
+also one whose runner was killed before it could begin an attempt. The guard alone writes it, for a
+node that has left the job that of the first node. A runner that finds it has been taken for dead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.atomic_files import is_there, write_json
 from slurm_colloc.store.record_files import read_record
 
 _PREFIX, _SUFFIX = "killed.", ".json"
@@ -24,9 +25,10 @@ class RunnerKill:
     Attributes:
         restarts: Slurm's restart count of the job at that time.
         attempt: The newest attempt at that time: that of the runner, if it had begun one.
-        signal: What it died of.
+        signal: What it died of; 0 where its node has left the job.
         at: When, in seconds since the epoch.
         refusal: Why its pack does not start again; empty where Slurm was asked to requeue it.
+        node: The node that has left the job; empty where it died of a signal.
     """
 
     restarts: int
@@ -34,9 +36,17 @@ class RunnerKill:
     signal: int
     at: float
     refusal: str = ""
+    node: str = ""
 
     def __str__(self) -> str:
-        return f"its runner was killed by signal {self.signal}"
+        return f"its runner was {self.how}"
+
+    @property
+    def how(self) -> str:
+        """What became of it."""
+        if self.node:
+            return f"on {self.node}, which has left the job"
+        return f"killed by signal {self.signal}"
 
     @property
     def outcome(self) -> str:
@@ -66,6 +76,11 @@ def read_kill(pack: Path | str, restarts: int) -> RunnerKill | None:
         StateError: The file is damaged.
     """
     return read_record(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}", RunnerKill)
+
+
+def was_killed(pack: Path | str, restarts: int) -> bool:
+    """Whether the runner of a restart count is known to be gone; nothing is read."""
+    return is_there(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}")
 
 
 def list_kills(pack: Path | str) -> list[RunnerKill]:

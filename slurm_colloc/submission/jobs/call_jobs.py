@@ -91,6 +91,7 @@ class Call:
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
         gpu_counts: The same of `--gpus-per-pack`.
+        node_counts: The same of `--nodes-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
@@ -103,6 +104,7 @@ class Call:
     goals: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
     gpu_counts: tuple[tuple[str, str], ...] = ()
+    node_counts: tuple[tuple[str, str], ...] = ()
     chosen_together: bool = False
 
 
@@ -181,6 +183,7 @@ def build_call(
         goals=list_values(merged, "goal"),
         rules=list_values(merged, "policy"),
         gpu_counts=list_values(merged, "gpus-per-pack"),
+        node_counts=list_values(merged, "nodes-per-pack"),
     )
 
 

@@ -68,7 +68,8 @@ EXCLUSIVE = "exclusive"
 def shares_its_node(options: Options) -> bool:
     """Whether a job asks for a node of its own, and says that others of its call may lie in it."""
     is_plain = options.flag(EXCLUSIVE) and not options.text(EXCLUSIVE)
-    return is_plain and options.flag("gpus-per-pack")
+    is_pack = options.flag("gpus-per-pack") or options.flag("nodes-per-pack")
+    return is_plain and is_pack
 
 
 def _describe_tasks(options: Options, gpus: GpuRequest) -> str:

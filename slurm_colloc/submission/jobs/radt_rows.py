@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut
 from slurm_colloc.submission.jobs.placeholders import keep_literally
-from slurm_colloc.submission.jobs.value_lists import Setting
+from slurm_colloc.submission.jobs.value_lists import ParameterSetting
 
 COLUMNS = (
     "Experiment", "Workload", "Name", "Status", "Run", "Devices", "Collocation", "File",
@@ -28,7 +28,7 @@ _ALONE = frozenset({"", "-", "none", "nan"})
 
 
 @dataclass(frozen=True)
-class Workload:
+class RadtWorkload:
     """Rows that run together.
 
     Attributes:
@@ -38,19 +38,19 @@ class Workload:
     """
 
     title: str
-    settings: tuple[Setting, ...]
+    settings: tuple[ParameterSetting, ...]
     places: tuple[int, ...]
 
 
-def is_radt_table(settings: Sequence[Setting]) -> bool:
+def is_radt_table(settings: Sequence[ParameterSetting]) -> bool:
     """True for a table with radT's columns."""
     names = {name for setting in settings for name, _ in setting.values}
     return names >= _TELLING and names <= set(COLUMNS)
 
 
 def group_workloads(
-    settings: Sequence[Setting], *, given: frozenset[str], folder: str
-) -> list[Workload]:
+    settings: Sequence[ParameterSetting], *, given: frozenset[str], folder: str
+) -> list[RadtWorkload]:
     """The workloads of radT's table, in its order.
 
     Args:
@@ -66,7 +66,7 @@ def group_workloads(
         cells = dict(setting.values)
         found.setdefault((cells.get("Experiment", ""), cells.get("Workload", "")), []).append(at)
     return [
-        Workload(
+        RadtWorkload(
             f"experiment {cut(experiment)}, workload {cut(workload)}",
             tuple(
                 _translate(settings[at], [settings[p] for p in places], given, folder)
@@ -79,8 +79,11 @@ def group_workloads(
 
 
 def _translate(
-    setting: Setting, workload: Sequence[Setting], given: frozenset[str], folder: str
-) -> Setting:
+    setting: ParameterSetting,
+    workload: Sequence[ParameterSetting],
+    given: frozenset[str],
+    folder: str,
+) -> ParameterSetting:
     together = len(workload)
     cells = dict(setting.values)
     file = cells.get("File", "")
@@ -105,7 +108,7 @@ def _translate(
     if given & {"gres", "gpus", "gpus-per-node"}:
         del pairs["gres"]
     kept = tuple((n, keep_literally(v)) for n, v in pairs.items() if v and n not in given)
-    return Setting(kept, setting.place)
+    return ParameterSetting(kept, setting.place)
 
 
 def _count_devices(text: str, place: str) -> int:
@@ -117,7 +120,7 @@ def _count_devices(text: str, place: str) -> int:
     return len(devices)
 
 
-def _choose_share(setting: Setting, workload: Sequence[Setting]) -> str:
+def _choose_share(setting: ParameterSetting, workload: Sequence[ParameterSetting]) -> str:
     """The value of --share for a row; that of a workload on MIG names the instance of each row."""
     words = [dict(row.values).get("Collocation", "").strip().lower() for row in workload]
     word = dict(setting.values).get("Collocation", "").strip().lower()
@@ -136,7 +139,7 @@ def _choose_share(setting: Setting, workload: Sequence[Setting]) -> str:
     return f"mig={'+'.join(words)}"
 
 
-def render_status(settings: Sequence[Setting], ends: Mapping[int, tuple[str, str]]) -> str:
+def render_status(settings: Sequence[ParameterSetting], ends: Mapping[int, tuple[str, str]]) -> str:
     """RadT's table with Status and Run filled in.
 
     Args:

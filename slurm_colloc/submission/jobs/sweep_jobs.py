@@ -41,7 +41,7 @@ from slurm_colloc.submission.jobs.table_formats import parse_table
 from slurm_colloc.submission.jobs.table_text import read_table_text
 from slurm_colloc.submission.jobs.value_lists import (
     Axis,
-    Setting,
+    ParameterSetting,
     build_axis,
     combine,
     list_numbers,
@@ -176,7 +176,9 @@ def _refuse_single_values(swept: SweptArguments, names: Collection[str]) -> None
             )
 
 
-def _choose_settings(options: Options, swept: SweptArguments, directory: str) -> list[Setting]:
+def _choose_settings(
+    options: Options, swept: SweptArguments, directory: str
+) -> list[ParameterSetting]:
     axes = list(swept.axes)
     shown = options.text("from")
     if shown is not None:
@@ -195,7 +197,7 @@ def _choose_settings(options: Options, swept: SweptArguments, directory: str) ->
     return settings
 
 
-def check_settings(settings: Sequence[Setting]) -> None:
+def check_settings(settings: Sequence[ParameterSetting]) -> None:
     """Refuse what can be no parameter.
 
     Raises:
@@ -227,7 +229,7 @@ def check_settings(settings: Sequence[Setting]) -> None:
 def fill_candidate(
     base: Candidate,
     words: Sequence[str],
-    setting: Setting,
+    setting: ParameterSetting,
     number: int,
     *,
     appended: Collection[str] = (),

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import cut
-from slurm_colloc.submission.jobs.value_lists import JOBS_MOST, Axis, Setting
+from slurm_colloc.submission.jobs.value_lists import JOBS_MOST, Axis, ParameterSetting
 
 _DELIMITERS = ",;\t"
 
@@ -86,9 +86,9 @@ def _check_names(names: Sequence[str], place: str) -> None:
             raise UsageProblem(f"{place}: two columns are called {cut(name)}")
 
 
-def _build_setting(pairs: Iterable[tuple[str, str]], place: str) -> Setting:
+def _build_setting(pairs: Iterable[tuple[str, str]], place: str) -> ParameterSetting:
     """A row; an empty cell gives nothing."""
-    return Setting(tuple((name, value) for name, value in pairs if value), place)
+    return ParameterSetting(tuple((name, value) for name, value in pairs if value), place)
 
 
 def _parse_json_lines(text: str, shown: str) -> list[Axis]:
@@ -198,7 +198,7 @@ def _build_axes(value: Any, shown: str) -> list[Axis]:
             place = f"{shown}, {cut(name)}"
             if not item:
                 raise UsageProblem(f"{place}: the list is empty")
-            axes.append(tuple(Setting(((name, _as_text(v, place)),), place) for v in item))
+            axes.append(tuple(ParameterSetting(((name, _as_text(v, place)),), place) for v in item))
         else:
             alone.append((name, item))
     if alone:
@@ -217,7 +217,7 @@ def _build_rows(items: Sequence[Any], shown: str, name: str) -> Axis:
     return tuple(rows)
 
 
-def _build_row(value: Mapping[str, Any], place: str) -> Setting:
+def _build_row(value: Mapping[str, Any], place: str) -> ParameterSetting:
     pairs = [(name, _as_text(item, f"{place}, {cut(name)}")) for name, item in value.items()]
     _check_names([name for name, _ in pairs], place)
     return _build_setting(pairs, place)

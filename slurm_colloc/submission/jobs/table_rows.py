@@ -33,7 +33,7 @@ from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.placeholders import Filler, keep_literally
 from slurm_colloc.submission.jobs.scripts import COMMAND_SCRIPT, Script, read_script
 from slurm_colloc.submission.jobs.sweep_jobs import check_settings, fill_candidate
-from slurm_colloc.submission.jobs.value_lists import Setting
+from slurm_colloc.submission.jobs.value_lists import ParameterSetting
 
 _RUNS = ("script", "command", "arguments")
 _SHORT = {"args": "arguments"}
@@ -97,7 +97,7 @@ class RowReader:
         self._bases: dict[object, tuple[Candidate, Options]] = {}
         self._seen: dict[str, int] = {}
 
-    def read(self, settings: Sequence[Setting]) -> list[TableJob]:
+    def read(self, settings: Sequence[ParameterSetting]) -> list[TableJob]:
         """The jobs of rows.
 
         Raises:
@@ -105,11 +105,15 @@ class RowReader:
         """
         plans = [(setting, _sort_cells(setting)) for setting in settings]
         check_settings(
-            [Setting(plan.parameters, setting.place) for setting, plan in plans if plan.parameters]
+            [
+                ParameterSetting(plan.parameters, setting.place)
+                for setting, plan in plans
+                if plan.parameters
+            ]
         )
         return [self._build(setting, plan) for setting, plan in plans]
 
-    def _build(self, setting: Setting, plan: _RowPlan) -> TableJob:
+    def _build(self, setting: ParameterSetting, plan: _RowPlan) -> TableJob:
         base, options = self._find_base(setting, plan)
         kind, text = plan.what
         try:
@@ -121,14 +125,14 @@ class RowReader:
         candidate = fill_candidate(
             base,
             words,
-            Setting(plan.parameters, setting.place),
+            ParameterSetting(plan.parameters, setting.place),
             1,
             is_command=kind == "command",
             also_taken=_list_taken(text, plan, setting.place) if kind == "script" else (),
         )
         return TableJob(self._with_key(candidate, setting), options, setting.place)
 
-    def _find_base(self, setting: Setting, plan: _RowPlan) -> tuple[Candidate, Options]:
+    def _find_base(self, setting: ParameterSetting, plan: _RowPlan) -> tuple[Candidate, Options]:
         kind, text = plan.what
         shown = ""
         if kind == "script":
@@ -159,14 +163,14 @@ class RowReader:
                 raise
         return found
 
-    def _with_key(self, candidate: Candidate, setting: Setting) -> Candidate:
+    def _with_key(self, candidate: Candidate, setting: ParameterSetting) -> Candidate:
         digest = hash_cells(setting)
         count = self._seen[digest] = self._seen.get(digest, 0) + 1
         job = dataclasses.replace(candidate.job, row=f"{self._table}:{digest}:{count}")
         return dataclasses.replace(candidate, job=job)
 
 
-def hash_cells(setting: Setting) -> str:
+def hash_cells(setting: ParameterSetting) -> str:
     """What a row is known by within its table, whatever the order of its columns."""
     cells = "\0".join(f"{name}\0{value}" for name, value in sorted(setting.values))
     return hashlib.sha256(cells.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -178,7 +182,7 @@ def build_table_key(shown: str, directory: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
-def _sort_cells(setting: Setting) -> _RowPlan:
+def _sort_cells(setting: ParameterSetting) -> _RowPlan:
     """What each cell of a row is: what runs, an option or a parameter."""
     runs: dict[str, str] = {}
     given, parameters = [], []
@@ -241,7 +245,7 @@ def _give(name: str, value: str, place: str) -> Given | None:
     return Given(option, value, origin)
 
 
-def parse_commands(text: str, shown: str) -> list[Setting]:
+def parse_commands(text: str, shown: str) -> list[ParameterSetting]:
     """A plain list of commands, one a line, as GNU parallel and disBatch take it.
 
     Empty lines and comments are passed over; of disBatch's directives PREFIX and SUFFIX are done.
@@ -268,7 +272,7 @@ def parse_commands(text: str, shown: str) -> list[Setting]:
                 )
         elif command and not command.startswith("#"):
             whole = keep_literally(f"{prefix}{command}{suffix}")
-            found.append(Setting((("command", whole),), place))
+            found.append(ParameterSetting((("command", whole),), place))
     if not found:
         raise UsageProblem(f"{shown} has no commands")
     return found

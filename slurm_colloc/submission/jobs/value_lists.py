@@ -30,7 +30,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 @dataclass(frozen=True)
-class Setting:
+class ParameterSetting:
     """Values of parameters that belong together.
 
     Attributes:
@@ -42,7 +42,7 @@ class Setting:
     place: str
 
 
-Axis = tuple[Setting, ...]
+Axis = tuple[ParameterSetting, ...]
 """What each job of the sweep has one of."""
 
 
@@ -103,12 +103,12 @@ def _unquote(text: str) -> str:
 
 def build_axis(name: str, values: Sequence[str], place: str) -> Axis:
     """The axis of one parameter."""
-    return tuple(Setting(((name, value),), place) for value in values)
+    return tuple(ParameterSetting(((name, value),), place) for value in values)
 
 
 def combine(
     axes: Sequence[Axis], *, zipped: bool = False, sample: tuple[int, int] | None = None
-) -> list[Setting]:
+) -> list[ParameterSetting]:
     """The settings of a sweep's jobs: all combinations, the last axis fastest.
 
     Args:
@@ -140,7 +140,7 @@ def combine(
     return [_merge(_pick(axes, lengths, index)) for index in chosen]
 
 
-def _pick(axes: Sequence[Axis], lengths: Sequence[int], index: int) -> list[Setting]:
+def _pick(axes: Sequence[Axis], lengths: Sequence[int], index: int) -> list[ParameterSetting]:
     picked = []
     for axis, length in zip(reversed(axes), reversed(lengths), strict=True):
         index, at = divmod(index, length)
@@ -148,9 +148,9 @@ def _pick(axes: Sequence[Axis], lengths: Sequence[int], index: int) -> list[Sett
     return picked[::-1]
 
 
-def _merge(settings: Sequence[Setting]) -> Setting:
+def _merge(settings: Sequence[ParameterSetting]) -> ParameterSetting:
     place = next((s.place for s in settings if s.place != settings[0].place), settings[0].place)
-    return Setting(tuple(pair for setting in settings for pair in setting.values), place)
+    return ParameterSetting(tuple(pair for setting in settings for pair in setting.values), place)
 
 
 def _refuse_twice(axes: Sequence[Axis]) -> None:

@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
+from slurm_colloc.model.mig.planned_seat import PlannedSeat
+from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.planning.join.same_kind import compute_own_meaning
@@ -104,6 +105,7 @@ def build_packs(
             layout_places=count_shared_places(planned.layout),
             gpu_set=gpu_set,
             gpu_sets=batch.gpu_sets,
+            set_nodes=batch.set_nodes,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

@@ -79,7 +79,7 @@ def build_options(
         shape = name_outputs(first, shown_id) if shown_id else first.shape
         words += [_option(name, value) for name, value in shape]
     else:
-        words += build_request_options(batch.request)
+        words += build_request_options(batch.request, 1 + max(batch.set_nodes, default=0))
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     wait = find_wait(batch.elements[0])
     if wait is not None:
@@ -111,12 +111,18 @@ def name_outputs(job: Job, shown_id: str) -> tuple[tuple[str, str], ...]:
     return tuple(shape.items())
 
 
-def build_request_options(request: PackRequest) -> list[str]:
-    """The options that ask for a pack's resources."""
+def build_request_options(request: PackRequest, nodes: int = 1) -> list[str]:
+    """The options that ask for a pack's resources.
+
+    Args:
+        request: What it needs on each node.
+        nodes: How many nodes. If one of several fails the others are to go on.
+    """
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
     options = [
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *(["--no-kill"] if nodes > 1 else []),
         f"--cpus-per-task={request.cpus}",
         f"--gres=gpu:{kind}{request.gpus}",
     ]

@@ -23,6 +23,7 @@ from slurm_colloc.model.setting_values import (
     JOIN_CHOICES,
     RULE_CHOICES,
     check_gpus_per_pack,
+    parse_nodes_per_pack,
 )
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.settings import Settings
@@ -58,6 +59,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         )
     degree = _choose_degree(call, share, settings)
     gpus_asked = choose_gpu_count(call, share, settings)
+    nodes = choose_node_count(call, share, settings)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
@@ -74,6 +76,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             goal=goal,
             rule=rule,
             gpus_asked=gpus_asked,
+            nodes_per_pack=nodes,
         )
     # Usage profiles are not looked through for a job for which no other waits.
     measure_s = compute_measure_s(call.candidates, settings) if len(call.candidates) > 1 else 0
@@ -117,6 +120,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         and not call.options.flag("local"),
         mps_inside=settings.mig_mps_inside and bool(share.layout),
         gpus_asked=gpus_asked,
+        nodes_per_pack=nodes,
         mixes_gpus=call.degree is not None or call.chosen_together,
     )
 
@@ -141,18 +145,49 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
             hint="give --gpus-per-pack on the command line, or submit them apart",
         )
     asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
-    obstacle = ""
-    if call.options.flag("local"):
-        obstacle = "without Slurm (--local) a pack has one GPU"
-    elif share.mode is SharingMode.MIG:
-        obstacle = f"with --share={share} a pack has one GPU, in which instances are made"
-    elif not settings.state_shared:
-        obstacle = "packs that travel in their batch script (state_shared = false) have one GPU"
+    obstacle = _explain_one_gpu(call, share, settings)
     if not obstacle:
         return str(int(asked)) if asked.isdigit() else asked
     if call.gpu_counts and asked not in ("1", "auto"):
         raise UsageProblem(f"--gpus-per-pack={asked}: {obstacle}")
     return "1"
+
+
+def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> int:
+    """How many nodes a pack has: one, unless `--nodes-per-pack` says otherwise.
+
+    Raises:
+        UsageProblem: It is no number, the jobs of the call ask for different ones, or a pack
+            cannot have several.
+    """
+    found: dict[int, str] = {}
+    for value, origin in call.node_counts:
+        try:
+            found.setdefault(parse_nodes_per_pack(value), origin)
+        except ValueError as error:
+            shown = escape_controls(cut(value))
+            raise UsageProblem(f"{origin}: --nodes-per-pack={shown}: {error}") from error
+    if len(found) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in list(found.items())[:2])
+        raise UsageProblem(
+            f"packs of one call have one number of nodes, not both {first} and {second}",
+            hint="give --nodes-per-pack on the command line, or submit them apart",
+        )
+    nodes = next(iter(found), 1)
+    if nodes > 1 and (obstacle := _explain_one_gpu(call, share, settings)):
+        raise UsageProblem(f"--nodes-per-pack={nodes}: {obstacle}")
+    return nodes
+
+
+def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str:
+    """Why the packs of a call have one GPU each; empty where they may have several."""
+    if call.options.flag("local"):
+        return "without Slurm (--local) a pack has one GPU"
+    if share.mode is SharingMode.MIG:
+        return f"with --share={share} a pack has one GPU, in which instances are made"
+    if not settings.state_shared:
+        return "packs that travel in their batch script (state_shared = false) have one GPU"
+    return ""
 
 
 def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:

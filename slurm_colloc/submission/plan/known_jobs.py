@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.planning.job_needs import build_load, has_only_rate
+from slurm_colloc.planning.job_load import build_load, has_only_rate
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.learned.faults import compute_signature, find_culprit, has_culprits

@@ -135,7 +135,8 @@ def _plan_part(
     choice = choose_gpus_per_pack(part.jobs, part.capacity, policy)
     policy = dataclasses.replace(policy, gpus_per_pack=choice.gpus)
     chosen = _plan(part, policy)
-    if choice.gpus == 1 and policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG:
+    is_open = policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG
+    if is_open and not policy.has_gpu_sets:
         wider = widen_for_limit(chosen, part.capacity)
         if wider is not None:
             choice, policy = wider, dataclasses.replace(policy, gpus_per_pack=wider.gpus)
@@ -232,7 +233,7 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
     jobs = sum(len(pack.members) for pack in chosen.packs)
     if policy.rule is not Rule.CSUB or policy.degree_is_asked or policy.pack_size is not None:
         return None
-    if policy.gpus_per_pack > 1:
+    if policy.has_gpu_sets:
         return None
     if largest < 2 or jobs > _CHOSEN_AMONG_MOST:
         return None

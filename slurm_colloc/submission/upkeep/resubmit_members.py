@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NotFound
-from slurm_colloc.model.plan import PackPlan, name_seat
+from slurm_colloc.model.mig.planned_seat import name_seat
+from slurm_colloc.model.plan import PackPlan
 from slurm_colloc.model.sbatch.arrays import LARGEST_TASK_ID
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts

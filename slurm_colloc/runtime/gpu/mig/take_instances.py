@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.share_request import ShareRequest
-from slurm_colloc.runtime.gpu.mig_seats import match_places
+from slurm_colloc.runtime.gpu.mig.mig_seats import match_places
+from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
 from slurm_colloc.runtime.gpu.node_daemon import InstancesFinding, find_instances
-from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 from slurm_colloc.runtime.gpu.settled_mode import SettledMode
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.journal import Journal

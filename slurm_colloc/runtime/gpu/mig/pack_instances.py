@@ -11,14 +11,14 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES, NO_INSTANCE
 from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.gpu.mig_agent import ChangeAnswer, MigChange, begin_change
-from slurm_colloc.runtime.gpu.mig_seats import MigSeats
+from slurm_colloc.runtime.gpu.mig.mig_agent import ChangeAnswer, MigChange, begin_change
+from slurm_colloc.runtime.gpu.mig.mig_seats import MigSeats
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import GpuUse
 
 if TYPE_CHECKING:
-    from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
+    from slurm_colloc.runtime.gpu.mig.instance_daemons import InstanceDaemons
 
 
 class PackInstances:

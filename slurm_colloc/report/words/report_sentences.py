@@ -122,7 +122,7 @@ def _tell_degree(summary: Summary) -> list[str]:
         older = (summary.get("ramp") or {}).get("reason")
         return [older] if older else []
     # Most packs have none: what tells of it is loaded for those that have.
-    from slurm_colloc.report.degree_words import describe_cost
+    from slurm_colloc.report.words.degree_words import describe_cost
 
     told = [degree["why"], describe_cost(degree["cost_s"], degree["cost_share"])]
     return ["; ".join(text for text in told if text)] if any(told) else []

@@ -11,7 +11,7 @@ from slurm_colloc.model.mig.mig_layout import place
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.why_not_now import NO_INSTANCE
 from slurm_colloc.planning.limits.hard_limits import GPU_MEMORY_SHARE
-from slurm_colloc.runtime.gpu.mig_agent import MigChange
+from slurm_colloc.runtime.gpu.mig.mig_agent import MigChange
 from slurm_colloc.runtime.queue.members import Member
 
 
