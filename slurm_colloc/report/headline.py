@@ -23,6 +23,7 @@ from slurm_colloc.report.sharing_gain import (
     EVEN,
     compute_gain,
     count_gpus,
+    has_shared,
     say_span,
     tell_gain,
     tell_part_gain,
@@ -32,8 +33,6 @@ from slurm_colloc.report.terminal_tables import format_figure, format_share
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""
 _COVERAGE_LEAST = 0.9
-_OVERLAP_LEAST = 0.05
-"""Of the packs' time: with less, one was about to end as the next began, and none shared."""
 _SHORT_S = 60.0
 """Where a rate is unknown although steps were counted, a shorter run is why."""
 
@@ -136,7 +135,7 @@ def _tell_several(
     summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
 ) -> str:
     packs = [summary for summary in summaries if summary["window"] is not None]
-    overlap = _has_shared(packs)
+    overlap = has_shared(packs)
     serial_s, shared_s = compute_gain(packs)
     most = sum(summary["pack"]["members_most"] for summary in packs)
     who = f"{len(ran)} {name_jobs(ran)}"
@@ -167,13 +166,6 @@ def _tell_several(
         text += f" ({tell_gain(serial_s, shared_s)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
-
-
-def _has_shared(packs: Sequence[dict[str, Any]]) -> bool:
-    """Whether members ran at the same time, for more than a moment."""
-    overlap_s = sum(summary["pack"]["overlap_s"] for summary in packs)
-    shared_s = sum(summary["pack"]["shared_s"] or 0.0 for summary in packs)
-    return bool(overlap_s > _OVERLAP_LEAST * shared_s)
 
 
 def _tell_places(packs: Sequence[dict[str, Any]]) -> str:

@@ -54,8 +54,10 @@ def test_members_that_met_for_a_moment_have_not_shared() -> None:
     summary = make_summary(3, [1.0, 1.0, 1.0])
     summary["pack"] |= {"overlap_s": 0.03, "shared_s": 15.5, "serial_s": 14.2}
     assert tell_headline([summary]).startswith("3 trainings ran one at a time, for 16 s in all.")
+    assert not any("longer than one after" in note.say() for note in list_advice([summary]))
     summary["pack"]["overlap_s"] = 5.0
     assert "sharing did not pay" in tell_headline([summary])
+    assert any("longer than one after" in note.say() for note in list_advice([summary]))
 
 
 def test_a_failure_that_another_try_has_made_good_is_told_so() -> None:
@@ -65,6 +67,7 @@ def test_a_failure_that_another_try_has_made_good_is_told_so() -> None:
     third |= {"retry_of": first["id"]}
     told = tell_headline([summary])
     assert "1 failed (54/1: exit code 1). It completed when tried again." in told
+    assert not [note for note in list_advice([summary]) if note.finding == "failed"]
     second |= {"state": "FAILED", "exit_code": 1}
     assert "1 of these completed when tried again." in tell_headline([summary])
     fourth |= {"retry_of": second["id"]}
