@@ -18,8 +18,8 @@ from slurm_colloc.report.headline import (
     count_room,
     find_over_bound,
 )
-from slurm_colloc.report.member_remarks import is_never_on_gpu
-from slurm_colloc.report.sharing_gain import compute_gain
+from slurm_colloc.report.member_remarks import find_made_good, is_never_on_gpu
+from slurm_colloc.report.sharing_gain import compute_gain, has_shared
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
 
 Member = dict[str, Any]
@@ -69,11 +69,14 @@ def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = Non
         summaries: Their summaries.
         chosen: The ids of the members to tell of, of which alone it is; None for all.
     """
+    made_good = find_made_good([member for summary in summaries for member in summary["members"]])
     grouped: dict[tuple[str, str], list[tuple[str, float | None]]] = {}
     for rule in _OF_MEMBERS:
         for summary in summaries:
             for member in summary["members"]:
                 if chosen is not None and member["id"] not in chosen:
+                    continue
+                if rule is _ended_badly and member["id"] in made_good:
                     continue
                 for finding, share, act in rule(summary, member):
                     grouped.setdefault((finding, act), []).append((member["id"], share))
@@ -235,8 +238,7 @@ def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
 
 def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:
     serial_s, shared_s = compute_gain(summaries)
-    shared = any(summary["pack"]["overlap_s"] > 0 for summary in summaries)
-    if serial_s is not None and shared and serial_s < shared_s / _GAIN_LEAST:
+    if serial_s is not None and has_shared(summaries) and serial_s < shared_s / _GAIN_LEAST:
         yield (
             "Together they took longer than one after the other",
             "csub --share=exclusive runs each alone",

@@ -23,6 +23,7 @@ from slurm_colloc.report.sharing_gain import (
     EVEN,
     compute_gain,
     count_gpus,
+    has_shared,
     say_span,
     tell_gain,
     tell_part_gain,
@@ -134,7 +135,7 @@ def _tell_several(
     summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
 ) -> str:
     packs = [summary for summary in summaries if summary["window"] is not None]
-    overlap = any(summary["pack"]["overlap_s"] > 0 for summary in packs)
+    overlap = has_shared(packs)
     serial_s, shared_s = compute_gain(packs)
     most = sum(summary["pack"]["members_most"] for summary in packs)
     who = f"{len(ran)} {name_jobs(ran)}"

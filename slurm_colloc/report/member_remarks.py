@@ -84,7 +84,27 @@ def tell_ends(members: Sequence[Member]) -> str:
             told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
         else:
             told.append(f"{who} {verb}{word} ({named}{more}).")
-    return " ".join(told)
+    return " ".join([*told, *_tell_retries(members)])
+
+
+def find_made_good(members: Sequence[Member]) -> frozenset[str]:
+    """The ids of those that did not end well and have completed in another try."""
+    done = {m.get("retry_of") for m in members if m["state"] == MemberState.COMPLETED.value}
+    return frozenset(
+        str(member["id"])
+        for member in members
+        if member["state"] in ENDS and (member.get("retry_of") or member["id"]) in done
+    )
+
+
+def _tell_retries(members: Sequence[Member]) -> list[str]:
+    """How many of those that did not end well have completed in another try."""
+    ends = [member for member in members if member["state"] in ENDS]
+    count = len(find_made_good(members))
+    if not count:
+        return []
+    who = "It" if len(ends) == 1 else "All of these" if count == len(ends) else f"{count} of these"
+    return [f"{who} completed when tried again."]
 
 
 def _name_end(member: Member) -> str:

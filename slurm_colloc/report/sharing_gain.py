@@ -17,6 +17,9 @@ from slurm_colloc.report.terminal_tables import format_span
 EVEN = 1.03
 """A gain or a slowdown of less is none."""
 
+_OVERLAP_LEAST = 0.05
+"""Of the packs' time: with less, one was about to end as the next began, and none shared."""
+
 _SHORT_S = 10.0
 """What was there for less has taken as long as it would have alone, where that is not known."""
 
@@ -36,6 +39,13 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     if None in serial:
         return None, shared_s
     return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
+
+
+def has_shared(summaries: Sequence[dict[str, Any]]) -> bool:
+    """Whether members of packs that have run were there together, for more than a moment."""
+    overlap_s = sum(summary["pack"]["overlap_s"] for summary in summaries)
+    shared_s = sum(summary["pack"]["shared_s"] or 0.0 for summary in summaries)
+    return bool(overlap_s > _OVERLAP_LEAST * shared_s)
 
 
 def count_gpus(summary: dict[str, Any]) -> int:

@@ -74,7 +74,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     if record.request is not None and any(member.spec.joined for member in view.members):
         lines.append(f"  Grown to: {_render_request(record.request)}")
     lines += [
-        f"  Runner:   {kill.how}, {_render_time(kill.at)}; {kill.outcome}"
+        f"  Runner:   {kill.how} at {_render_time(kill.at)}; {kill.outcome}"
         for kill in list_kills(state.pack_path(record.pack_id))
     ]
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]

@@ -83,9 +83,7 @@ def build_measuring_parts(
         rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
-        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb)
-        if others
-        else None,
+        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb),
     )
     memory = GpuMemoryRoom(
         shown_id=allocation.shown_job_id,

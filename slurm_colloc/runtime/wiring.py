@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.runtime.gpu.divide_gpus import find_own_problem
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
@@ -52,9 +53,7 @@ from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.gpu_division import read_problem
 from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
 
 
 def build_parts(
@@ -87,7 +86,7 @@ def build_parts(
     is_batch_script = lone and slurm is not None
     passes_on = signals_tasks_alone(config)
     kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
-    shown_id = allocation.shown_job_id
+    shown_id, restarts = allocation.shown_job_id, allocation.restarts
 
     members = PackMembers([])
     mails = MemberMails(
@@ -100,12 +99,12 @@ def build_parts(
     )
     steps = GuardedSteps(journal)
     states = StateWriter(pack, attempt, mails.note, steps=steps)
-    fence = AttemptFence(pack, attempt, members, allocation.restarts)
-    slurm_decision = SlurmDecision(allocation, slurm, journal, slurm_log, is_lone=lone)
+    fence = AttemptFence(pack, attempt, members, restarts)
+    slurm_decision = SlurmDecision(
+        allocation, slurm, journal, slurm_log, is_lone=lone, has_nodes=bool(record.set_nodes)
+    )
 
     # The GPU, and what is measured.
-    on_node = list_node_packs(record, record.node)
-    others = [pack.parent / name for name in list_gpu_set_packs(record) if name != pack.name]
     gpu_mode = GpuMode(
         pack,
         record,
@@ -115,9 +114,7 @@ def build_parts(
         lone=lone,
         announce=announce,
         identifies=record.degree > 1 or len(record.gpu_sets) > 1,
-        problem=read_problem(
-            pack.parent / on_node[0], on_node.index(record.pack_id), allocation.restarts
-        ),
+        problem=find_own_problem(pack, record, restarts),
     )
     monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
 
@@ -189,6 +186,8 @@ def build_parts(
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
     )
+    state = State(pack.parent.parent, record.cluster)
+    job_sets = JobSets(pack, record, attempt, state, members, restarts=restarts)
     measuring = build_measuring_parts(
         pack=pack,
         record=record,
@@ -201,11 +200,9 @@ def build_parts(
         monitor=monitor,
         pauser=pauser,
         journal=journal,
-        others=others,
+        others=job_sets.others,
     )
     memory, measured_degree = measuring.memory, measuring.degree
-    state = State(pack.parent.parent, record.cluster)
-    job_sets = JobSets(pack, record, attempt, state, members, restarts=allocation.restarts)
     start_queue = StartQueue(
         pack=pack,
         members=members,

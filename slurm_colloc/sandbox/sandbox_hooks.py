@@ -30,7 +30,7 @@ def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> 
     Args:
         layout: Whose.
         has_simulation: The nodes' GPUs are simulated.
-        may_divide: The policy lets jobs divide GPUs that have MIG on.
+        may_divide: The policy lets jobs divide GPUs, and turn MIG on where a reboot has lost it.
 
     Raises:
         StateError: A file cannot be written.
@@ -55,7 +55,7 @@ def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> 
             f'state_directory = "{layout.hooks}/state"\n',
         ]
         if may_divide:
-            lines.append('mig = "where-on"\nmig_mps_inside = true\n')
+            lines.append('mig = "switch"\nmig_mps_inside = true\n')
         write_file(policy, "".join(lines), mode=0o644)
 
 

@@ -142,6 +142,38 @@ def parse_job_fields(text: str) -> dict[str, str]:
     return fields
 
 
+def expand_node_list(text: str) -> list[str]:
+    """The nodes of a list as Slurm writes it: `n[1-2,07],gpu3`, also with several brackets.
+
+    Args:
+        text: The list. What is written in another way stands for itself.
+    """
+    names: list[str] = []
+    for word in _NODE_WORD.findall(text):
+        found = [""]
+        for plain, ranges in _NODE_PART.findall(word):
+            ends = [plain] if plain else _expand_ranges(ranges)
+            found = [f"{name}{end}" for name in found for end in ends]
+        names += found
+    return names
+
+
+def _expand_ranges(text: str) -> list[str]:
+    """`1-3,07` as numbers, with the zeros that the first one has."""
+    found: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if dash and first.isdecimal() and last.isdecimal():
+            found += (f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1))
+        else:
+            found.append(part)
+    return found
+
+
+_NODE_WORD = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_NODE_PART = re.compile(r"([^\[\]]+)|\[([^\]]*)\]")
+
+
 def parse_moment(text: str) -> float | None:
     """Read a time as scontrol and sacct print it, in local time: `2026-11-21T10:01:07`.
 

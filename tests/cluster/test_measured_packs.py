@@ -31,7 +31,7 @@ from slurm_colloc import progress
 
 sm, stop = sys.argv[1], Path(sys.argv[2])
 if os.environ.get("SLURM_ARRAY_TASK_ID") != "1":
-    time.sleep(float(sys.argv[3]))
+    time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
 name = os.environ["SLURM_COLLOC_MEMBER"].replace("/", ".")
 Path("pid." + name).write_text(str(os.getpid()))
 use = subprocess.Popen(

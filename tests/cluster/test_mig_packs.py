@@ -198,11 +198,15 @@ def test_the_gpu_is_as_before_once_a_hook_was_killed(user: CsubUser, hook: str) 
         untouched.check()
 
 
-@pytest.mark.parametrize("policy", ["where-on", "switch"])
-def test_the_gpu_is_as_before_after_a_reboot(user: CsubUser, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "boot"),
+    [("where-on", ANOTHER_BOOT), ("switch", ANOTHER_BOOT), ("switch", "")],
+    ids=["by the site", "by csub", "of the driver alone"],
+)
+def test_the_gpu_is_as_before_after_a_reboot(user: CsubUser, policy: str, boot: str) -> None:
     untouched = Untouched(user)
     node = user.sandbox.node_names[0]
-    with policy_of(user.sandbox, f'mig = "{policy}"', instead_of='mig = "where-on"'):
+    with policy_of(user.sandbox, f'mig = "{policy}"', instead_of='mig = "switch"'):
         job_id = submit(user)
         with explained(user, job_id):
             wait_for_instances(user, job_id, 1, 2, 3, 4)
@@ -212,9 +216,11 @@ def test_the_gpu_is_as_before_after_a_reboot(user: CsubUser, policy: str) -> Non
             if policy == "where-on":
                 # Else root's hooks do it: the administrator's own boot script.
                 simgpu(user, "mig", "on")
-            change_checkpoints(user.sandbox, boot=ANOTHER_BOOT)
-            for path in (user.sandbox.layout.hooks / "state" / "mig_on").iterdir():
-                path.write_text(json.dumps({"schema": 1, "boot": ANOTHER_BOOT}))
+            change_checkpoints(user.sandbox, made_at=time.time() - 2 * STARTING_S)
+            if boot:
+                change_checkpoints(user.sandbox, boot=boot)
+                for path in (user.sandbox.layout.hooks / "state" / "mig_on").iterdir():
+                    path.write_text(json.dumps({"schema": 1, "boot": boot}))
             user.sandbox.start_node(node)
             resume_node(user)
             user.run(["scancel", job_id], check=False)

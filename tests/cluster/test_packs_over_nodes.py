@@ -118,6 +118,12 @@ def test_one_slurm_job_keeps_the_gpus_of_both_nodes_busy_to_the_end(user: CsubUs
     rows = {line.split()[0]: line for line in user.csub("queue", job_id).stdout.splitlines()[1:]}
     assert all(f" {nodes[0]}:" in rows[f"{job_id}/{number}"] for number in here)
     assert all(f" {nodes[1]}:" in rows[f"{job_id}/{number}"] for number in there)
+    assert f" {nodes[1]}:" in user.csub("why", f"{job_id}/{there[0]}").stdout
+    shown = user.csub("top", "--once").stdout
+    assert [
+        f"GPU set {number} of 4 on {node}" in shown
+        for number, node in ((1, nodes[0]), (2, nodes[0]), (3, nodes[1]), (4, nodes[1]))
+    ] == [True] * 4
     # All places that become free are on one node, until it has had all that waited for the other.
     for begun in (9, 10, 11, 12):
         let_end(user, list_by_node(user, nodes)[1][0])

@@ -22,7 +22,7 @@ from slurm_colloc.simgpu.nvml.mig_instances import restart_gpu
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .hook_bed import Bed, check_clean, kill_at, require_strace
+from .hook_bed import NODE, Bed, check_clean, kill_at, require_strace
 from .mig_bed import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
 
 pytestmark = [
@@ -103,6 +103,9 @@ def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -
         send_signal(identity, signal.SIGKILL)
     # What is there after it is the site's.
     mig.change_checkpoint(boot="another boot")
+    # The mode is another matter: test_mig_after_boot.
+    for path in (mig.home / "state" / "mig_on").iterdir():
+        path.unlink()
     stands = mig.snapshot()
     told = mig.command("recover")
     assert (told["status"], told["jobs"][0]["reason"]) == (0, "the node has been rebooted")
@@ -110,19 +113,23 @@ def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -
     check_clean(mig)
 
 
-@pytest.mark.parametrize("policy", ["where-on", "switch"])
-def test_what_a_restarted_gpu_has_lost_is_no_fault(mig: Bed, policy: str) -> None:
-    switch(mig, on=policy == "where-on")
+@pytest.mark.parametrize(
+    ("policy", "was_on"), [("where-on", True), ("switch", False), ("switch", True)]
+)
+def test_what_a_restarted_gpu_has_lost_is_no_fault(mig: Bed, policy: str, was_on: bool) -> None:
+    switch(mig, on=was_on)
     before = mig.snapshot()
     mig.write_policy(mig=policy)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    (gpu_uuid,) = mig.setup()["gpus"]
     # A driver that was loaded again in the same boot: from Hopper on MIG is off then.
     for gpu in mig.node.read_gpus():
         restart_gpu(mig.node, gpu)
     ended = mig.epilog()
     assert ended.status == 0, ended.audit
     if policy == "switch":
-        assert mig.snapshot() == before
+        assert mig.snapshot()[NODE][gpu_uuid] == before[NODE][gpu_uuid]
+        assert ("turned on again" in str(ended.audit.get("notes"))) == was_on
     else:
         assert "was not turned off for the job: it was left so" in str(ended.audit["notes"])
     check_clean(mig)

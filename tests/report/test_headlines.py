@@ -50,6 +50,33 @@ def test_the_terminal_begins_with_the_sentence_and_has_the_notes(name: str, tmp_
             assert f"{member['id']} " in text
 
 
+def test_members_that_met_for_a_moment_have_not_shared() -> None:
+    summary = make_summary(3, [1.0, 1.0, 1.0])
+    summary["pack"] |= {"overlap_s": 0.03, "shared_s": 15.5, "serial_s": 14.2}
+    assert tell_headline([summary]).startswith("3 trainings ran one at a time, for 16 s in all.")
+    assert not any("longer than one after" in note.say() for note in list_advice([summary]))
+    summary["pack"]["overlap_s"] = 5.0
+    assert "sharing did not pay" in tell_headline([summary])
+    assert any("longer than one after" in note.say() for note in list_advice([summary]))
+
+
+def test_a_failure_that_another_try_has_made_good_is_told_so() -> None:
+    summary = make_summary(4, [1.0, 1.0, 1.0, 1.0])
+    first, second, third, fourth = summary["members"]
+    first |= {"state": "FAILED", "exit_code": 1}
+    third |= {"retry_of": first["id"]}
+    told = tell_headline([summary])
+    assert "1 failed (54/1: exit code 1). It completed when tried again." in told
+    assert not [note for note in list_advice([summary]) if note.finding == "failed"]
+    second |= {"state": "FAILED", "exit_code": 1}
+    assert "1 of these completed when tried again." in tell_headline([summary])
+    fourth |= {"retry_of": second["id"]}
+    assert "All of these completed when tried again." in tell_headline([summary])
+    # The second try may fail, too, and the third complete.
+    second |= {"retry_of": first["id"]}
+    assert "All of these completed when tried again." in tell_headline([summary])
+
+
 def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     summary = make_summary(4, [1.2, 1.3, 1.4, 1.6])
     told = tell_headline([summary], {"54/4"})

@@ -12,8 +12,10 @@ import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pack.attempt_fence import AttemptFence, Fenced
 from slurm_colloc.runtime.pack.leave_node import LeftNode
+from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue import job_sets as job_sets_module
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
@@ -80,7 +82,7 @@ def test_members_of_a_node_that_has_left_start_again_on_the_other(
     assert (first, second) == ([1, 2], [5, 6])
     assert leave(job)
     (kill,) = list_kills(job.path(1))
-    assert str(kill) == "its runner was on n2, which has left the job"
+    assert str(kill) == "its runner was on n2, which left the job"
     for number in second:
         record = read_state(job.path(1), number, 1)
         assert record is not None
@@ -153,6 +155,31 @@ def test_none_closes_while_members_of_a_node_are_about_to_be_set_free(
     # Whatever became of that guard.
     moment[0] += job_sets_module.LEFT_S + 1
     assert not sets._is_busy(job.path(1))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "has_nodes", "reason"),
+    [
+        ("n1", True, "this node has left the job"),
+        ("n[1,3-4]", True, "this node has left the job"),
+        ("n[1-2]", True, None),
+        ("n1", False, None),
+    ],
+)
+def test_what_slurm_has_killed_on_a_node_that_has_left_is_not_judged_there(
+    tmp_path: Path, nodes: str, has_nodes: bool, reason: str | None
+) -> None:
+    allocation = dataclasses.replace(ALLOCATION, node="n2")
+    slurm = OneJob({**RUNNING, "NodeList": nodes})
+    with (tmp_path / "log").open("w") as log:
+        decision = SlurmDecision(
+            allocation, slurm, Journal(tmp_path), log.fileno(), has_nodes=has_nodes
+        )
+        decision.open("")
+        goes_on = decision.follow()
+    assert goes_on is (reason is None)
+    assert (decision.ending and decision.ending.reason) == reason
+    assert decision.ending is None or decision.ending.state is None
 
 
 def test_a_runner_that_is_cut_off_ends_its_members(

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
-from slurm_colloc.store.pack.family_peaks import NAME, FamilyPeaks, read_peaks, write_peaks
+from slurm_colloc.runtime.watch.peaks_of_job import (
+    NAME,
+    FamilyPeaks,
+    JobPeaks,
+    read_peaks,
+    write_peaks,
+)
 
 from .degree_stage import Stage
 
@@ -73,7 +78,7 @@ def test_what_is_of_another_start_or_another_gpu_or_damaged_tells_nothing(
 
 
 def test_it_is_written_only_where_it_is_more_than_before(tmp_path: Path) -> None:
-    peaks = JobPeaks(tmp_path, [], 2, lambda: GPU_MB)
+    peaks = JobPeaks(tmp_path, [tmp_path / "other"], 2, lambda: GPU_MB)
     peaks.tell({"f": 5000})
     assert read_peaks(tmp_path) == FamilyPeaks(2, GPU_MB, (("f", 5000),))
     before = (tmp_path / NAME).stat().st_ino

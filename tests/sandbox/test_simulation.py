@@ -168,7 +168,7 @@ def test_it_goes_with_the_cluster_and_comes_with_a_new_one(sandbox: Sandbox) -> 
 def test_mig_is_on_as_a_site_has_it_until_the_node_is_rebooted(sandbox: Sandbox) -> None:
     options = ["--nodes=1", "--gpus-per-node=1", "--fake-gpus", "--hooks", "--mig"]
     assert main(["up", *options, "--dir", str(sandbox.directory)]) == 0
-    assert 'mig = "where-on"\n' in (sandbox.layout.hooks / "node.toml").read_text()
+    assert 'mig = "switch"\n' in (sandbox.layout.hooks / "node.toml").read_text()
     (node,) = list_nodes(sandbox.layout.simgpu)
     ask = (
         "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"

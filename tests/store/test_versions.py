@@ -27,6 +27,7 @@ from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.recorded_words import is_known
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.mail_types import MailRequest
+from slurm_colloc.runtime.watch.peaks_of_job import FamilyPeaks
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.learned.faults import FaultRecord
@@ -123,7 +124,8 @@ CASES = [
     ),
     build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(GpuDivision(1, "n1", (GpuSetShare(("GPU-1",), ("0",), (0, 1), 4096),), True), ""),
-    build_case(RunnerKill(0, 1, 9, 1.5, "no"), "restarts attempt signal at"),
+    build_case(RunnerKill(0, 1, 0, 1.5, "no", "n2"), "restarts attempt signal at"),
+    build_case(FamilyPeaks(1, 80_000, (("f", 4711),)), "restarts gpu_memory_mb peaks_mb"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),
     build_case(Dependent("4712", (("afterok", 3),), True), "job_id conditions"),

@@ -197,7 +197,10 @@ def _describe_all(
 
 def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     record = latest.view.record
-    lines = [(f"Pack {latest.view.job_id or '?'}", f"{record.name}{tell_gpu_set(record)}")]
+    running = (m.record for m in latest.view.members if m.state is MemberState.RUNNING)
+    node = next((record.node for record in running if record and record.node), "")
+    told = f"{record.name}{tell_gpu_set(record, node)}"
+    lines = [(f"Pack {latest.view.job_id or '?'}", told)]
     value = latest.value
     if latest.problem:
         return [*lines, ("", latest.problem)]

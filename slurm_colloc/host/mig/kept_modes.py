@@ -60,8 +60,10 @@ def forget_mode(state: str, uuid: str) -> None:
     except FileNotFoundError:
         return
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(uuid, dir_fd=directory)
+        # And what a prolog that was killed had begun to write.
+        for name in (uuid, f".{uuid}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
     finally:
         os.close(directory)
 

@@ -74,7 +74,8 @@ class MigClaim:
         minor_number: N of /dev/nvidiaN.
         switches: MIG was off, and is turned on for the job.
         planned: The instances that are the job's, made already or not.
-        is_lost_at_boot: MIG was on, and a reboot turns it off.
+        is_lost_at_boot: MIG was on, and goes off where the driver is loaded again, as at a reboot.
+        may_return: The site lets it be turned on again then.
         kept_in: Where that is written down (kept_modes); empty for nowhere.
     """
 
@@ -83,6 +84,7 @@ class MigClaim:
     switches: bool
     planned: tuple[PlannedInstance, ...]
     is_lost_at_boot: bool = False
+    may_return: bool = False
     kept_in: str = ""
 
     def owns(self, instance: GpuInstance) -> bool:
@@ -115,6 +117,7 @@ def describe_claim(claim: MigClaim) -> dict[str, Any]:
         "gpu": claim.gpu,
         "minor_number": claim.minor_number,
         "switches": claim.switches,
+        "may_return": claim.may_return,
         "kept_in": claim.kept_in,
         "planned": [
             {
@@ -143,6 +146,7 @@ def parse_claim(value: Mapping[str, Any]) -> MigClaim:
         bool(value["switches"]),
         tuple(map(_parse_planned, value["planned"])),
         # Missing in what an earlier version has written before an upgrade.
+        may_return=bool(value.get("may_return", False)),
         kept_in=str(value.get("kept_in", "")),
     )
 

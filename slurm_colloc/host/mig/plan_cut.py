@@ -41,12 +41,14 @@ def plan_cut(
     if problem:
         raise NodeError(problem)
     planned = plan_instances(gpu, layout, allowed=allowed)
+    is_lost_at_boot = bool(gpu.is_on) and gpu.switches_freely
     return MigClaim(
         gpu.uuid,
         gpu.minor_number or 0,
         switches=not gpu.is_on,
         planned=planned,
-        is_lost_at_boot=bool(gpu.is_on) and gpu.switches_freely,
+        is_lost_at_boot=is_lost_at_boot,
+        may_return=is_lost_at_boot and may_switch,
     )
 
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.mig.cut_gpu import read_claimed
+from slurm_colloc.errors import NodeError
+from slurm_colloc.host.mig.cut_gpu import read_claimed, turn_on
 from slurm_colloc.host.mig.gpu_holders import describe_holders
 from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_state import (
@@ -139,7 +140,7 @@ def _set_mode_back(
             report.notes.append(note)
     if not claim.switches:
         if not gpu.is_on:
-            note = f"MIG is off on {claim.gpu}, and was not turned off for the job: it was left so"
+            note = _turn_on_again(port, claim)
             if note not in report.notes:
                 report.notes.append(note)
         return "", False
@@ -153,6 +154,25 @@ def _set_mode_back(
         return f"MIG could not be turned off on {claim.gpu}", True
     report.switched_off = True
     return "", False
+
+
+def _turn_on_again(port: MigPort, claim: MigClaim) -> str:
+    """MIG went off while the job had the GPU: a driver that is loaded again turns it off.
+
+    That it stays off is told and no more: a job finds the whole GPU then.
+
+    Raises:
+        MigProblem: NVML gave no answer, so the mode is not known.
+    """
+    if not claim.may_return:
+        return f"MIG is off on {claim.gpu}, and was not turned off for the job: it was left so"
+    try:
+        turn_on(port, claim.gpu)
+    except NodeError as error:
+        if isinstance(error, MigProblem) and error.code == NO_ANSWER:
+            raise
+        return f"MIG was on on {claim.gpu} before the job, and is off: {error.message}"
+    return f"MIG was turned on again on {claim.gpu}, as before the job"
 
 
 def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:

@@ -91,7 +91,7 @@ def plan_waiting(
         cuts = [_count_in_time(pack, setting, finish_s) for pack in filled]
         if cuts == [len(pack.members) for pack in filled]:
             # The GPUs of a pack that has several are held until the last of its members ends.
-            dear = policy.gpus_per_pack == 1 and _tell_dear(filled, setting, weighing, parts)
+            dear = not policy.has_gpu_sets and _tell_dear(filled, setting, weighing, parts)
             if dear:
                 return dear
             late = "" if size == policy.pack_size else _tell_late(size, finish_s)

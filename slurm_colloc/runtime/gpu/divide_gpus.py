@@ -29,10 +29,12 @@ from slurm_colloc.runtime.queue.allocation import (
 from slurm_colloc.store.pack.gpu_division import (
     GpuDivision,
     GpuSetShare,
+    read_problem,
     write_division,
 )
 from slurm_colloc.store.pack.pack_directory import read_pack
 from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack_reading import list_node_packs
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where the kernel says which CPUs are nearest to a device (sysfs-bus-pci, local_cpulist)."""
@@ -70,6 +72,18 @@ def divide_job(packs: Sequence[Path], record: PackRecord, allocation: Allocation
         # For those that look; the runners are told by this process.
         write_division(packs[0], division)
     return division
+
+
+def find_own_problem(pack: Path, record: PackRecord, restarts: int) -> str:
+    """Why nothing can run in a pack's GPU set, by the division of its node; empty where it can.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        restarts: How often Slurm has restarted the job.
+    """
+    names = list_node_packs(record, record.node)
+    return read_problem(pack.parent / names[0], names.index(record.pack_id), restarts)
 
 
 def build_division(

@@ -17,6 +17,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.member_processes import LOG_LIMIT
 from slurm_colloc.runtime.outcome.verdict import PackVerdict, judge_pack, read_kill_reason
 from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.slurm.output_formats import expand_node_list
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 
 ASK_INTERVAL_S = 1.0
@@ -36,6 +37,7 @@ class SlurmDecision:
         journal: The pack's log.
         slurm_log: Descriptor of the file to which slurmstepd writes.
         is_lone: The pack is one job alone.
+        has_nodes: The job has several nodes, and goes on if one of them fails.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class SlurmDecision:
         slurm_log: int = 2,
         *,
         is_lone: bool = False,
+        has_nodes: bool = False,
     ) -> None:
         self._is_lone = is_lone
+        self._has_nodes = has_nodes
         self._slurm_log = slurm_log
         self._allocation = allocation
         self._slurm = slurm
@@ -125,9 +129,15 @@ class SlurmDecision:
         fields = None
         with contextlib.suppress(SlurmError):
             fields = slurm.read_job(self._allocation.job_id)
-        return judge_pack(
+        verdict = judge_pack(
             fields, self._allocation.restarts, self._kill_reason, is_lone=self._is_lone
         )
+        if self._has_nodes and fields and verdict is not None and verdict.goes_on:
+            left = expand_node_list(fields.get("NodeList", ""))
+            if left and self._allocation.node not in left:
+                # Slurm has ended the members: they start again on the others.
+                return PackVerdict(False, None, "this node has left the job")
+        return verdict
 
     def _read_own_log(self) -> str:
         """What was written to the batch script's standard error since this attempt began."""

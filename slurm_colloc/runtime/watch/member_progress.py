@@ -58,7 +58,7 @@ class ProgressReader:
         self._rates = rates
         self._instruments = instruments
         self._bound = bound
-        self._others = others
+        self._others = others if others is not None and others.has_others else None
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, str] = {}

@@ -1,16 +1,57 @@
-"""What the GPU sets of one Slurm job tell each other of their members' GPU memory."""
+"""What the GPU sets of one Slurm job tell each other of their members' GPU memory: peaks.json.
+
+The runner of a set writes it, and those of the others read it: the first of a kind does not have to
+be waited for in each of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.pack.family_peaks import FamilyPeaks, read_peaks, write_peaks
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.record_files import read_record
 
+NAME = "peaks.json"
 LOOK_EVERY_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyPeaks:
+    """What was seen.
+
+    Attributes:
+        restarts: Slurm's restart count of the job at that time.
+        gpu_memory_mb: Memory of the set's GPUs (MiB); some programs take a part of it. None where
+            it is not known.
+        peaks_mb: By family what one of it took at most, with a margin (MiB).
+    """
+
+    restarts: int
+    gpu_memory_mb: int | None
+    peaks_mb: tuple[tuple[str, int], ...]
+
+
+def write_peaks(pack: Path, peaks: FamilyPeaks) -> None:
+    """Write a pack's peaks.json.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    write_json(pack / NAME, dataclasses.asdict(peaks))
+
+
+def read_peaks(pack: Path) -> FamilyPeaks | None:
+    """Read a pack's peaks.json; None where none was written.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    return read_record(pack / NAME, FamilyPeaks)
 
 
 class JobPeaks:
@@ -41,6 +82,11 @@ class JobPeaks:
         self._told: Mapping[str, int] = {}
         self._found: dict[str, int] = {}
         self._looked_at = float("-inf")
+
+    @property
+    def has_others(self) -> bool:
+        """There are other sets to tell."""
+        return bool(self._others)
 
     def tell(self, peaks_mb: Mapping[str, int]) -> None:
         """Say what was seen here; written only where it is more than before.

@@ -45,7 +45,7 @@ class RunnerKill:
     def how(self) -> str:
         """What became of it."""
         if self.node:
-            return f"on {self.node}, which has left the job"
+            return f"on {self.node}, which left the job"
         return f"killed by signal {self.signal}"
 
     @property

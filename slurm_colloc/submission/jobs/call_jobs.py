@@ -51,14 +51,7 @@ from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A job with what travels alongside it.
-
-    Attributes:
-        job: The job.
-        script: Its script.
-        environment: Its environment.
-        options: The options that hold for it; None where they are not known any more.
-    """
+    """A job with what travels alongside it; without the options of one that was stored."""
 
     job: Job
     script: bytes
@@ -66,11 +59,9 @@ class Candidate:
     options: Options | None = None
 
     def name_place(self, *names: str) -> str:
-        """What to call it where one of these options is wrong.
+        """What to call it where one of these options is wrong: the line or cell of a file.
 
-        Returns:
-            The line or cell of a file that has the first of them that was given, `train.sh:3`;
-            else the script's name.
+        That of the first of them that was given, `train.sh:3`; else the script's name.
         """
         origins = (self.options.origin(name) for name in names) if self.options else iter(())
         place = next(filter(None, origins), "")
@@ -90,8 +81,7 @@ class Call:
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
-        gpu_counts: The same of `--gpus-per-pack`.
-        node_counts: The same of `--nodes-per-pack`.
+        gpu_counts: The same of `--gpus-per-pack`; `node_counts` of `--nodes-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
