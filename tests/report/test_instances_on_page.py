@@ -81,6 +81,15 @@ def test_what_was_planned_stands_beside_what_came(tmp_path: Path) -> None:
     assert len(rows) == 1
 
 
+def test_energy_is_split_by_what_each_instance_did(tmp_path: Path) -> None:
+    one, two = build_summary(make_walled(tmp_path), tmp_path)["members"]
+    assert [m["energy_j"]["attribution"] for m in (one, two)] == ["modelled", "modelled"]
+    # Idle power is halved; of the rest one has four times as much: 0.8 of 64 SMs, 0.4 of 32.
+    assert one["energy_j"]["value"] > two["energy_j"]["value"] > 0
+    (shared,) = build_summary(make_walled(tmp_path / "b", inside="mps"), tmp_path)["members"][:1]
+    assert shared["energy_j"] is None
+
+
 def test_the_page_draws_each_instance(tmp_path: Path) -> None:
     pack = make_walled(tmp_path)
     text = render_page([PageSource(build_summary(pack, tmp_path), pack)])

@@ -5,9 +5,11 @@ What is told of an instance that members share is of all of them, and none's alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.metrics.attribution import AttributedPart, Attribution
+from slurm_colloc.metrics.series import Window
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import NO_GPU
 from slurm_colloc.store.pack.member_states import GpuUse
@@ -30,11 +32,22 @@ def compute_instance_mean(run: PackRun, member: MemberRun, metric: str) -> float
 
 def attribute_instance_sm(run: PackRun, member: MemberRun) -> AttributedPart | None:
     """A member's part of the whole GPU's SMs, by what its instance did; None where unknown."""
+    stays = [(stay.begin, stay.end) for stay in member.present]
+    part = compute_instance_sm(run, member, stays)
+    return None if part is None else AttributedPart(part, Attribution.EXACT)
+
+
+def compute_instance_sm(run: PackRun, member: MemberRun, windows: Sequence[Window]) -> float | None:
+    """The part of the whole GPU's SMs that a member's own instance kept busy, 0 to 1.
+
+    None where it has none of its own, or that was not measured.
+    """
     use = find_instance(member)
-    mean = compute_instance_mean(run, member, "sm_active")
-    if use is None or use.inside or mean is None or not use.instance_sms or not use.gpu_sms:
+    if use is None or use.inside or not use.instance_sms or not use.gpu_sms:
         return None
-    return AttributedPart(mean * use.instance_sms / use.gpu_sms, Attribution.EXACT)
+    track = run.samples.gpus.get(use.uuids[0], NO_GPU).get("sm_active")
+    mean = None if track is None else track.compute_mean(windows)
+    return None if mean is None else mean * use.instance_sms / use.gpu_sms
 
 
 def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:

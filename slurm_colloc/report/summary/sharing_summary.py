@@ -16,6 +16,7 @@ from slurm_colloc.metrics.energy import (
     split_energy,
 )
 from slurm_colloc.metrics.presence import find_crowded
+from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.slowdown import (
     SharedStay,
@@ -25,7 +26,7 @@ from slurm_colloc.metrics.slowdown import (
     compute_mean_stp,
 )
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.report.summary.instance_figures import find_instance
+from slurm_colloc.report.summary.instance_figures import compute_instance_sm, find_instance
 from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
@@ -65,24 +66,38 @@ def compute_energy(run: PackRun, figures: Sequence[Figures]) -> EnergyFigures:
     idle_power_w, idle_from = find_idle_power(run)
     all_idle_w = None if idle_power_w is None else idle_power_w * max(1, len(run.gpu_uuids))
     by_number = {entry.member.number: entry for entry in figures}
-    track = run.gpu.get("sm_active")
-    phases = [
-        EnergyPhase(
-            phase.length_s,
-            _measure(run, (phase.begin, phase.end)),
-            track.compute_mean([(phase.begin, phase.end)]) if track is not None else None,
-            {n: _model_part(run, by_number[n], [(phase.begin, phase.end)]) for n in phase.members},
+    phases = []
+    for phase in run.phases:
+        window = phase.begin, phase.end
+        parts = {n: _find_part(run, by_number[n], [window]) for n in phase.members}
+        phases.append(
+            EnergyPhase(
+                phase.length_s, _measure(run, window), _find_activity(run, window, parts), parts
+            )
         )
-        for phase in run.phases
-    ]
     window_j = _measure(run, run.window) if run.window is not None else None
     return EnergyFigures(split_energy(phases, all_idle_w), idle_power_w, idle_from, window_j)
 
 
-def _model_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
-    """A member's SM activity as a part of all of the pack's GPUs; None where unknown."""
-    modelled = entry.model_sm(windows)
-    return None if modelled is None else modelled * run.count_share_of(entry.member)
+def _find_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
+    """A member's SM activity as a part of all of the pack's GPUs; None where unknown.
+
+    Measured on its own MIG instance, else by its model.
+    """
+    member = entry.member
+    part = compute_instance_sm(run, member, windows)
+    part = entry.model_sm(windows) if part is None else part
+    return None if part is None else part * run.count_share_of(member)
+
+
+def _find_activity(run: PackRun, window: Window, parts: Mapping[int, float | None]) -> float | None:
+    """The SM activity of the pack's GPUs; where only instances tell it, their sum."""
+    track = run.gpu.get("sm_active")
+    mean = track.compute_mean([window]) if track is not None else None
+    on_instances = all(
+        find_instance(member) is not None for member in run.members if member.number in parts
+    )
+    return sum_known(parts.values()) if mean is None and on_instances else mean
 
 
 def _measure(run: PackRun, window: Window) -> float | None:
@@ -238,14 +253,6 @@ def _list_unknown(
     return unknown
 
 
-def _find_sm_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float | None:
-    """A member's part of the GPUs' SM activity: of its MIG instance as measured, else modelled."""
-    use = find_instance(entry.member)
-    if use is not None and not use.inside:
-        return None if entry.sm is None else entry.sm.value * run.count_share_of(entry.member)
-    return _model_part(run, entry, windows)
-
-
 def build_unexplained(
     run: PackRun, figures: Sequence[Figures], energy: EnergyFigures
 ) -> dict[str, Any]:
@@ -256,7 +263,7 @@ def build_unexplained(
     track = run.gpu.get("sm_active")
     if shared_s > 0 and track is not None:
         there = [entry for entry in figures if _overlap(run, entry, windows) > 0]
-        parts = {entry.member.number: _find_sm_part(run, entry, windows) for entry in there}
+        parts = {entry.member.number: _find_part(run, entry, windows) for entry in there}
         rest = compute_rest(track.compute_mean(windows), parts.values())
         sm = {
             "measured": rest.measured,
