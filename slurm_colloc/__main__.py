@@ -17,6 +17,7 @@ try:
         choose_sbatch_call,
         hand_over,
         is_called_sbatch,
+        is_called_scancel,
         is_led_back,
     )
     from slurm_colloc.errors import CollocError
@@ -40,6 +41,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     """The function that a command line means."""
     if is_called_sbatch():
         return choose_sbatch_call(argv)
+    if is_called_scancel():
+        from slurm_colloc.cli.change.in_place_of_scancel import run_scancel
+
+        return lambda: run_scancel(argv)
     command = _choose_subcommand(argv)
     if command is not None:
         return command

@@ -21,6 +21,11 @@ def is_called_sbatch() -> bool:
     return sys.argv[0].rpartition("/")[2] == "sbatch"
 
 
+def is_called_scancel() -> bool:
+    """Csub was started under the name scancel."""
+    return sys.argv[0].rpartition("/")[2] == "scancel"
+
+
 def choose_sbatch_call(argv: Sequence[str]) -> Callable[[], int]:
     """What a call under the name sbatch means: always a submission, whatever its script is called.
 

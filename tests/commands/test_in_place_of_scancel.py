@@ -1,0 +1,61 @@
+"""csub under the name scancel: tasks of packs end as members, all else is Slurm's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..cluster.conftest import CsubUser
+
+CSUB = Path(sys.executable).parent / "csub"
+WAITS = "while [ ! -e go ]; do sleep 0.1; done"
+
+
+@pytest.fixture
+def linked(user: CsubUser) -> CsubUser:
+    """A user whose scancel is a link to csub."""
+    folder = user.home / "mybin"
+    folder.mkdir()
+    (folder / "scancel").symlink_to(CSUB)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    user.script("go.sh", WAITS)
+    return user
+
+
+def test_tasks_of_a_pack_end_alone_and_silently(linked: CsubUser) -> None:
+    job_id = linked.submit("--array=1-5", "--gres=gpu:1", "--degree=5", "go.sh")
+    linked.wait_for_states(job_id, "RUNNING")
+    ended = linked.run(["scancel", f"{job_id}_2", f"{job_id}_[4-5]"])
+    assert (ended.stdout, ended.stderr) == ("", "")
+    linked.run(["touch", "go"])
+    states = {number: row["state"] for number, row in linked.finish(job_id).items()}
+    assert states == {
+        1: "COMPLETED", 2: "CANCELLED", 3: "COMPLETED", 4: "CANCELLED", 5: "CANCELLED",
+    }  # fmt: skip
+
+
+def test_jobs_that_csub_does_not_know_are_slurms(linked: CsubUser) -> None:
+    job_id = linked.submit("--array=1-2", "--gres=gpu:1", "--degree=2", "go.sh")
+    words = ["--parsable", "--array=1-2", "--wrap", WAITS]
+    other = linked.run(["sbatch", *words]).stdout.strip()
+    linked.wait_for_states(job_id, "RUNNING")
+    linked.run(["scancel", f"{other}_1,{job_id}_1"])
+    shown = linked.run(["squeue", "-h", "-r", "-t", "all", "-j", other, "-o", "%i %T"]).stdout
+    assert f"{other}_1 CANCELLED" in shown
+    assert f"{other}_2 CANCELLED" not in shown
+    linked.wait_for_states(job_id, {1: "CANCELLED", 2: "RUNNING"})
+    # Whole jobs are Slurm's.
+    linked.run(["scancel", job_id, other])
+    states = [row["state"] for row in linked.finish(job_id).values()]
+    assert states == ["CANCELLED", "CANCELLED"]
+
+
+def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
+    python = str(Path(sys.executable).parent)
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{python}"
+    ended = linked.run([str(linked.home / "mybin" / "scancel"), "4711"], check=False)
+    assert ended.returncode == 4
+    assert "every scancel in PATH leads back to csub" in ended.stderr
+    assert "Traceback" not in ended.stderr
