@@ -152,7 +152,7 @@ class MigPreparation(JobPreparation):
         return dataclasses.replace(claim, kept_in=kept_in)
 
     def _keep_modes(self, claims: Sequence[MigClaim]) -> None:
-        """The checkpoint names these files already: whoever is killed here, they are taken away."""
+        """The checkpoint names these files already: a prolog that is killed here leaves none."""
         for claim in claims:
             try:
                 if claim.kept_in:
