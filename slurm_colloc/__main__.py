@@ -16,8 +16,6 @@ try:
     from slurm_colloc.cli.submit.in_place_of_sbatch import (
         choose_sbatch_call,
         hand_over,
-        is_called_sbatch,
-        is_called_scancel,
         is_led_back,
     )
     from slurm_colloc.errors import CollocError
@@ -39,12 +37,9 @@ _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     """The function that a command line means."""
-    if is_called_sbatch():
-        return choose_sbatch_call(argv)
-    if is_called_scancel():
-        from slurm_colloc.cli.change.in_place_of_scancel import run_scancel
-
-        return lambda: run_scancel(argv)
+    named = _choose_by_own_name(argv)
+    if named is not None:
+        return named
     command = _choose_subcommand(argv)
     if command is not None:
         return command
@@ -67,6 +62,26 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv
     return lambda: run_submit(words, pack=is_pack, probe=is_probe)
+
+
+def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
+    """The function that is meant where csub has the name of a command of Slurm's; else None."""
+    name = sys.argv[0].rpartition("/")[2]
+    if name == "sbatch":
+        return choose_sbatch_call(argv)
+    if name == "scancel":
+        from slurm_colloc.cli.change.in_place_of_scancel import run_scancel
+
+        return lambda: run_scancel(argv)
+    if name == "squeue":
+        from slurm_colloc.cli.look.in_place_of_squeue import run_squeue
+
+        return lambda: run_squeue(argv)
+    if name == "sacct":
+        from slurm_colloc.cli.look.in_place_of_sacct import run_sacct
+
+        return lambda: run_sacct(argv)
+    return None
 
 
 def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:

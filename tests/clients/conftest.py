@@ -82,11 +82,11 @@ def clients_user(clients_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterato
 
 
 def put_csub_in_place(user: CsubUser) -> Path:
-    """A directory in which sbatch and scancel are links to csub."""
+    """A directory in which Slurm's names are links to csub."""
     csub = shutil.which("csub", path=user.environment["PATH"])
     assert csub is not None
     links = user.home / "links"
     user.run(["mkdir", str(links)])
-    for name in ("sbatch", "scancel"):
+    for name in ("sbatch", "scancel", "squeue", "sacct"):
         user.run(["ln", "-s", csub, str(links / name)])
     return links

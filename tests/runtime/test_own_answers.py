@@ -9,6 +9,7 @@ import pytest
 from slurm_colloc.runtime.programs import own_job_record, own_queue_row
 from slurm_colloc.runtime.programs.own_answers import OwnAnswers, format_span, parse_span
 from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.slurm.tables.marked_queue import QueueField, build_queue_question, split_rows
 
 NOW = 1_000_000.0
 KNOWN = {
@@ -30,10 +31,10 @@ TASK = OwnMember(MEMBER.folder, KNOWN | {"task_id": "4711_3"})
 
 def ask(
     *arguments: str, environment: dict[str, str] | None = None, member: OwnMember = MEMBER
-) -> tuple[list[str], list[own_queue_row.QueueField]]:
-    question = own_queue_row.build_question(arguments, environment or {}, member)
+) -> tuple[list[str], list[QueueField]]:
+    question = build_queue_question(arguments, environment or {}, own_queue_row.HEAD)
     assert question is not None
-    return question
+    return own_queue_row.build_own_words(question, member), list(question.fields)
 
 
 def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s: int = 500) -> str:
@@ -44,9 +45,9 @@ def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s:
         job_id, *cells = row.split("|")
         lines.append(f"{job_id}\x1f8:20\x1e\x1f" + "".join(f"{cell}\x1f" for cell in cells))
     answers = OwnAnswers(member, NOW, left_s)
-    told = own_queue_row.tell("\n".join(lines), member, fields, answers)
-    assert told is not None
-    return told
+    found = split_rows("\n".join(lines), fields)
+    assert found is not None
+    return own_queue_row.tell(found, member, fields, answers)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_ids_may_follow_as_words() -> None:
     ],
 )
 def test_what_cannot_be_followed_is_squeue_s_alone(arguments: list[str]) -> None:
-    assert own_queue_row.build_question(arguments, {}, MEMBER) is None
+    assert build_queue_question(arguments, {}, own_queue_row.HEAD) is None
 
 
 def test_a_format_of_the_environment_counts_where_none_is_given() -> None:
@@ -156,9 +157,7 @@ def test_a_format_of_the_environment_counts_where_none_is_given() -> None:
 
 def test_rows_with_a_mark_in_them_are_left_to_squeue() -> None:
     _, fields = ask("-o", "%j")
-    answers = OwnAnswers(MEMBER, NOW)
-    text = "99\x1f8:20\x1e\x1fa\x1fb\x1f\n"
-    assert own_queue_row.tell(text, MEMBER, fields, answers) is None
+    assert split_rows("99\x1f8:20\x1e\x1fa\x1fb\x1f\n", fields) is None
 
 
 @pytest.mark.parametrize("seconds", [0, 59, 60, 3599, 3600, 86399, 86400, 1_000_000])

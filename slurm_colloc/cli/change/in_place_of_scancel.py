@@ -6,16 +6,14 @@ knows no such task of a pack and refuses it.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Sequence
 
 from slurm_colloc.cli.change.cancel_members import cancel
+from slurm_colloc.cli.handed_to_slurm import ask_slurm
 from slurm_colloc.cli.session import Session
-from slurm_colloc.errors import CollocError, NotFound, SlurmUnreachable
+from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.member import Selection
-from slurm_colloc.slurm.real_command import find_real_command, identify
 
 _SILENT = frozenset({"-Q", "--quiet", "-v", "--verbose"})
 """With any other option it is Slurm that is asked for all of it."""
@@ -35,11 +33,11 @@ def run_scancel(argv: Sequence[str]) -> int:
     words = [one for word in argv if word not in options for one in _COMMA.split(word)]
     tasks = [word for word in words if _TASKS.fullmatch(word)]
     if not tasks or not _SILENT.issuperset(options):
-        return _ask_slurm(argv)
+        return ask_slurm("scancel", argv)
     session = Session.open_own()
     own = [word for word in tasks if _is_known(session, word)]
     rest = [word for word in words if word not in own]
-    status = _ask_slurm([*options, *rest]) if rest else 0
+    status = ask_slurm("scancel", [*options, *rest]) if rest else 0
     if not own:
         return status
     return cancel(session, [Selection.parse(word) for word in own], yes=True) or status
@@ -54,16 +52,3 @@ def _is_known(session: Session, task: str) -> bool:
     except CollocError:
         # What is wrong with it is told when it is cancelled.
         return True
-
-
-def _ask_slurm(argv: Sequence[str]) -> int:
-    skipped = {identify(sys.argv[0])} - {(0, 0)}
-    found = find_real_command("scancel", os.environ.get("PATH"), skipped=skipped)
-    if found is None:
-        raise SlurmUnreachable(
-            "every scancel in PATH leads back to csub, and none to Slurm",
-            hint="put the directory of Slurm's own scancel into PATH",
-        )
-    sys.stdout.flush()
-    pid = os.posix_spawn(found, ["scancel", *argv], os.environ)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

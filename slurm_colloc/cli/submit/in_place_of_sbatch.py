@@ -16,16 +16,6 @@ from slurm_colloc.slurm.real_command import CALLED_VARIABLE, choose_sbatch
 _ABOUT_ITSELF = frozenset({"-V", "--version", "-h", "--help", "--usage"})
 
 
-def is_called_sbatch() -> bool:
-    """Csub was started under the name sbatch."""
-    return sys.argv[0].rpartition("/")[2] == "sbatch"
-
-
-def is_called_scancel() -> bool:
-    """Csub was started under the name scancel."""
-    return sys.argv[0].rpartition("/")[2] == "scancel"
-
-
 def choose_sbatch_call(argv: Sequence[str]) -> Callable[[], int]:
     """What a call under the name sbatch means: always a submission, whatever its script is called.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime import programs
 from slurm_colloc.runtime.launch.member_environment import MemberContext
 from slurm_colloc.slurm.real_command import SHIM_MARK
+from slurm_colloc.slurm.tables.job_command import describe_command
 from slurm_colloc.store.atomic_files import make_directory, write_all, write_atomic
 
 SHIMMED = ("srun", "scontrol", "scancel", "squeue", "sbatch", "salloc")
@@ -80,7 +80,7 @@ def build_inside(
         "cpus": ",".join(str(cpu) for cpu in place.cpus),
         "cpu_count": str(plan.cpus),
         "name": job.name,
-        "command": _describe_command(job, submit_directory),
+        "command": describe_command(job.script_name, job.arguments, submit_directory),
         "directory": os.path.normpath(job.directory),
         "started_at": str(place.started_at),
     }
@@ -97,18 +97,6 @@ def build_inside(
     if job.array_task is not None:
         inside["task_id"] = f"{place.job_id}_{job.array_task.task_id}"
     return inside
-
-
-def _describe_command(job: Job, submit_directory: str) -> str:
-    """As `scontrol show job` has it: the script's whole path and its arguments."""
-    script = os.path.normpath(os.path.join(submit_directory, job.script_name))
-    if not os.path.exists(script):
-        found = shutil.which(job.script_name)
-        if found is None:
-            # --wrap, or standard input.
-            return "(null)"
-        script = found
-    return " ".join([script, *job.arguments])
 
 
 def give_shims(folder: Path, inside: Mapping[str, str], bash_env: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_signal
-from slurm_colloc.runtime.programs.command_words import CommandOptions
 from slurm_colloc.runtime.programs.own_answers import spawn
 from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.slurm.tables.command_words import CommandOptions
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 

@@ -59,5 +59,6 @@ if __name__ == "__main__":
         "alone": run("alone", 3),
         "array": run("array", 4, "--slurm-array-jobs=all"),
         "failure": run("failure", 5),
+        "failure in an array": run("array-failure", 6, "--slurm-array-jobs=all"),
     }
     Path("answer.json").write_text(json.dumps(answer))

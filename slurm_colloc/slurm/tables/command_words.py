@@ -16,11 +16,14 @@ class CommandOptions:
     Args:
         letters: As for getopt(3): `a` a flag, `b:` with a value, `c::` with one that is attached.
         names: Long names and the letters that mean the same; one without a letter names itself.
+        with_value: Those of the latter that have a value.
     """
 
-    def __init__(self, letters: str, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, letters: str, names: Mapping[str, str], with_value: Sequence[str] = ()
+    ) -> None:
         self._names = names
-        self._takes: dict[str, int] = {}
+        self._takes: dict[str, int] = dict.fromkeys(with_value, 1)
         for position, letter in enumerate(letters):
             if letter != ":":
                 rest = letters[position + 1 :]

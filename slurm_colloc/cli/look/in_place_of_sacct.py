@@ -1,0 +1,197 @@
+"""csub under the name sacct: tasks of packs have rows of their own, all else is as sacct says.
+
+As with squeue (`in_place_of_squeue`), the rows of a pack's job become those of its tasks: one for
+the job and, unless only allocations are asked for, one for its batch script. What Slurm has
+measured of the pack's job, such as MaxRSS, is no task's, and is left empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
+from slurm_colloc.cli.look.packed_tasks import JobChoice, PackedTasks
+from slurm_colloc.cli.session import Session, note
+from slurm_colloc.errors import CollocError
+from slurm_colloc.report.slurm_tasks import SlurmTask
+from slurm_colloc.runtime.programs.own_answers import read_output, write_output
+from slurm_colloc.slurm.tables.marked_accounts import (
+    AccountColumn,
+    AccountQuestion,
+    AccountRow,
+    build_account_question,
+    parse_columns,
+    parse_rows,
+)
+
+_FILTERS = ("s", "name")
+"""What a task may meet and its pack not."""
+
+_SUMMED = ("ave", "max", "min", "tresusage")
+_COUNTED = frozenset(
+    {"totalcpu", "usercpu", "systemcpu", "cputime", "cputimeraw", "consumedenergy",
+     "consumedenergyraw"}
+)  # fmt: skip
+_OF_STEPS = frozenset({"jobid", "jobidraw"})
+_OF_JOBS = frozenset({"jobname", "timelimit", "timelimitraw"})
+_OF_SCRIPTS = frozenset({"state", "exitcode", "start", "end", "elapsed", "elapsedraw"})
+_EXTERN = "extern"
+"""The step of what comes to a job by other ways; it ends well whatever becomes of the job."""
+
+_SCRIPT_STEPS = frozenset({"batch", _EXTERN})
+"""Steps of a job's script; the others of a pack's job may be of any member."""
+
+
+def run_sacct(argv: Sequence[str]) -> int:
+    """Do what `sacct ARGUMENTS` asks; the exit status.
+
+    Raises:
+        SlurmUnreachable: There is no sacct of Slurm's in PATH.
+    """
+    question = build_account_question(argv, os.environ)
+    if question is None:
+        return ask_slurm("sacct", argv)
+    try:
+        session = Session.open()
+        if not session.state.list_all():
+            return ask_slurm("sacct", argv)
+        answer = _Answer(session, question)
+        lines = answer.list_lines()
+    except CollocError as error:
+        note(f"{error}; packs are shown as Slurm knows them")
+        return ask_slurm("sacct", argv)
+    if lines is None:
+        return ask_slurm("sacct", argv)
+    write_output("".join(f"{line}\n" for line in lines))
+    return answer.status
+
+
+class _Answer:
+    """sacct's answer with tasks in it.
+
+    Args:
+        session: The state.
+        question: What was asked.
+
+    Attributes:
+        status: sacct's exit status.
+    """
+
+    def __init__(self, session: Session, question: AccountQuestion) -> None:
+        self.status = 0
+        self._session = session
+        self._question = question
+        self._choice = JobChoice(session, question.value("j"))
+        self._filters = {key: question.value(key) for key in _FILTERS}
+        self._titles: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = ()
+        self._columns: list[AccountColumn] = []
+
+    def list_lines(self) -> list[str] | None:
+        """The lines; None where sacct is to answer alone."""
+        rows = self._ask(())
+        if rows is None:
+            # What was wrong sacct has said.
+            return [] if self.status else None
+        packs = rows
+        if any(self._filters.values()):
+            packs = self._ask(_FILTERS) or []
+        own = [row for row in [*rows, *packs] if self._is_here(row)]
+        arrays = [_name_job(row).partition("_")[0] for row in own]
+        jobs = [*self._choice.jobs, *dict.fromkeys(arrays)]
+        tasks = PackedTasks(self._session, jobs, os.environ)
+        known = {row.job_id for row in [*rows, *packs]}
+        if not any(tasks.find(row.job_id, known) for row in own):
+            return None
+        header: list[str] = []
+        if self._question.is_table:
+            words = self._question.build_header_words()
+            status, text = read_output(find_command("sacct"), ["sacct", *words], os.environ)
+            self._columns = parse_columns(text)
+            if status or len(self._columns) != len(self._names):
+                return None
+            header = text.split("\n")[:2]
+        elif self._question.has_header:
+            header = [self._question.write_row(self._titles, ())]
+        lines = list(header) if self._question.has_header else []
+        return lines + list(self._merge(rows, packs, tasks, known))
+
+    def _ask(self, left_out: Sequence[str]) -> list[AccountRow] | None:
+        words = self._question.build_words(self._choice.translate, left_out)
+        self.status, text = read_output(find_command("sacct"), ["sacct", *words], os.environ)
+        read = None if self.status else parse_rows(text)
+        if read is None:
+            return None
+        self._titles = read[0]
+        self._names = tuple(title.lower() for title in self._titles)
+        return read[1]
+
+    def _is_here(self, row: AccountRow) -> bool:
+        """Its job is of the cluster that the state tells of."""
+        return row.cluster == self._session.state.cluster or not self._session.state.cluster
+
+    def _merge(
+        self,
+        rows: Sequence[AccountRow],
+        packs: Sequence[AccountRow],
+        tasks: PackedTasks,
+        known: set[str],
+    ) -> Iterator[str]:
+        """The rows of sacct in their order, tasks where their packs were, others behind."""
+        names = tasks.names()
+        shown = set()
+        behind = [row for row in packs if row not in rows]
+        for number, source in enumerate((rows, behind)):
+            for job_id, group in itertools.groupby(source, _name_job):
+                own = list(group)
+                found = tasks.find(job_id, known) if self._is_here(own[0]) else None
+                if found is not None:
+                    whole = [row for row in packs if _name_job(row) == job_id]
+                    if job_id not in shown:
+                        yield from self._render(whole, found)
+                    shown.add(job_id)
+                elif number == 0 and not (self._is_here(own[0]) and job_id in names):
+                    yield from (self._question.write_row(row.cells, self._columns) for row in own)
+
+    def _render(self, rows: Sequence[AccountRow], tasks: Sequence[SlurmTask]) -> Iterator[str]:
+        ids = {_name_job(rows[0]), rows[0].raw_id.partition(".")[0]}
+        for task in tasks:
+            if not self._choice.wants(task, ids) or not self._passes(task):
+                continue
+            cells = task.account_cells()
+            for row in rows:
+                step = row.job_id.partition(".")[2]
+                if step and (task.is_pending or step not in _SCRIPT_STEPS):
+                    continue
+                chosen = [
+                    self._choose_cell(name, cell, cells, step)
+                    for name, cell in zip(self._names, row.cells, strict=True)
+                ]
+                yield self._question.write_row(chosen, self._columns)
+
+    @staticmethod
+    def _choose_cell(name: str, cell: str, cells: Mapping[str, str], step: str) -> str:
+        if (step and name in _OF_JOBS) or (step == _EXTERN and name in _OF_SCRIPTS):
+            return cell
+        if name in cells:
+            return f"{cells[name]}.{step}" if step and name in _OF_STEPS else cells[name]
+        return "" if name.startswith(_SUMMED) or name in _COUNTED else cell
+
+    def _passes(self, task: SlurmTask) -> bool:
+        states, names = self._filters["s"], self._filters["name"]
+        if names and task.name not in names.split(","):
+            return False
+        if not states:
+            return True
+        kinds = {key for key, _, _ in self._question.options}
+        # Without times --state asks for the states that jobs have now.
+        if task.is_final and not kinds & {"S", "E", "j"}:
+            return False
+        return bool({word.strip().upper() for word in states.split(",")} & task.state_words)
+
+
+def _name_job(row: AccountRow) -> str:
+    """The job of a row that may be a step's."""
+    return row.job_id.partition(".")[0]

@@ -1,0 +1,139 @@
+"""csub under the name squeue: tasks of a pack look as sbatch's own tasks do to Slurm's squeue."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from .conftest import CsubUser
+
+pytestmark = pytest.mark.slurm
+
+CSUB = Path(sys.executable).parent / "csub"
+GO = (
+    'while [ ! -e "go.$SLURM_ARRAY_TASK_ID" ]; do sleep 0.1; done; '
+    '[ "$SLURM_ARRAY_TASK_ID" != 102 ]'
+)
+OPTIONS = ("--array=100-104", "--time=5", "--job-name=sweep", "--cpus-per-task=1")
+FIELDS = "%i|%F|%K|%j|%T|%t|%N|%R|%C|%.12i|%3t|%Z"
+QUESTIONS: tuple[tuple[str, ...], ...] = (
+    ("-o", FIELDS),
+    ("-r", "-o", FIELDS),
+    ("-h", "-o", "%i %T"),
+    ("-t", "all", "-o", FIELDS),
+    ("--states=PENDING,R", "-o", "%i %T"),
+    ("-t", "CD,F", "-o", "%i %T %R"),
+    ("-n", "sweep", "-o", "%i %T"),
+    ("-n", "other", "-o", "%i %T"),
+    ("-j", "JOB_101", "-o", "%i %T"),
+    ("-t", "all", "-j", "JOB_101,JOB_102", "-o", "%i %T"),
+    ("-t", "all", "-j", "JOB", "-r", "-h", "-O", "jobarrayid:.15,statecompact,reasonlist,name:7"),
+    (),
+    ("-l",),
+)
+"""JOB is the array's id."""
+
+
+@pytest.fixture
+def linked(user: CsubUser) -> CsubUser:
+    """A user with a directory in which squeue is a link to csub."""
+    (user.home / "mybin").mkdir()
+    (user.home / "mybin" / "squeue").symlink_to(CSUB)
+    user.script("go.sh", GO)
+    return user
+
+
+def ask(user: CsubUser, words: Sequence[str], job_id: str, *, linked: bool) -> list[str]:
+    """What squeue says of one array: JOB for its id, TIME for times that pass."""
+    path = user.environment["PATH"]
+    user.extra["PATH"] = f"{user.home / 'mybin'}:{path}" if linked else path
+    try:
+        asked = [word.replace("JOB", job_id) for word in words]
+        answer = user.run(["squeue", *asked])
+    finally:
+        del user.extra["PATH"]
+    assert answer.stderr == ""
+    lines = answer.stdout.split("\n")
+    assert lines.pop() == ""
+    # --long begins with the time.
+    told = [line for line in lines if not re.match(r" *\d|[A-Z][a-z]{2} ", line)]
+    own = re.compile(rf" *{job_id}(?=_|\|{job_id}\||  )")
+    for line in sorted(line for line in lines if own.match(line)):
+        shown = re.sub(rf"(?<![\w:.-]){job_id}(?=[_|])", "JOB", own.sub("JOB", line, count=1))
+        # A member's limit is longer than what was asked for.
+        told.append(re.sub(r" +\d+:\d\d(?= )", " TIME", shown))
+    return told
+
+
+def compare(user: CsubUser, control: str, packed: str) -> None:
+    """All questions, asked of sbatch's array by squeue and of csub's by the link."""
+    for words in QUESTIONS:
+        expected = ask(user, words, control, linked=False)
+        assert ask(user, words, packed, linked=True) == expected, words
+
+
+def submit_both(user: CsubUser, *options: str) -> tuple[str, str]:
+    """The ids of an array by sbatch, without a GPU, and of the same one by csub, in one pack."""
+    words = [*OPTIONS, *options, "go.sh"]
+    control = user.run(["sbatch", "--parsable", *words]).stdout.strip()
+    return control, user.submit("--gres=gpu:1", "--share=timeslice", "--degree=5", *words)
+
+
+def go(user: CsubUser, *numbers: int) -> None:
+    """Let these tasks of both arrays end."""
+    user.run(["touch", *(f"go.{number}" for number in numbers)])
+
+
+@pytest.mark.smoke
+def test_tasks_are_told_of_as_sbatch_s_own(linked: CsubUser) -> None:
+    control, packed = submit_both(linked)
+    linked.wait_for_states(packed, "RUNNING")
+    compare(linked, control, packed)
+    go(linked, 101, 102)
+    linked.wait_for_states(packed, {101: "COMPLETED", 102: "FAILED"})
+    compare(linked, control, packed)
+    go(linked, 100, 103, 104)
+    linked.finish(packed)
+    compare(linked, control, packed)
+
+
+def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
+    control, packed = submit_both(linked, "--hold")
+    compare(linked, control, packed)
+    linked.run(["scancel", control, packed])
+
+
+def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
+    control, packed = submit_both(linked)
+    alone = linked.submit("--gres=gpu:1", "--hold", "--array=7", "go.sh")
+    for words in (("-o", "%i %T"), ("-t", "all", "-o", "%i %T"), ("--steps",), ("--start",)):
+        assert ask(linked, words, control, linked=True) == ask(linked, words, control, linked=False)
+        assert ask(linked, words, alone, linked=True) == ask(linked, words, alone, linked=False)
+    assert ask(linked, ("-h", "-o", "%i"), packed, linked=True)
+    linked.run(["scancel", control, packed, alone])
+
+
+def test_what_squeue_refuses_is_refused(linked: CsubUser) -> None:
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    linked.submit("--gres=gpu:1", "--hold", "--array=0-1", "go.sh")
+    for words in (["-j", "99999"], ["-t", "WALKING"], ["--lang"], ["-o", "%"]):
+        behind = linked.run([linked.find("squeue"), *words], check=False)
+        ended = linked.run(["squeue", *words], check=False)
+        assert (ended.returncode, ended.stdout) == (behind.returncode, behind.stdout)
+        assert "Traceback" not in ended.stderr
+    linked.run(["scancel", "--me"])
+
+
+def test_where_the_state_cannot_be_read_squeue_answers_alone(linked: CsubUser) -> None:
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    packed = linked.submit("--gres=gpu:1", "--hold", "--array=0-1", "go.sh")
+    for path in linked.state.glob("packs/*/pack.json"):
+        path.write_text("{")
+    ended = linked.run(["squeue", "-h", "-o", "%F"])
+    assert ended.stdout == f"{packed}\n"
+    assert "it is shown as Slurm knows it" in ended.stderr
+    linked.run(["scancel", packed])
