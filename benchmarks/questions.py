@@ -8,6 +8,7 @@ from benchmarks.bed import Bed, wait_until
 from benchmarks.measuring import Figures, Section, Series
 
 RUNS = 60
+TASKS = 100
 ADDED_TARGET_MS = 15.0
 
 QUESTIONS = {
@@ -43,6 +44,24 @@ os.rename("measured.new", "measured.json")
 """
 
 
+def _measure_link(bed: Bed, figures: Figures) -> None:
+    """squeue with a row for each task, by a link to csub, and Slurm's own with one for the pack."""
+    folder = bed.home / "links"
+    folder.mkdir()
+    link = folder / "squeue"
+    link.symlink_to(bed.csub)
+    words = ("--gres=gpu:1", "--mem=500M", "--time=10", "--no-probe", f"--array=1-{TASKS}")
+    bed.run([bed.csub, "--hold", *words, str(bed.home / "asleep.sh")])
+    question = ("-r", "-o", "%i %T")
+    pairs = [
+        (bed.time_ms(["squeue", *question]), bed.time_ms([str(link), *question]))
+        for _ in range(RUNS // 2)
+    ]
+    for name, place in (("Slurm's own", 0), ("csub by a link", 1)):
+        series = Series(tuple(pair[place] for pair in pairs))
+        figures.add(f"squeue with {TASKS} tasks, {name}", series, "ms", command="squeue -r")
+
+
 def measure_questions(bed: Bed) -> Section:
     """Ask from inside a pack of two, of which one sleeps."""
     (bed.home / "ask.py").write_text(PROGRAM)
@@ -63,6 +82,7 @@ def measure_questions(bed: Bed) -> Section:
         figures.add(f"{name}, Slurm's own", real, "ms", command=command)
         figures.add(f"{name}, in a member", member, "ms", command=command)
         figures.add(f"{name}, added", added, "ms", target=ADDED_TARGET_MS)
+    _measure_link(bed, figures)
     bed.cancel_all()
     return figures.build_section(
         "Questions from inside a member",
