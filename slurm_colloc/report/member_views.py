@@ -85,6 +85,11 @@ class MemberView:
         return row if isinstance(row, str) else ""
 
     @property
+    def names_alone(self) -> bool:
+        """It is a job by itself, and no task; see `MemberSpec`."""
+        return self._value.get("names_alone") is True
+
+    @property
     def retry_of(self) -> str:
         """The member that it tries again; empty for none."""
         name = self._value["job"].get("retry_of")

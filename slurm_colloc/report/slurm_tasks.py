@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
 
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_time_limit
@@ -90,87 +89,117 @@ class SlurmTask:
     @property
     def state_words(self) -> frozenset[str]:
         """The words by which --states names its state."""
-        return frozenset({self.state.value, _COMPACT.get(self.state, self.state.value)})
+        return frozenset({self.state.value, self.compact_state})
 
-    def queue_cells(self) -> Mapping[str, str]:
-        """Its cells by squeue's names for --Format; what is not there is the pack's own."""
-        cells = {
-            "jobarrayid": self.name_for_slurm,
-            "arrayjobid": self.job,
-            "arraytaskid": "N/A" if self.is_alone else str(self.index),
-            "state": self.state.value,
-            "statecompact": _COMPACT.get(self.state, self.state.value),
-            "name": self.name,
-            "timeused": _format_span(self._elapsed_s),
-            "starttime": self._moment("started_at"),
-            "endtime": self._end(),
-            "reason": self._reason,
-            "reasonlist": self._reason_or_nodes(),
-            "nodelist": self._nodes,
-            "numnodes": "1",
-            "command": self._command,
-            "workdir": self._member.spec.job.directory,
-            "numcpus": str(self._member.spec.plan.cpus),
-        }
-        if (limit_s := self._member.wall_limit_s) is not None:
-            cells["timelimit"] = _format_span(limit_s)
-            cells["timeleft"] = _format_span(self._left_s)
-        # A start that Slurm foresees is the pack's.
-        return {name: cell for name, cell in cells.items() if cell is not None}
+    def queue_cell(self, name: str) -> str | None:
+        """Its cell by squeue's name for --Format; None where the pack's own is right."""
+        find = _QUEUE_CELLS.get(name)
+        return None if find is None else find(self)
 
-    def account_cells(self) -> Mapping[str, str]:
-        """Its cells by sacct's names in small letters; what is not there is the pack's own."""
-        code = self._record_value("exit_code")
-        elapsed_s = self._elapsed_s
-        cells = {
-            "jobid": self.name_for_slurm,
-            # Slurm has no number for it, and that of its pack is another job's.
-            "jobidraw": self.name_for_slurm,
-            "jobname": self.name,
-            "state": self.state.value,
-            "exitcode": "0:0" if code is None else str(code),
-            "start": self._moment("started_at") or "Unknown",
-            "end": self._moment("ended_at") or "Unknown",
-            "elapsed": _format_clock(elapsed_s or 0),
-            "elapsedraw": str(elapsed_s or 0),
-            "reason": self._reason,
-            "workdir": self._member.spec.job.directory,
-            "ncpus": str(self._member.spec.plan.cpus),
-            "alloccpus": str(self._member.spec.plan.cpus),
-            "nnodes": "1",
-            "reqcpus": str(self._member.spec.plan.cpus),
-            "nodelist": self._nodes if self._has_started else "None assigned",
-        }
-        if (limit_s := self._member.wall_limit_s) is not None:
-            cells["timelimit"] = _format_clock(limit_s)
-            cells["timelimitraw"] = str(limit_s // 60)
-        return cells
+    def account_cell(self, name: str) -> str | None:
+        """Its cell by sacct's name in small letters; None where the pack's own is right."""
+        find = _ACCOUNT_CELLS.get(name)
+        return None if find is None else find(self)
 
     @property
-    def _has_started(self) -> bool:
-        return not self.is_pending and self._record_value("started_at") is not None
+    def compact_state(self) -> str:
+        """Its state as `squeue --format=%t` has it."""
+        return _COMPACT.get(self.state, self.state.value)
+
+    @property
+    def index_or_none(self) -> str:
+        """Its task number, `N/A` for a job by itself."""
+        return "N/A" if self.is_alone else str(self.index)
+
+    @property
+    def exit_code(self) -> str:
+        """`code:signal`, as sacct writes it."""
+        code = self._record_value("exit_code")
+        return "0:0" if code is None else str(code)
+
+    @property
+    def elapsed_s(self) -> int | None:
+        """How long it has run, or ran; None where its end was not seen."""
+        return compute_elapsed_s(self._member, self._now)
+
+    @property
+    def limit_s(self) -> int | None:
+        """Its wall limit; None for none of its own."""
+        return self._member.wall_limit_s
+
+    @property
+    def left_s(self) -> int | None:
+        """What is left of it."""
+        if self.limit_s is None:
+            return None
+        if self.state is not MemberState.RUNNING:
+            return max(0, self.limit_s - (self.elapsed_s or 0))
+        return max(0, compute_left_s(self._view, self._member, self._now) or 0)
+
+    @property
+    def start(self) -> str | None:
+        """When it started; None before that, where Slurm may foresee a start of the pack."""
+        return self._moment("started_at")
+
+    @property
+    def end(self) -> str | None:
+        """When it has ended; None before that."""
+        return self._moment("ended_at")
+
+    @property
+    def end_or_limit(self) -> str | None:
+        """When it has ended or will have to."""
+        if self.is_final:
+            return self.end or "N/A"
+        left_s = self.left_s
+        if self.state is not MemberState.RUNNING or left_s is None:
+            return None
+        return self._write_moment(self._now + left_s)
+
+    @property
+    def reason(self) -> str:
+        """Why it waits, or how it ended."""
+        if self.is_pending:
+            return (self._member.reason or "None").replace("\n", " ")
+        return _END_REASONS.get(self.state, "None")
+
+    @property
+    def reason_or_nodes(self) -> str:
+        """What squeue has in its last column."""
+        shows_reason = self.is_pending or self.state in _END_REASONS
+        return f"({self.reason})" if shows_reason else self.nodes
+
+    @property
+    def nodes(self) -> str:
+        """Its node; empty before its start."""
+        node = self._record_value("node")
+        return node if isinstance(node, str) else ""
+
+    @property
+    def accounted_nodes(self) -> str:
+        """The same in sacct's words."""
+        has_started = self._record_value("started_at") is not None
+        return self.nodes if has_started else "None assigned"
+
+    @property
+    def cpus(self) -> str:
+        """CPUs of its own."""
+        return str(self._member.spec.plan.cpus)
+
+    @property
+    def directory(self) -> str:
+        """Its working directory."""
+        return self._member.spec.job.directory
+
+    @property
+    def command(self) -> str:
+        """Its script and arguments."""
+        job = self._member.spec.job
+        return describe_command(job.script_name, job.arguments, self._view.record.submit_directory)
 
     def _record_value(self, name: str) -> object | None:
         record = self._member.record
         return None if record is None or self.is_pending else getattr(record, name)
-
-    @cached_property
-    def _elapsed_s(self) -> int | None:
-        return compute_elapsed_s(self._member, self._now)
-
-    @cached_property
-    def _left_s(self) -> int:
-        limit_s = self._member.wall_limit_s or 0
-        if self.state is not MemberState.RUNNING:
-            return max(0, limit_s - (self._elapsed_s or 0))
-        return max(0, compute_left_s(self._view, self._member, self._now) or 0)
-
-    def _end(self) -> str | None:
-        if self.is_final:
-            return self._moment("ended_at") or "N/A"
-        if self.state is MemberState.RUNNING and self._member.wall_limit_s is not None:
-            return self._write_moment(self._now + self._left_s)
-        return None
 
     def _moment(self, name: str) -> str | None:
         at = self._record_value(name)
@@ -182,32 +211,59 @@ class SlurmTask:
             form = "%Y-%m-%dT%H:%M:%S"
         return time.strftime(form, time.localtime(at)) if "%" in form else None
 
-    @property
-    def _reason(self) -> str:
-        if self.is_pending:
-            return (self._member.reason or "None").replace("\n", " ")
-        return _END_REASONS.get(self.state, "None")
-
-    def _reason_or_nodes(self) -> str:
-        shows_reason = self.is_pending or self.state in _END_REASONS
-        return f"({self._reason})" if shows_reason else self._nodes
-
-    @property
-    def _nodes(self) -> str:
-        node = self._record_value("node")
-        return node if isinstance(node, str) else ""
-
-    @cached_property
-    def _command(self) -> str:
-        job = self._member.spec.job
-        return describe_command(job.script_name, job.arguments, self._view.record.submit_directory)
-
 
 def _format_span(seconds: int | None) -> str | None:
     return None if seconds is None else format_elapsed(seconds)
 
 
-def _format_clock(seconds: int) -> str:
+def _format_clock(seconds: int | None) -> str | None:
     """`1-02:03:04` or `02:03:04`, as sacct writes it."""
+    if seconds is None:
+        return None
     text = format_time_limit(seconds)
-    return text.zfill(len("00:00:00")) if "-" not in text else text
+    return text if "-" in text else text.zfill(len("00:00:00"))
+
+
+_QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
+    "arrayjobid": lambda task: task.job,
+    "arraytaskid": lambda task: task.index_or_none,
+    "command": lambda task: task.command,
+    "endtime": lambda task: task.end_or_limit,
+    "jobarrayid": lambda task: task.name_for_slurm,
+    "name": lambda task: task.name,
+    "nodelist": lambda task: task.nodes,
+    "numcpus": lambda task: task.cpus,
+    # Who needs several nodes is in no pack.
+    "numnodes": lambda _: "1",
+    "reason": lambda task: task.reason,
+    "reasonlist": lambda task: task.reason_or_nodes,
+    "starttime": lambda task: task.start,
+    "state": lambda task: task.state.value,
+    "statecompact": lambda task: task.compact_state,
+    "timeleft": lambda task: _format_span(task.left_s),
+    "timelimit": lambda task: _format_span(task.limit_s),
+    "timeused": lambda task: _format_span(task.elapsed_s),
+    "workdir": lambda task: task.directory,
+}
+
+_ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
+    "alloccpus": lambda task: task.cpus,
+    "elapsed": lambda task: _format_clock(task.elapsed_s or 0),
+    "elapsedraw": lambda task: str(task.elapsed_s or 0),
+    "end": lambda task: task.end or "Unknown",
+    "exitcode": lambda task: task.exit_code,
+    "jobid": lambda task: task.name_for_slurm,
+    # Slurm has no number for it, and that of its pack is another job's.
+    "jobidraw": lambda task: task.name_for_slurm,
+    "jobname": lambda task: task.name,
+    "ncpus": lambda task: task.cpus,
+    "nnodes": lambda _: "1",
+    "nodelist": lambda task: task.accounted_nodes,
+    "reason": lambda task: task.reason,
+    "reqcpus": lambda task: task.cpus,
+    "start": lambda task: task.start or "Unknown",
+    "state": lambda task: task.state.value,
+    "timelimit": lambda task: _format_clock(task.limit_s),
+    "timelimitraw": lambda task: None if task.limit_s is None else str(task.limit_s // 60),
+    "workdir": lambda task: task.directory,
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
 from slurm_colloc.cli.look.packed_tasks import JobChoice, PackedTasks
@@ -160,23 +160,23 @@ class _Answer:
         for task in tasks:
             if not self._choice.wants(task, ids) or not self._passes(task):
                 continue
-            cells = task.account_cells()
             for row in rows:
                 step = row.job_id.partition(".")[2]
                 if step and (task.is_pending or step not in _SCRIPT_STEPS):
                     continue
                 chosen = [
-                    self._choose_cell(name, cell, cells, step)
+                    self._choose_cell(name, cell, task, step)
                     for name, cell in zip(self._names, row.cells, strict=True)
                 ]
                 yield self._question.write_row(chosen, self._columns)
 
     @staticmethod
-    def _choose_cell(name: str, cell: str, cells: Mapping[str, str], step: str) -> str:
+    def _choose_cell(name: str, cell: str, task: SlurmTask, step: str) -> str:
         if (step and name in _OF_JOBS) or (step == _EXTERN and name in _OF_SCRIPTS):
             return cell
-        if name in cells:
-            return f"{cells[name]}.{step}" if step and name in _OF_STEPS else cells[name]
+        value = task.account_cell(name)
+        if value is not None:
+            return f"{value}.{step}" if step and name in _OF_STEPS else value
         return "" if name.startswith(_SUMMED) or name in _COUNTED else cell
 
     def _passes(self, task: SlurmTask) -> bool:

@@ -133,7 +133,7 @@ class _Answer:
                 if (folded := waiting.add(row, task)) is not None:
                     yield folded
             else:
-                yield _render_row(row, self._question.fields, task.queue_cells())
+                yield _render_row(row, self._question.fields, task)
 
     def _passes(self, task: SlurmTask) -> bool:
         states, names = self._filters["t"], self._filters["n"]
@@ -155,12 +155,11 @@ class _Folded:
         self.numbers: list[int] = []
 
     def text(self) -> str:
-        cells = dict(self._task.queue_cells())
-        if len(self.numbers) > 1:
-            runs = _cut_runs(format_task_runs(sorted(self.numbers)))
-            cells["jobarrayid"] = f"{self._task.job}_[{runs}]"
-            cells["arraytaskid"] = runs
-        return _render_row(self._row, self._fields, cells)
+        if len(self.numbers) == 1:
+            return _render_row(self._row, self._fields, self._task)
+        runs = _cut_runs(format_task_runs(sorted(self.numbers)))
+        folded = {"jobarrayid": f"{self._task.job}_[{runs}]", "arraytaskid": runs}
+        return _render_row(self._row, self._fields, self._task, folded)
 
 
 class _WaitingTasks:
@@ -173,10 +172,8 @@ class _WaitingTasks:
 
     def add(self, row: QueueRow, task: SlurmTask) -> _Folded | None:
         """The row of a task; None where it has joined one that is there."""
-        cells = dict(task.queue_cells())
-        for name in ("jobarrayid", "arraytaskid"):
-            cells[name] = ""
-        key = (task.job, _render_row(row, self._fields, cells))
+        unnumbered = {"jobarrayid": "", "arraytaskid": ""}
+        key = (task.job, _render_row(row, self._fields, task, unnumbered))
         found = self._rows.get(key) if self._folds else None
         folded = found or _Folded(row, task, self._fields)
         folded.numbers.append(task.index)
@@ -193,11 +190,18 @@ def _join_ids(question: QueueQuestion) -> str | None:
     return ",".join(filter(None, ids)) or None
 
 
-def _render_row(row: QueueRow, fields: Sequence[QueueField], cells: Mapping[str, str]) -> str:
-    return row.prefix + "".join(
-        field.render(cells[field.name]) if field.name in cells else cell
-        for cell, field in zip(row.cells, fields, strict=True)
-    )
+def _render_row(
+    row: QueueRow,
+    fields: Sequence[QueueField],
+    task: SlurmTask,
+    others: Mapping[str, str] | None = None,
+) -> str:
+    """The row of a task's pack with the task's values, and with others that count more."""
+    text = row.prefix
+    for cell, field in zip(row.cells, fields, strict=True):
+        value = (others or {}).get(field.name, task.queue_cell(field.name))
+        text += cell if value is None else field.render(value)
+    return text
 
 
 def _cut_runs(runs: str) -> str:

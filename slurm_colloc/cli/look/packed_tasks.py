@@ -146,7 +146,7 @@ class PackedTasks:
         tasks = []
         for member in view.members:
             where, found = self._follow(view, member)
-            is_alone = member.spec.names_alone
+            is_alone = member.names_alone
             tasks.append(
                 SlurmTask(
                     where,
