@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from .conftest import CsubUser
+from slurm_colloc.sandbox.cluster import Sandbox
+
+from .conftest import CsubUser, user_of
+from .test_take_over import one_gpu, say_room
+
+__all__ = ["one_gpu"]
 
 pytestmark = pytest.mark.slurm
 
@@ -41,6 +46,17 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
 @pytest.fixture
 def linked(user: CsubUser) -> CsubUser:
     """A user with a directory in which squeue is a link to csub."""
+    return link(user)
+
+
+@pytest.fixture
+def linked_on_one_gpu(one_gpu: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """The same where there is one GPU."""
+    with user_of(one_gpu, accounts[0]) as found:
+        yield link(found)
+
+
+def link(user: CsubUser) -> CsubUser:
     (user.home / "mybin").mkdir()
     (user.home / "mybin" / "squeue").symlink_to(CSUB)
     user.script("go.sh", GO)
@@ -137,3 +153,42 @@ def test_where_the_state_cannot_be_read_squeue_answers_alone(linked: CsubUser) -
     assert ended.stdout == f"{packed}\n"
     assert "it is shown as Slurm knows it" in ended.stderr
     linked.run(["scancel", packed])
+
+
+def test_tasks_that_went_to_another_pack_are_shown_once(linked: CsubUser) -> None:
+    say_room(linked, 12)
+    job_id = linked.submit("--gres=gpu:1", "--share=timeslice", "--mem=50M", *OPTIONS[1:],
+                           "--array=100-111", "go.sh")  # fmt: skip
+    assert len(list(linked.state.glob("packs/*"))) > 1
+    linked.wait_for_states(job_id, "RUNNING")
+    expected = ["JOBID STATE", *(f"JOB_{number} RUNNING" for number in range(100, 112))]
+    for words in (("-j", "JOB"), (), ("-t", "R"), ("-n", "sweep")):
+        assert ask(linked, (*words, "-o", "%i %T"), job_id, linked=True) == expected
+    alone = ask(linked, ("-j", "JOB_111", "-o", "%i %T"), job_id, linked=True)
+    assert alone == ["JOBID STATE", "JOB_111 RUNNING"]
+    go(linked, *range(100, 112))
+    linked.finish(job_id)
+    shown = ask(linked, ("-t", "all", "-o", "%i %T"), job_id, linked=True)
+    assert [line.split()[1] for line in shown[1:]].count("COMPLETED") == 11
+    assert len(shown) == 13
+
+
+def test_tasks_in_the_job_of_an_earlier_call_have_ids_of_their_own(
+    linked_on_one_gpu: CsubUser,
+) -> None:
+    user = linked_on_one_gpu
+    say_room(user, 4)
+    words = ("--gres=gpu:1", "--share=timeslice", "--mem=50M", *OPTIONS[1:], "--join")
+    first = user.submit(*words, "--array=100-103", "go.sh")
+    user.wait_for_states(first, "RUNNING")
+    second = user.submit(*words, "--array=200-201", "go.sh")
+    go(user, 100, 101)
+    user.wait_for_states(second, "RUNNING")
+    for job_id, numbers in ((first, (102, 103)), (second, (200, 201))):
+        expected = ["JOBID STATE", *(f"JOB_{number} RUNNING" for number in numbers)]
+        for asked in (("-j", "JOB"), (), ("-j", "JOB_[100-201]"), ("-t", "R")):
+            assert ask(user, (*asked, "-o", "%i %T"), job_id, linked=True) == expected
+    go(user, 102, 103, 200, 201)
+    user.finish(second)
+    shown = ask(user, ("-t", "all", "-j", "JOB_200", "-h", "-o", "%i %T"), second, linked=True)
+    assert shown == ["JOB_200 COMPLETED"]
