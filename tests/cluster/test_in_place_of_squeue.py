@@ -188,6 +188,9 @@ def test_tasks_in_the_job_of_an_earlier_call_have_ids_of_their_own(
         expected = ["JOBID STATE", *(f"JOB_{number} RUNNING" for number in numbers)]
         for asked in (("-j", "JOB"), (), ("-j", "JOB_[100-201]"), ("-t", "R")):
             assert ask(user, (*asked, "-o", "%i %T"), job_id, linked=True) == expected
+    path = f"{user.home / 'mybin'}:{user.environment['PATH']}"
+    shown = user.run(["squeue", "-h", "-o", "%F", "-j", first], environment={"PATH": path}).stdout
+    assert set(shown.split()) == {first}
     go(user, 102, 103, 200, 201)
     user.finish(second)
     shown = ask(user, ("-t", "all", "-j", "JOB_200", "-h", "-o", "%i %T"), second, linked=True)

@@ -66,7 +66,10 @@ class JobChoice:
             task: It.
             pack: The ids of its pack's own job.
         """
-        if self._words is None or any(name in self._words for name in pack):
+        if self._words is None:
+            return True
+        # The id of a submission means its own tasks, wherever they are.
+        if any(name in self._words and name not in self._known for name in pack):
             return True
         return any(
             selection.job == task.job and (task.is_alone or selection.includes(task.index))
