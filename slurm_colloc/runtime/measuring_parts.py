@@ -18,12 +18,14 @@ from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
+from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 
@@ -54,6 +56,7 @@ def build_measuring_parts(
     pauser: MemberPauser,
     journal: Journal,
     others: Sequence[Path],
+    state: State,
 ) -> MeasuringParts:
     """Make what measures a pack.
 
@@ -70,6 +73,7 @@ def build_measuring_parts(
         pauser: Stops them for a moment.
         journal: The pack's log.
         others: The other GPU sets of its Slurm job.
+        state: The state directory.
     """
     rates = WindowRates(monitor.find_progress)
 
@@ -106,5 +110,8 @@ def build_measuring_parts(
         memory=memory,
         find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
+        count_waiting=lambda: (
+            len(members.waiting) + count_waiting_in_sisters(state, record, attempt)
+        ),
     )
     return MeasuringParts(memory, degree)

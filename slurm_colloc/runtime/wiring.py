@@ -201,6 +201,7 @@ def build_parts(
         pauser=pauser,
         journal=journal,
         others=job_sets.others,
+        state=state,
     )
     memory, measured_degree = measuring.memory, measuring.degree
     start_queue = StartQueue(

@@ -120,6 +120,8 @@ class Stage:
         self.paused_s: dict[int, float] = {}
         self.memory_mb: dict[int, float] = {}
         self.ranks: int | None = None
+        self.elsewhere = 0
+        """Members that wait in other packs."""
         self.loading: set[int] = set()
         """Who runs and makes no steps yet."""
         self.obstacle = obstacle
@@ -161,6 +163,7 @@ class Stage:
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
             pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
             find_obstacle=lambda: self.obstacle,
+            count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
             clock=lambda: self.now,
         )  # fmt: skip
         allocation = Allocation("1", "1", "n", 0, 1, (), (), {})

@@ -479,3 +479,60 @@ def test_an_error_in_a_measurement_leaves_none_stopped(
     stage.pass_time(40)
     assert stage.record is not None
     assert stage.record.state is DegreeState.SETTLED
+
+
+PROGRESS = {1: 1.0, 6: 5.35, 9: 6.09, 10: 6.19, 11: 6.24, 12: 6.24}
+"""The sum of progress of small trainings by their number, as an H100 has shown it."""
+
+
+def small_on_h100(_: int, running: int) -> float:
+    """Of each, between these numbers in a straight line."""
+    below = max(degree for degree in PROGRESS if degree <= running)
+    above = min(degree for degree in PROGRESS if degree >= running)
+    part = (running - below) / max(1, above - below)
+    stp = PROGRESS[below] + part * (PROGRESS[above] - PROGRESS[below])
+    return RATE * stp / running
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "degree", "parked"),
+    [
+        # Ten make as much progress as eleven; but two would have the GPU for themselves.
+        (1, 12, 0),
+        # Enough are left over to fill it again.
+        (17, 10, 1),
+    ],
+)
+def test_all_run_where_few_would_be_left_over(
+    tmp_path: Path,
+    process: StartedProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: int,
+    degree: int,
+    parked: int,
+) -> None:
+    stage = Stage(tmp_path, process, members=11, places=12)
+    monkeypatch.setattr(stage.progress, "find_bound", lambda _: 3.0)
+    stage.elsewhere = elsewhere
+    stage.start_all()
+    stage.pass_time(90, small_on_h100)
+    record = stage.record
+    assert record is not None
+    assert (record.degree, len(stage.list_parked())) == (degree, parked)
+    assert ("with 10 at once the last would end later" in record.reason) is not bool(parked)
+
+
+def test_who_fits_once_the_first_seconds_are_over_is_measured_with_the_others(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=3, places=3, known_mb=None, usable_mb=20_000)
+    stage.start()
+    stage.memory_mb = {1: 6000.0}
+    stage.pass_time(3)
+    # cuDNN tries its algorithms: there is no room for a third one yet.
+    assert stage.start_all() == [2]
+    stage.memory_mb = {1: 1000.0, 2: 6000.0}
+    stage.pass_time(3, refills=True)
+    stage.memory_mb = {1: 1000.0, 2: 1000.0, 3: 6000.0}
+    stage.pass_time(40, refills=True)
+    assert [event["members"] for event in stage.list_events("measures")] == [3]

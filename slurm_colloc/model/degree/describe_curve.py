@@ -82,8 +82,9 @@ def describe_measured(
     told = describe_curve(curve, degree)
     if not told:
         return reason
-    is_other = reason and not is_degree_reason(reason)
-    return f"{told}; {reason}" if is_other else told
+    # Behind a semicolon stands what follows from no curve.
+    other = reason.partition("; ")[2] if is_degree_reason(reason) else reason
+    return f"{told}; {other}" if other else told
 
 
 def explain_no_start(state: DegreeState, degree: int, places: int, running: int, said: str) -> str:

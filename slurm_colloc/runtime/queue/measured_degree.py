@@ -1,8 +1,7 @@
 """How many members of a pack run at once: measured by pausing them, as soon as they have settled.
 
 All that surely fit start together. Then windows are measured in which a part of them runs; the best
-degree under the bounds goes on, and the others are parked: paused, until a place is free. What is
-decided from the windows says model.degree.measurement.
+degree (model.degree.measurement) goes on, and the others are parked: paused, until a place is free.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ from slurm_colloc.model.degree.describe_curve import describe_curve
 from slurm_colloc.model.degree.measured_curve import DegreeDecision, DegreeState
 from slurm_colloc.model.degree.measurement import measure_degree
 from slurm_colloc.model.degree.measurement_windows import DegreeMeasurement
-from slurm_colloc.model.degree.measuring_reason import (
-    AGAIN_S,
-    find_measuring_reason,
-    may_cost,
-)
+from slurm_colloc.model.degree.measuring_reason import AGAIN_S, find_measuring_reason, may_cost
+from slurm_colloc.model.degree.shorter_end import choose_for_the_end
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.runtime.journal import Journal
@@ -61,6 +57,7 @@ class MeasuredDegree:
         memory: Whether one more fits.
         find_unwatched: Why nothing of the pack is watched; empty where it is.
         find_obstacle: Why nothing is measured in it; empty where it is.
+        count_waiting: How many wait that may start here, in other packs, too.
         clock: Seconds that only grow.
     """
 
@@ -78,6 +75,7 @@ class MeasuredDegree:
         memory: GpuMemoryRoom,
         find_unwatched: Callable[[], str],
         find_obstacle: Callable[[], str],
+        count_waiting: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pack = pack
@@ -89,6 +87,7 @@ class MeasuredDegree:
         self._memory = memory
         self._find_unwatched = find_unwatched
         self._find_obstacle = find_obstacle
+        self._count_waiting = count_waiting
         self._clock = clock
         self._to_measure = MembersToMeasure(members, progress, rates, pauser, clock)
         self._parked = ParkedMembers(
@@ -241,9 +240,11 @@ class MeasuredDegree:
             return
         if not self._to_measure.have_settled(running, counts):
             return
+        is_first = not self._measured
+        if is_first and self._to_measure.expects_more(running, self.find_room, self._count_waiting):
+            return
         self._wants = self._wants or self._find_reason(running)
         elapsed_s = self._clock() - (self._begun_at or self._clock())
-        is_first = not self._measured
         if self._wants and may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
             self._journal.write("measures", members=len(running), reason=self._wants)
             self._wants = ""
@@ -263,17 +264,13 @@ class MeasuredDegree:
         return "" if one is None else f"the rate of member {tell_number(one.number)} has changed"
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
-        obstacles = self._pauser.find_obstacles(running)
-        ordered = self._to_measure.order(running, set(obstacles))
-        pausable = []
-        for member in ordered:
-            count = counts[member.number]
-            may_pause = member.number not in obstacles
-            pausable.append(
-                self._to_measure.build(
-                    member, count, may_pause=may_pause, anew=bool(self._measured)
-                )
-            )
+        fixed = set(self._pauser.find_obstacles(running))
+        ordered = self._to_measure.order(running, fixed)
+        build, anew = self._to_measure.build, bool(self._measured)
+        pausable = [
+            build(member, counts[member.number], may_pause=member.number not in fixed, anew=anew)
+            for member in ordered
+        ]
         if all(not member.may_pause for member in pausable):
             self._give_up("nothing is measured: none of them may be paused", running)
             return
@@ -304,12 +301,16 @@ class MeasuredDegree:
             return
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
-        self._parked.park(running, ordered[measured.degree :])
+        places = len(self._members.places)
+        left = len(running) + self._count_waiting()
+        chosen = choose_for_the_end(measured.curve, measured.degree, left, places)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
+        self._parked.park(running, ordered[chosen:])
         # Where all go on, it is not known yet that one more would be too many.
-        goes_on = measured.degree >= len(running)
-        degree = len(self._members.places) if goes_on else measured.degree
+        degree = places if chosen >= len(running) else chosen
         reason = describe_curve(measured.curve, degree) or say_no_more(degree)
+        if chosen > measured.degree:
+            reason += f"; with {measured.degree} at once the last would end later"
         self._decide(DegreeState.SETTLED, degree, stp, running, reason)
 
     def _decide(

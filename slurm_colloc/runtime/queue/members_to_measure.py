@@ -12,6 +12,7 @@ from slurm_colloc.model.degree.measurement_windows import (
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.watch.gpu_memory_use import FIRST_SECONDS_S
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 
@@ -52,6 +53,7 @@ class MembersToMeasure:
         self._seen_at: dict[tuple[int, int], float] = {}
         self._had_company: set[tuple[int, int]] = set()
         self._first: tuple[float, RateAlone] | None = None
+        self._expected_until = 0.0
 
     def have_settled(self, running: Sequence[Member], counts: Counts) -> bool:
         """Whether all have made their first steps, but for those that will not soon."""
@@ -63,6 +65,30 @@ class MembersToMeasure:
             elif member.is_starting or self._is_young(member):
                 return False
         return settled > 0
+
+    def expects_more(
+        self, running: Sequence[Member], find_room: Callable[[], int], count: Callable[[], int]
+    ) -> bool:
+        """Whether more members will start in a moment: they are measured with those that run.
+
+        In its first seconds a program may take several times the GPU memory of later. Once these
+        are over there may be room for another.
+
+        Args:
+            running: Members that have settled.
+            find_room: How many more may start now.
+            count: How many wait for that.
+        """
+        now = self._clock()
+        until = self._expected_until = self._expected_until or now + FIRST_SECONDS_S
+        if now >= until or all(place.occupant is not None for place in self._members.places):
+            return False
+        is_first = any(
+            self._progress.find_gpu_use_mb(member) is None
+            and self._progress.find_gpu_need_mb(member) is not None
+            for member in running
+        )
+        return (is_first or find_room() > 0) and count() > 0
 
     def have_no_steps(self, running: Sequence[Member], counts: Counts) -> bool:
         """Whether none has made a step that counts, and none will soon."""

@@ -169,3 +169,18 @@ def list_waiting_here(sister: SisterPack, attempt: int) -> list[int]:
         ]
     own = set(sister.record.members)
     return [number for number in numbers if number in own]
+
+
+def count_waiting_in_sisters(state: State, record: PackRecord, attempt: int) -> int:
+    """How many members wait in other packs of a submission that may start in this one.
+
+    Args:
+        state: The state directory.
+        record: The pack that asks.
+        attempt: The attempt's number there.
+    """
+    if not may_take_over(record):
+        return 0
+    names = [name for name in state.list_sisters(record) if name != record.pack_id]
+    sisters = (read_sister(state, state.pack_path(name), record) for name in names)
+    return sum(len(list_waiting_here(sister, attempt)) for sister in sisters if sister is not None)
