@@ -495,12 +495,12 @@ def small_on_h100(_: int, running: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("elsewhere", "degree", "parked"),
+    ("elsewhere", "expected"),
     [
         # Ten make as much progress as eleven; but two would have the GPU for themselves.
-        (1, 12, 0),
+        (1, (12, 0)),
         # Enough are left over to fill it again.
-        (17, 10, 1),
+        (17, (10, 1)),
     ],
 )
 def test_all_run_where_few_would_be_left_over(
@@ -508,8 +508,7 @@ def test_all_run_where_few_would_be_left_over(
     process: StartedProcess,
     monkeypatch: pytest.MonkeyPatch,
     elsewhere: int,
-    degree: int,
-    parked: int,
+    expected: tuple[int, int],
 ) -> None:
     stage = Stage(tmp_path, process, members=11, places=12)
     monkeypatch.setattr(stage.progress, "find_bound", lambda _: 3.0)
@@ -518,8 +517,8 @@ def test_all_run_where_few_would_be_left_over(
     stage.pass_time(90, small_on_h100)
     record = stage.record
     assert record is not None
-    assert (record.degree, len(stage.list_parked())) == (degree, parked)
-    assert ("with 10 at once the last would end later" in record.reason) is not bool(parked)
+    assert (record.degree, len(stage.list_parked())) == expected
+    assert ("with 10 at once the last would end later" in record.reason) is (expected[1] == 0)
 
 
 def test_who_fits_once_the_first_seconds_are_over_is_measured_with_the_others(
