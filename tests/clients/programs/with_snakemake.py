@@ -1,4 +1,4 @@
-"""Snakemake's executor for Slurm: single jobs, one that fails, and one in a job array."""
+"""Snakemake's executor for Slurm: single jobs, a rule as a job array, and a job that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ rule all:
 rule one:
     output: "out/{number}.txt"
     resources: runtime=5, mem_mb=600, gres="gpu:1"
-    shell: "test {wildcards.number} -lt 4 && echo $SLURM_CPUS_ON_NODE {wildcards.number} > {output}"
+    shell: "test {wildcards.number} -lt 4 && echo {wildcards.number} > {output}"
 """
 
 # Its job step takes SLURM_CONF out of the environment of its own srun, which works only where
@@ -57,7 +57,10 @@ if __name__ == "__main__":
     os.environ["HOME"] = str(Path.cwd())
     answer = {
         "alone": run("alone", 3),
+        # Each task of an array also looks for the first one's file: where that fails, all fail.
+        "array": run("array", 4, "--slurm-array-jobs=all"),
         "failure": run("failure", 5),
-        "array": run("array", 6, "--slurm-array-jobs=all"),
     }
+    # Two runs that fail alike would say nothing.
+    assert answer["alone"][0] == answer["array"][0] == 0, answer
     Path("answer.json").write_text(json.dumps(answer))
