@@ -42,6 +42,8 @@ NEEDS_S = {"small": 240 * SCALE, "pairs": 150 * SCALE, "mixed": 130 * SCALE, "lo
 """A part is not begun where less is left of the time."""
 SMALL_ONES = 6
 PATIENCE_S = 400.0
+RUN_S = 5.0
+"""How long a member is to have run before its GPU is called lost: its first steps are made."""
 ASKED = ("--mem=4G", "--time=20", "--join=never", "--max-slowdown=1.5")
 STARTED = time.monotonic()
 RESULTS: dict[str, Any] = {}
@@ -257,6 +259,18 @@ def write_failing(bed: Bed, script: Path, mark: Path) -> Path:
     return failing
 
 
+def find_busy_gpus(bed: Bed, job_id: str, *, gpus: int) -> list[str]:
+    """The GPUs on which a member trains by now; none before there are as many as are wanted."""
+    since = time.time() - RUN_S
+    found = {
+        uuid
+        for row in bed.user.members(job_id).values()
+        if row["state"] == "RUNNING" and row["started_at"] < since
+        for uuid in row["gpu_uuids"]
+    }
+    return sorted(found) if len(found) >= gpus else []
+
+
 def test_what_ran_on_a_gpu_that_is_lost_goes_to_the_other(bed: Bed) -> None:
     if not may_begin("lost"):
         pytest.skip("not asked for, or no time")
@@ -267,16 +281,12 @@ def test_what_ran_on_a_gpu_that_is_lost_goes_to_the_other(bed: Bed) -> None:
     words = (*ASKED, "--requeue", "--gpus-per-pack=2", "--degree=2", f"--array=1-{count}")
     with breaking_nvml() as lose:
         job_id = bed.submit("lost", *words, str(failing))
-        running = bed.wait(
-            lambda: [
-                row
-                for row in bed.user.members(job_id).values()
-                if row["state"] == "RUNNING" and row["gpu_uuids"]
-            ],
-            "members run on both GPUs",
-            patience_s=90,
+        busy = bed.wait(
+            lambda: find_busy_gpus(bed, job_id, gpus=2),
+            "members have run on both GPUs for a while",
+            patience_s=120,
         )
-        uuid = running[-1]["gpu_uuids"][0]
+        uuid = busy[-1]
         mark.write_text(f"{uuid}\n")
         lose(uuid)
         bed.finish(job_id, patience_s=PATIENCE_S)
