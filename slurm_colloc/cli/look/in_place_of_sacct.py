@@ -150,7 +150,8 @@ class _Answer:
                 if found is not None:
                     whole = [row for row in packs if _name_job(row) == job_id]
                     if job_id not in shown:
-                        yield from self._render(whole, found)
+                        # What waited at the first question may have begun at the second.
+                        yield from self._render(whole or own, found)
                     shown.add(job_id)
                 elif number == 0 and not (self._is_here(own[0]) and job_id in names):
                     yield from (self._question.write_row(row.cells, self._columns) for row in own)
