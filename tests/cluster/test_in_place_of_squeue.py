@@ -104,7 +104,6 @@ def go(user: CsubUser, *numbers: int) -> None:
     user.run(["touch", *(f"go.{number}" for number in numbers)])
 
 
-@pytest.mark.smoke
 def test_tasks_are_told_of_as_sbatch_s_own(linked: CsubUser) -> None:
     control, packed = submit_both(linked)
     linked.wait_for_states(packed, "RUNNING")
@@ -117,6 +116,7 @@ def test_tasks_are_told_of_as_sbatch_s_own(linked: CsubUser) -> None:
     compare(linked, control, packed)
 
 
+@pytest.mark.smoke
 def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
     control, packed = submit_both(linked, "--hold")
     compare(linked, control, packed)
@@ -189,8 +189,8 @@ def test_tasks_in_the_job_of_an_earlier_call_have_ids_of_their_own(
         for asked in (("-j", "JOB"), (), ("-j", "JOB_[100-201]"), ("-t", "R")):
             assert ask(user, (*asked, "-o", "%i %T"), job_id, linked=True) == expected
     path = f"{user.home / 'mybin'}:{user.environment['PATH']}"
-    shown = user.run(["squeue", "-h", "-o", "%F", "-j", first], environment={"PATH": path}).stdout
-    assert set(shown.split()) == {first}
+    of_first = ["squeue", "-h", "-o", "%F", "-j", first]
+    assert set(user.run(of_first, environment={"PATH": path}).stdout.split()) == {first}
     go(user, 102, 103, 200, 201)
     user.finish(second)
     shown = ask(user, ("-t", "all", "-j", "JOB_200", "-h", "-o", "%i %T"), second, linked=True)
