@@ -195,3 +195,21 @@ def test_tasks_in_the_job_of_an_earlier_call_have_ids_of_their_own(
     user.finish(second)
     shown = ask(user, ("-t", "all", "-j", "JOB_200", "-h", "-o", "%i %T"), second, linked=True)
     assert shown == ["JOB_200 COMPLETED"]
+
+
+def test_a_reader_that_is_gone_is_no_error(linked: CsubUser) -> None:
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    packed = linked.submit("--gres=gpu:1", "--hold", "--array=0-1", "go.sh")
+    ended = linked.run(["bash", "-c", "{ sleep 1; squeue; } | true"])
+    assert (ended.stdout, ended.stderr) == ("", "")
+    linked.run(["scancel", packed])
+
+
+def test_where_no_squeue_is_slurm_s_that_is_said_once(linked: CsubUser) -> None:
+    python = str(Path(sys.executable).parent)
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{python}"
+    ended = linked.run([str(linked.home / "mybin" / "squeue")], check=False)
+    del linked.extra["PATH"]
+    assert ended.returncode == 4
+    assert ended.stderr.count("every squeue in PATH leads back to csub") == 1
+    assert "Traceback" not in ended.stderr

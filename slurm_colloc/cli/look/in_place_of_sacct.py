@@ -12,11 +12,10 @@ import os
 from collections.abc import Iterator, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.look.packed_tasks import JobChoice, PackedTasks
-from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError
+from slurm_colloc.cli.look.packed_tasks import Answer, JobChoice, PackedTasks, answer_with_tasks
+from slurm_colloc.cli.session import Session
 from slurm_colloc.report.slurm_tasks import SlurmTask
-from slurm_colloc.runtime.programs.own_answers import read_output, write_output
+from slurm_colloc.runtime.programs.own_answers import read_output
 from slurm_colloc.slurm.tables.marked_accounts import (
     AccountColumn,
     AccountQuestion,
@@ -53,19 +52,13 @@ def run_sacct(argv: Sequence[str]) -> int:
     question = build_account_question(argv, os.environ)
     if question is None:
         return ask_slurm("sacct", argv)
-    try:
-        session = Session.open()
-        if not session.state.list_all():
-            return ask_slurm("sacct", argv)
-        answer = _Answer(session, question)
-        lines = answer.list_lines()
-    except CollocError as error:
-        note(f"{error}; packs are shown as Slurm knows them")
-        return ask_slurm("sacct", argv)
-    if lines is None:
-        return ask_slurm("sacct", argv)
-    write_output("".join(f"{line}\n" for line in lines))
-    return answer.status
+
+    def answer(session: Session) -> Answer:
+        found = _Answer(session, question)
+        lines = found.list_lines()
+        return found.status, lines
+
+    return answer_with_tasks("sacct", argv, answer)
 
 
 class _Answer:

@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.look.packed_tasks import JobChoice, PackedTasks
-from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import CollocError
+from slurm_colloc.cli.look.packed_tasks import Answer, JobChoice, PackedTasks, answer_with_tasks
+from slurm_colloc.cli.session import Session
 from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.report.slurm_tasks import SlurmTask
-from slurm_colloc.runtime.programs.own_answers import read_output, write_output
+from slurm_colloc.runtime.programs.own_answers import read_output
 from slurm_colloc.slurm.tables.marked_queue import (
     QueueField,
     QueueQuestion,
@@ -40,18 +39,12 @@ def run_squeue(argv: Sequence[str]) -> int:
     question = build_queue_question(argv, os.environ, _HEAD)
     if question is None:
         return ask_slurm("squeue", argv)
-    try:
-        session = Session.open()
-        if not session.state.list_all():
-            return ask_slurm("squeue", argv)
-        answer = _Answer(session, question)
-    except CollocError as error:
-        note(f"{error}; packs are shown as Slurm knows them")
-        return ask_slurm("squeue", argv)
-    if answer.lines is None:
-        return ask_slurm("squeue", argv)
-    write_output("".join(f"{line}\n" for line in answer.lines))
-    return answer.status
+
+    def answer(session: Session) -> Answer:
+        found = _Answer(session, question)
+        return found.status, found.lines
+
+    return answer_with_tasks("squeue", argv, answer)
 
 
 class _Answer:

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
 from slurm_colloc.cli.session import Session, note
-from slurm_colloc.errors import NotFound
+from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.slurm_tasks import SlurmTask
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
+
+Answer = tuple[int, list[str] | None]
+"""Exit status and lines; None for lines that Slurm's command is to write alone."""
+
+
+def answer_with_tasks(name: str, argv: Sequence[str], answer: Callable[[Session], Answer]) -> int:
+    """Write an answer of Slurm's with tasks in it; where there is none, Slurm's own.
+
+    Args:
+        name: Slurm's command.
+        argv: Its arguments.
+        answer: Makes the answer.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SlurmUnreachable: There is no command of this name of Slurm's in PATH.
+    """
+    find_command(name)
+    try:
+        session = Session.open()
+        status, lines = answer(session) if session.state.list_all() else (0, None)
+    except (CollocError, OSError) as error:
+        note(f"{error}; packs are shown as Slurm knows them")
+        lines = None
+    if lines is None:
+        return ask_slurm(name, argv)
+    text = "".join(f"{line}\n" for line in lines)
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    return status
 
 
 class JobChoice:
@@ -160,7 +193,7 @@ class PackedTasks:
                     time_format=self._time_format,
                 )
             )
-        return sorted(tasks, key=lambda task: (int(task.job), task.index))
+        return sorted(tasks, key=lambda task: (len(task.job), task.job, task.index))
 
     def _follow(self, view: PackView, member: MemberView) -> tuple[PackView, MemberView]:
         """A member where it was submitted again, or as it is."""
