@@ -280,7 +280,27 @@ def test_only_one_place_writes_for_people() -> None:
         ("wait_for_members", "clear"),
         # A page of lines that were harmless before.
         ("live_screen", "_write"),
+        # In the place of squeue and sacct: to programs the bytes that those would write.
+        ("packed_tasks", "write_rows"),
     }
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_rows_in_place_of_slurms_are_harmless_on_a_terminal_alone(is_terminal: bool) -> None:
+    ours, theirs = pty.openpty() if is_terminal else os.pipe()
+    program = "import sys; from slurm_colloc.cli.look.packed_tasks import write_rows; "
+    subprocess.run(
+        [sys.executable, "-c", f"{program}write_rows(sys.argv[1:])", EVIL, "b\udcff"],
+        stdout=theirs,
+        check=True,
+    )
+    os.close(theirs)
+    said = os.read(ours, 4096)
+    os.close(ours)
+    if is_terminal:
+        assert said.decode() == f"{SHOWN}\r\nb\\udcff\r\n"
+    else:
+        assert said == f"{EVIL}\n".encode() + b"b\xff\n"
 
 
 @given(st.text(), st.sampled_from(["", "\n", "\n\t"]))

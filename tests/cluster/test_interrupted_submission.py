@@ -102,8 +102,14 @@ def list_temporary(user: CsubUser) -> list[Path]:
 
 def check_state_agrees_with_slurm(user: CsubUser, earlier: set[str]) -> list[str]:
     """Each pack has its job and each job its pack; the ids of the new jobs."""
-    # A pack that runs by now may be writing a file of its own.
-    wait_until(lambda: not list_leftovers(user), "nothing half-written is left")
+
+    def is_tidy() -> bool:
+        # A pack that runs by now may be writing a file, and then the lock waits for the next call.
+        if list_leftovers(user):
+            user.csub("queue")
+        return not list_leftovers(user)
+
+    wait_until(is_tidy, "nothing half-written is left")
     jobs = list_slurm_jobs(user)
     new = [job_id for job_id in jobs if job_id not in earlier]
     packs = {path.name.rpartition(".")[0]: path for path in (user.state / "packs").glob("*")}

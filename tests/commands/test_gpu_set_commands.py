@@ -43,7 +43,8 @@ def test_cancelling_all_ends_the_slurm_job(user: CsubUser) -> None:
     user.wait_for_states(job_id, "RUNNING")
     user.csub("cancel", "--yes", job_id)
     user.wait_for_states(job_id, "CANCELLED")
-    assert user.run(["squeue", "-h", "-u", user.name]).stdout.strip() == ""
+    asked = ["squeue", "-h", "-u", user.name]
+    wait_until(lambda: not user.run(asked).stdout.strip(), "the Slurm job is over")
 
 
 def test_requeueing_all_of_one_gpu_set_starts_no_other_again(user: CsubUser) -> None:

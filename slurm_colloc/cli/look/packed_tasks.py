@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.session import Session, note
+from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
+from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.slurm_tasks import SlurmTask
@@ -44,9 +45,17 @@ def answer_with_tasks(name: str, argv: Sequence[str], answer: Callable[[Session]
         lines = None
     if lines is None:
         return ask_slurm(name, argv)
+    write_rows(lines)
+    return status
+
+
+def write_rows(lines: Sequence[str]) -> None:
+    """Write rows to standard output: to a terminal what it can show, to a program each byte."""
+    if sys.stdout.isatty():
+        say("\n".join(map(escape_controls, lines)))
+        return
     text = "".join(f"{line}\n" for line in lines)
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-    return status
 
 
 class JobChoice:
