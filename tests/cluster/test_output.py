@@ -159,6 +159,18 @@ def test_standard_input_is_the_file_of_input_and_empty_otherwise(user: CsubUser)
     assert user.output(f"slurm-{without}_2.out") == "end\n"
 
 
+def test_each_task_reads_the_file_that_its_pattern_names(user: CsubUser) -> None:
+    user.script("read.sh", "cat")
+    user.run(["bash", "-c", "for i in 1 2 3; do echo from $i >in-$i-read.sh; done"])
+    words = ("--input=in-%a-%x", "--gres=gpu:1", "read.sh")
+    together = user.submit("--array=1-2", "--degree=2", *words)
+    alone = user.submit("--array=3", *words)
+    user.finish(together)
+    user.finish(alone)
+    shown = [user.output(f"slurm-{together}_{number}.out") for number in (1, 2)]
+    assert [*shown, user.output(f"slurm-{alone}_3.out")] == ["from 1\n", "from 2\n", "from 3\n"]
+
+
 # -- fixed at submission --------------------------------------------------------------------------
 
 

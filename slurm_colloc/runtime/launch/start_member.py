@@ -12,7 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.model.sbatch.export import SET_VARIABLE
-from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
+from slurm_colloc.model.sbatch.output_patterns import (
+    PatternValues,
+    choose_output_paths,
+    expand_pattern,
+)
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch import member_environment as environments
@@ -156,6 +160,7 @@ class MemberStarter:
             script=str(directory / "script"),
             environment=composed,
             cpus=cpus,
+            source=self._choose_input(member),
             output=output,
             error=error,
             umask=member.spec.umask,
@@ -215,8 +220,16 @@ class MemberStarter:
         )
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
+        job, values = member.spec.job, self._choose_pattern_values(member)
+        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    def _choose_input(self, member: Member) -> str | None:
+        pattern = member.spec.job.input
+        return pattern and expand_pattern(pattern, self._choose_pattern_values(member))
+
+    def _choose_pattern_values(self, member: Member) -> PatternValues:
         job, name = member.spec.job, member.name(self._allocation.shown_job_id)
-        values = PatternValues(
+        return PatternValues(
             job_id=name.job,
             number=name.number,
             is_array=job.array_task is not None,
@@ -224,7 +237,6 @@ class MemberStarter:
             node=self._allocation.node.partition(".")[0] or socket.gethostname(),
             user=find_user_name(),
         )
-        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
 
     @staticmethod
     def _find_own_outputs() -> list[str]:
