@@ -22,8 +22,11 @@ pytestmark = pytest.mark.slurm
 
 CSUB = Path(sys.executable).parent / "csub"
 GO = 'while [ ! -e "$1" ]; do sleep 0.1; done; [ "$SLURM_ARRAY_TASK_ID" != 102 ]'
-OPTIONS = ("--array=100-103", "--time=5", "--job-name=sweep", "--cpus-per-task=1")
-FIELDS = "jobid,jobname,state,exitcode,ncpus,nodelist"
+OPTIONS = (
+    "--array=100-103", "--time=5", "--job-name=sweep", "--cpus-per-task=1",
+    "--mem=100M", "--gres=gpu:1",
+)  # fmt: skip
+FIELDS = "jobid,jobname,state,exitcode,ncpus,nodelist,reqcpus,reqmem,reqtres,alloctres,reason"
 QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-X", "-P", "-j", "JOB", "-o", FIELDS),
     ("-P", "-j", "JOB", "-o", FIELDS),
@@ -34,6 +37,10 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-X", "-P", "--name=sweep", "-o", "jobid,state"),
     ("-X", "-P", "--name=other", "-o", "jobid,state"),
     ("-X", "-P", "-j", "JOB", "-s", "F", "-o", "jobid,state"),
+    ("-P", "-j", "JOB_101.batch", "-o", "jobid,state"),
+    ("-P", "-j", "JOB.batch", "-o", "jobid,state"),
+    ("-X", "-P", "-S", "now-1hour", "-s", "CD", "-j", "JOB", "-o", "jobid"),
+    ("-X", "-P", "-S", "now-1hour", "-E", "now", "-s", "CD", "-j", "JOB", "-o", "jobid"),
     ("-X", "-b", "-j", "JOB"),
     ("-X", "-j", "JOB"),
 )
@@ -92,6 +99,35 @@ def test_tasks_are_told_of_as_sbatch_s_own(user: CsubUser) -> None:
     user.finish(packed)
     wait_until(lambda: "RUNNING" not in user.run(argv).stdout, "sacct to know of the ends")
     for question in QUESTIONS:
+        expected = ask(user, question, control, linked=False)
+        assert ask(user, question, packed, linked=True) == expected, question
+
+
+def test_tasks_that_were_cancelled_or_ran_out_of_time_are_told_of_as_sbatch_s_own(
+    user: CsubUser,
+) -> None:
+    words = ["--time=0:01", *OPTIONS, "--array=101-103", "go.sh", "gone"]
+    user.script("go.sh", GO)
+    control = user.run(["sbatch", "--parsable", *words]).stdout.strip()
+    packed = user.submit("--share=timeslice", "--degree=3", "--max-slowdown=1", *words)
+    user.wait_for_states(packed, "RUNNING")
+    wait_until(
+        lambda: user.run(["squeue", "-h", "-t", "R", "-r", "-j", control]).stdout.count("\n") == 3,
+        "sbatch's tasks run",
+    )
+    user.run(["scancel", f"{control}_101"])
+    user.csub("cancel", f"{packed}_101")
+    user.finish(packed, patience_s=120)
+    argv = ["sacct", "-X", "-n", "-P", "-j", control, "-o", "state"]
+    wait_until(
+        lambda: user.run(argv).stdout.count("TIMEOUT") == 2,
+        "the limit of sbatch's tasks",
+        patience_s=120,
+    )
+    for question in (
+        ("-P", "-j", "JOB", "-o", "jobid,state,exitcode"),
+        ("-X", "-P", "-j", "JOB", "-s", "CA", "-o", "jobid,state"),
+    ):
         expected = ask(user, question, control, linked=False)
         assert ask(user, question, packed, linked=True) == expected, question
 

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
+from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .test_take_over import one_gpu, say_room
 
@@ -23,7 +24,10 @@ GO = (
     'while [ ! -e "go.$SLURM_ARRAY_TASK_ID" ]; do sleep 0.1; done; '
     '[ "$SLURM_ARRAY_TASK_ID" != 102 ]'
 )
-OPTIONS = ("--array=100-104", "--time=5", "--job-name=sweep", "--cpus-per-task=1")
+OPTIONS = (
+    "--array=100-104", "--time=5", "--job-name=sweep", "--cpus-per-task=1", "--mem=100M",
+    "--output=out-%A_%a.txt",
+)  # fmt: skip
 FIELDS = "%i|%F|%K|%j|%T|%t|%N|%R|%C|%.12i|%3t|%Z"
 QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-o", FIELDS),
@@ -33,6 +37,8 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("--states=PENDING,R", "-o", "%i %T"),
     ("-t", "CD,F", "-o", "%i %T %R"),
     ("-n", "sweep", "-o", "%i %T"),
+    ("-r", "-o", "%i %c %m %k"),
+    ("-r", "-O", "jobarrayid,mincpus,minmemory,cpus-per-task,comment,stdin"),
     ("-n", "other", "-o", "%i %T"),
     ("-j", "JOB_101", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB_101,JOB_102", "-o", "%i %T"),
@@ -120,6 +126,48 @@ def test_tasks_are_told_of_as_sbatch_s_own(linked: CsubUser) -> None:
 def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
     control, packed = submit_both(linked, "--hold")
     compare(linked, control, packed)
+    linked.run(["scancel", control, packed])
+
+
+def test_rows_come_in_the_order_that_was_asked_for(linked: CsubUser) -> None:
+    control, packed = submit_both(linked)
+    linked.wait_for_states(packed, "RUNNING")
+    wait_until(
+        lambda: (
+            linked.run(["squeue", "-h", "-t", "R", "-r", "-j", control]).stdout.count("\n") == 5
+        ),
+        "sbatch's tasks run",
+    )
+    path = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    for order in (["--sort=-i"], ["-S", "i"], ["-S", "j,-i"], ["-S", "t,+i"]):
+        rows = []
+        for job_id, where in ((control, {}), (packed, {"PATH": path})):
+            words = ["squeue", "-h", "-r", "-j", job_id, "-o", "%K", *order]
+            rows.append(linked.run(words, environment=where).stdout)
+        assert rows[0] == rows[1], order
+    shown = linked.run(
+        ["squeue", "-h", "-j", f"{packed}_103", "-O", "stdout:.200,stderr:.200"],
+        environment={"PATH": path},
+    )
+    assert shown.stdout.split() == [str(linked.home / f"out-{packed}_103.txt")] * 2
+    linked.run(["scancel", control, packed])
+
+
+def test_the_environment_unfolds_rows_and_shapes_times(linked: CsubUser) -> None:
+    control, packed = submit_both(linked, "--hold")
+    linked.extra["SQUEUE_ARRAY"] = "1"
+    linked.extra["SQUEUE_SORT"] = "-i"
+    compare(linked, control, packed)
+    del linked.extra["SQUEUE_ARRAY"], linked.extra["SQUEUE_SORT"]
+    linked.run(["scontrol", "release", packed])
+    linked.wait_for_states(packed, "RUNNING")
+    environment = {
+        "PATH": f"{linked.home / 'mybin'}:{linked.environment['PATH']}",
+        "SLURM_TIME_FORMAT": "relative",
+    }
+    told = linked.run(["squeue", "-h", "-j", packed, "-o", "%S"], environment=environment).stdout
+    # A run at midnight has begun yesterday.
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d|Ystday \d\d:\d\d", line) for line in told.splitlines())
     linked.run(["scancel", control, packed])
 
 
