@@ -18,7 +18,6 @@ from slurm_colloc.cli.submit.sweep_command import render_jobs
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import ALL, MemberState, Selection
-from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.settings import read_given_environment
@@ -31,6 +30,7 @@ from slurm_colloc.submission.jobs.stored_jobs import (
     SERVED,
     change_job,
     read_stored_environment,
+    read_stored_policy,
     read_stored_script,
 )
 from slurm_colloc.submission.packs.submit_batch import Submitted
@@ -246,7 +246,7 @@ def _retry(
     if is_dry:
         say(render_jobs(call))
         return list(names)
-    policy = _read_policy(session, job_id) or choose_policy(call, session.settings)
+    policy = read_stored_policy(session.state, job_id) or choose_policy(call, session.settings)
 
     def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
         if request.options.flag("json"):
@@ -266,18 +266,6 @@ def _retry(
         part_of=job_id,
     )
     return list(names)
-
-
-def _read_policy(session: Session, job_id: str) -> Policy | None:
-    """The policy of a submission, of whose packs others may have taken all members over.
-
-    Returns:
-        None where none of its packs is there, or none tells.
-    """
-    state = session.state
-    takers = state.list_takers(job_id)
-    own = (state.read_pack(name) for name in state.find_packs(job_id) if name not in takers)
-    return next((record.policy for record in own if record is not None and record.policy), None)
 
 
 def _close_to_joiners(session: Session, views: Sequence[PackView]) -> None:
