@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..cluster.conftest import CsubUser
+from ..wait_until import wait_until
 
 CSUB = Path(sys.executable).parent / "csub"
 WAITS = "while [ ! -e go ]; do sleep 0.1; done"
@@ -42,14 +43,28 @@ def test_jobs_that_csub_does_not_know_are_slurms(linked: CsubUser) -> None:
     other = linked.run(["sbatch", *words]).stdout.strip()
     linked.wait_for_states(job_id, "RUNNING")
     linked.run(["scancel", f"{other}_1,{job_id}_1"])
-    shown = linked.run(["squeue", "-h", "-r", "-t", "all", "-j", other, "-o", "%i %T"]).stdout
-    assert f"{other}_1 CANCELLED" in shown
-    assert f"{other}_2 CANCELLED" not in shown
+    ask = ["squeue", "-h", "-r", "-t", "all", "-j", other, "-o", "%i %T"]
+    wait_until(lambda: f"{other}_1 CANCELLED" in linked.run(ask).stdout, "its task has ended")
+    assert f"{other}_2 RUNNING" in linked.run(ask).stdout
     linked.wait_for_states(job_id, {1: "CANCELLED", 2: "RUNNING"})
     # Whole jobs are Slurm's.
     linked.run(["scancel", job_id, other])
     states = [row["state"] for row in linked.finish(job_id).values()]
     assert states == ["CANCELLED", "CANCELLED"]
+
+
+def test_a_submission_of_several_slurm_jobs_ends_whole(linked: CsubUser) -> None:
+    linked.script("one.sh", WAITS, directives="#SBATCH --gres=gpu:1")
+    linked.script("two.sh", WAITS, directives="#SBATCH --gres=gpu:1 --no-requeue")
+    job_id = linked.submit("pack", "one.sh", "two.sh")
+    linked.wait_for_states(job_id, "RUNNING")
+    assert len(linked.run(["squeue", "-h", "-o", "%A"]).stdout.split()) == 2
+    other = linked.run(["sbatch", "--parsable", "--wrap", WAITS]).stdout.strip()
+    ended = linked.run(["scancel", job_id, other])
+    assert (ended.stdout, ended.stderr) == ("", "")
+    states = [row["state"] for row in linked.finish(job_id).values()]
+    assert states == ["CANCELLED", "CANCELLED"]
+    wait_until(lambda: not linked.run(["squeue", "-h", "-o", "%A"]).stdout, "all have ended")
 
 
 def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
