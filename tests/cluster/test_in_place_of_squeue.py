@@ -123,6 +123,17 @@ def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
     linked.run(["scancel", control, packed])
 
 
+def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
+    words = ("--gres=gpu:1", "--share=timeslice", "--degree=2", "--pack-size=3", *OPTIONS[1:])
+    job_id = linked.submit(*words, "--array=100-102", "go.sh")
+    linked.wait_for_states(job_id, {100: "RUNNING", 101: "RUNNING", 102: "PENDING"})
+    (node,) = set(linked.run(["squeue", "-h", "-o", "%N"]).stdout.split())
+    shown = ask(linked, ("-h", "-w", node, "-o", "%i %T"), job_id, linked=True)
+    assert shown == ["JOB_100 RUNNING", "JOB_101 RUNNING"]
+    go(linked, 100, 101, 102)
+    linked.finish(job_id)
+
+
 def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
     control, packed = submit_both(linked)
     alone = linked.submit("--gres=gpu:1", "--hold", "--array=7", "go.sh")

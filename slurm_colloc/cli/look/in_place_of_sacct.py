@@ -135,7 +135,8 @@ class _Answer:
         """The rows of sacct in their order, tasks where their packs were, others behind."""
         names = tasks.names()
         shown = set()
-        behind = [row for row in packs if row not in rows]
+        seen = frozenset(rows)
+        behind = [row for row in packs if row not in seen]
         for number, source in enumerate((rows, behind)):
             for job_id, group in itertools.groupby(source, _name_job):
                 own = list(group)
@@ -176,6 +177,8 @@ class _Answer:
     def _passes(self, task: SlurmTask) -> bool:
         states, names = self._filters["s"], self._filters["name"]
         if names and task.name not in names.split(","):
+            return False
+        if self._question.value("N") and not task.nodes:
             return False
         if not states:
             return True

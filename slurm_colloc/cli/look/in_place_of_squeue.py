@@ -132,6 +132,8 @@ class _Answer:
         states, names = self._filters["t"], self._filters["n"]
         if names and task.name not in names.split(","):
             return False
+        if self._question.value("w") and not task.nodes:
+            return False
         if not states:
             return not task.is_final
         chosen = {word.strip().upper() for word in states.split(",")}
