@@ -76,8 +76,8 @@ class _Answer:
         self.status = 0
         self._session = session
         self._question = question
-        self._choice = JobChoice(session, question.value("j"))
-        self._filters = {key: question.value(key) for key in _FILTERS}
+        self._choice = JobChoice(session, question.values("j"))
+        self._filters = {key: question.values(key) for key in _FILTERS}
         self._titles: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
         self._columns: list[AccountColumn] = []

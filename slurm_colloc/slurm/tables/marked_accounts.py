@@ -100,6 +100,11 @@ class AccountQuestion:
         """The value of an option, the last one where it is there twice; None where it is not."""
         return next((value for name, value, _ in reversed(self.options) if name == key), None)
 
+    def values(self, key: str) -> str | None:
+        """The values of an option of which all count, with commas between; None for none."""
+        found = [value for name, value, _ in self.options if name == key and value is not None]
+        return ",".join(found) if found else None
+
     def build_words(
         self, translate: Callable[[str], str], left_out: Sequence[str] = ()
     ) -> list[str]:
