@@ -36,6 +36,8 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-n", "other", "-o", "%i %T"),
     ("-j", "JOB_101", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB_101,JOB_102", "-o", "%i %T"),
+    ("-t", "all", "--jobs=JOB_101", "--jobs=JOB_102", "-o", "%i %T"),
+    ("-t", "R", "-t", "all", "-n", "other", "-n", "sweep", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB", "-r", "-h", "-O", "jobarrayid:.15,statecompact,reasonlist,name:7"),
     (),
     ("-l",),

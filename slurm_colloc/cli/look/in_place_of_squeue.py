@@ -61,7 +61,7 @@ class _Answer:
 
     def __init__(self, session: Session, question: QueueQuestion) -> None:
         self._question = question
-        self._choice = JobChoice(session, _join_ids(question))
+        self._choice = JobChoice(session, _find_ids(question))
         self._filters = {
             key: question.value(key) or os.environ.get(name) for key, name in _FILTERS.items()
         }
@@ -180,9 +180,9 @@ def _is_own(row: QueueRow) -> bool:
     return len(row.head) == len(_HEAD) and row.head[2] == str(os.geteuid())
 
 
-def _join_ids(question: QueueQuestion) -> str | None:
-    ids = [*(value for key, value, _ in question.options if key == "j"), *question.operands]
-    return ",".join(filter(None, ids)) or None
+def _find_ids(question: QueueQuestion) -> str | None:
+    """The ids that were asked for: the last ones count, and a word behind `-j` before all."""
+    return question.operands[0] if question.operands else question.value("j")
 
 
 def _render_row(
