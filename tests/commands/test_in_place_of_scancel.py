@@ -74,3 +74,12 @@ def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
     assert ended.returncode == 4
     assert "every scancel in PATH leads back to csub" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_end_of_slurms_own_by_a_signal_is_told_as_shells_tell_it(linked: CsubUser) -> None:
+    folder = linked.home / "slurms"
+    folder.mkdir()
+    (folder / "scancel").write_text("#!/bin/sh\nkill -TERM $$\n")
+    (folder / "scancel").chmod(0o755)
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{folder}:{linked.environment['PATH']}"
+    assert linked.run(["scancel", "--name=a"], check=False).returncode == 128 + 15
