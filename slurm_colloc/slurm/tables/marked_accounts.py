@@ -118,7 +118,7 @@ class AccountQuestion:
         form = ",".join([*HEAD, *names])
         return [
             *self._list_words(translate, {*_SHAPE, *left_out}),
-            "--parsable2",
+            "--parsable",
             f"--delimiter={_MARK}",
             f"--format={form}",
         ]
@@ -187,16 +187,24 @@ def parse_rows(text: str) -> tuple[tuple[str, ...], list[AccountRow]] | None:
         The titles of the fields, and the rows; None where the marks are not as
         they were asked for.
     """
-    lines = [line.split(_MARK) for line in text.removesuffix("\n").split("\n")]
-    width = len(lines[0])
-    if width <= len(HEAD) or any(len(line) != width for line in lines):
+    first, *lines = text.removesuffix("\n").split("\n")
+    *titles, rest = first.split(_MARK)
+    if rest or len(titles) <= len(HEAD):
         return None
-    names = tuple(lines[0][len(HEAD) :])
-    rows = [
-        AccountRow(cluster, raw_id, job_id, tuple(cells))
-        for cluster, raw_id, job_id, *cells in lines[1:]
-    ]
-    return names, rows
+    rows = []
+    open_row = ""
+    for line in lines:
+        open_row += line
+        *cells, rest = open_row.split(_MARK)
+        if len(cells) < len(titles):
+            # A name may have line breaks.
+            open_row += "\n"
+            continue
+        if rest or len(cells) > len(titles):
+            return None
+        rows.append(AccountRow(*cells[: len(HEAD)], tuple(cells[len(HEAD) :])))
+        open_row = ""
+    return None if open_row else (tuple(titles[len(HEAD) :]), rows)
 
 
 def parse_columns(header: str) -> list[AccountColumn]:
