@@ -35,3 +35,25 @@ def test_a_task_that_waits_in_a_pack_that_runs_has_no_start(linked: CsubUser) ->
     assert rows[f"{job_id}_3"] == ["PENDING", "0:00", "N/A"]
     linked.run(["touch", "go"])
     linked.finish(job_id)
+
+
+def test_where_the_second_question_fails_no_task_seems_gone(linked: CsubUser) -> None:
+    job_id = linked.submit("--array=1-2", "--gres=gpu:1", "--degree=2", "go.sh")
+    linked.wait_for_states(job_id, "RUNNING")
+    asked = ["squeue", "-h", "-t", "RUNNING", "-o", "%i"]
+    assert linked.run(asked).stdout.split() == [f"{job_id}_1", f"{job_id}_2"]
+    folder = linked.home / "slurms"
+    folder.mkdir()
+    real = linked.find("squeue")
+    (folder / "squeue").write_text(
+        "#!/bin/sh\n"
+        'case " $* " in *" --states=all "*) echo "error: no answer" >&2; exit 1 ;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    (folder / "squeue").chmod(0o755)
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{folder}:{linked.environment['PATH']}"
+    ended = linked.run(asked, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "error: no answer\n"
+    linked.run(["touch", "go"])
+    linked.finish(job_id)

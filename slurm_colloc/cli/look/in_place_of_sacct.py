@@ -84,13 +84,12 @@ class _Answer:
 
     def list_lines(self) -> list[str] | None:
         """The lines; None where sacct is to answer alone."""
-        rows = self._ask(())
-        if rows is None:
+        rows = packs = self._ask(())
+        if rows is not None and any(self._filters.values()):
+            packs = self._ask(_FILTERS)
+        if rows is None or packs is None:
             # What was wrong sacct has said.
             return [] if self.status else None
-        packs = rows
-        if any(self._filters.values()):
-            packs = self._ask(_FILTERS) or []
         own = [row for row in [*rows, *packs] if self._is_here(row)]
         arrays = [_name_job(row).partition("_")[0] for row in own]
         jobs = [*self._choice.jobs, *dict.fromkeys(arrays)]

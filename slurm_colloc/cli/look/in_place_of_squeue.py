@@ -70,11 +70,15 @@ class _Answer:
         if self.status or rows is None:
             self.lines = None if rows is None else [row.text() for row in rows]
             return
-        packs = rows
+        packs: list[QueueRow] | None = rows
         if any(self._filters.values()):
             # By names and states packs are not chosen, but their tasks.
             more = ["--states=all"] if self._filters["t"] else []
-            packs = self._ask(tuple(_FILTERS), more)[1] or []
+            self.status, packs = self._ask(tuple(_FILTERS), more)
+        if self.status or packs is None:
+            # Without them it would look as if tasks were gone.
+            self.lines = None if packs is None else []
+            return
         own = [row for row in [*rows, *packs] if _is_own(row)]
         arrays = [row.head[1].partition("_")[0] for row in own]
         jobs = [*self._choice.jobs, *dict.fromkeys(arrays)]

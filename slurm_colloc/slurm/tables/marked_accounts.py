@@ -202,7 +202,8 @@ def parse_rows(text: str) -> tuple[tuple[str, ...], list[AccountRow]] | None:
             continue
         if rest or len(cells) > len(titles):
             return None
-        rows.append(AccountRow(*cells[: len(HEAD)], tuple(cells[len(HEAD) :])))
+        cluster, raw_id, job_id, *own = cells
+        rows.append(AccountRow(cluster, raw_id, job_id, tuple(own)))
         open_row = ""
     return None if open_row else (tuple(titles[len(HEAD) :]), rows)
 
