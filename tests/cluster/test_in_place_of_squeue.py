@@ -11,6 +11,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
+from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .test_take_over import one_gpu, say_room
 
@@ -139,6 +140,9 @@ def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
 def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
     control, packed = submit_both(linked)
     alone = linked.submit("--gres=gpu:1", "--hold", "--array=7", "go.sh")
+    linked.wait_for_states(packed, "RUNNING")
+    asked = ["squeue", "-h", "-r", "-j", control, "-o", "%T"]
+    wait_until(lambda: set(linked.run(asked).stdout.split()) == {"RUNNING"}, "all have begun")
     for words in (("-o", "%i %T"), ("-t", "all", "-o", "%i %T"), ("--steps",), ("--start",)):
         assert ask(linked, words, control, linked=True) == ask(linked, words, control, linked=False)
         assert ask(linked, words, alone, linked=True) == ask(linked, words, alone, linked=False)
