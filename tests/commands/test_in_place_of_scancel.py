@@ -67,6 +67,17 @@ def test_a_submission_of_several_slurm_jobs_ends_whole(linked: CsubUser) -> None
     wait_until(lambda: not linked.run(["squeue", "-h", "-o", "%A"]).stdout, "all have ended")
 
 
+def test_where_the_state_cannot_be_read_slurms_own_ends_its_jobs(linked: CsubUser) -> None:
+    job_id = linked.run(["sbatch", "--parsable", "--wrap", WAITS]).stdout.strip()
+    settings = linked.home / "settings.toml"
+    settings.write_text("degree = []\n")
+    linked.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
+    ended = linked.run(["scancel", job_id])
+    assert "settings.toml" in ended.stderr
+    assert ended.stderr.endswith("; only Slurm is asked\n")
+    wait_until(lambda: not linked.run(["squeue", "-h", "-o", "%A"]).stdout, "it has ended")
+
+
 def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
     python = str(Path(sys.executable).parent)
     linked.extra["PATH"] = f"{linked.home / 'mybin'}:{python}"

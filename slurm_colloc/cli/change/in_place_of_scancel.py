@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.cli.change.cancel_members import cancel
 from slurm_colloc.cli.handed_to_slurm import ask_slurm
-from slurm_colloc.cli.session import Session
+from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.member import Selection
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
@@ -38,7 +38,11 @@ def run_scancel(argv: Sequence[str]) -> int:
     ids = [word for word in words if _TASKS.fullmatch(word) or _JOB.fullmatch(word)]
     if not ids or not _SILENT.issuperset(options):
         return ask_slurm("scancel", argv)
-    session = Session.open_own()
+    try:
+        session = Session.open_own()
+    except (CollocError, OSError) as error:
+        note(f"{error}; only Slurm is asked")
+        return ask_slurm("scancel", argv)
     own = [word for word in ids if _is_own(session, word)]
     rest = [word for word in words if word not in own]
     status = ask_slurm("scancel", [*options, *rest]) if rest else 0
