@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
@@ -43,7 +43,7 @@ class SlurmTask:
         name: The member's name where it was submitted: sbatch's answer and the task number.
         now: Seconds since the epoch.
         is_alone: It is a job by itself and no task of an array.
-        time_format: SLURM_TIME_FORMAT; empty for the usual one.
+        time_format: SLURM_TIME_FORMAT; what has no `%` in it stands for the usual one.
     """
 
     def __init__(
@@ -150,17 +150,25 @@ class SlurmTask:
 
     @property
     def left_s(self) -> int | None:
-        """What is left of it."""
+        """What is left of it; None where it ends with its pack at the latest."""
         if self.limit_s is None:
             return None
         if self.state is not MemberState.RUNNING:
             return max(0, self.limit_s - (self.elapsed_s or 0))
-        return max(0, compute_left_s(self._view, self._member, self._now) or 0)
+        left_s = compute_left_s(self._view, self._member, self._now)
+        return None if left_s is None else max(0, left_s)
 
     @property
     def start(self) -> str | None:
-        """When it started; None before that, where Slurm may foresee a start of the pack."""
+        """When it started; None before that."""
         return self._moment("started_at")
+
+    @property
+    def start_or_forecast(self) -> str | None:
+        """The same; None where Slurm may foresee a start of its pack."""
+        if self.start is None and not self._waits_with_pack:
+            return self.end or "N/A"
+        return self.start
 
     @property
     def end(self) -> str | None:
@@ -169,13 +177,17 @@ class SlurmTask:
 
     @property
     def end_or_limit(self) -> str | None:
-        """When it has ended or will have to."""
-        if self.is_final:
+        """When it has ended or will have to; None where that is when its pack does."""
+        if self.is_final or (self.is_pending and not self._waits_with_pack):
             return self.end or "N/A"
         left_s = self.left_s
         if self.state is not MemberState.RUNNING or left_s is None:
             return None
         return self._write_moment(self._now + left_s)
+
+    @property
+    def _waits_with_pack(self) -> bool:
+        return self.is_pending and self._view.slurm_state is SlurmJobState.PENDING
 
     @property
     def reason(self) -> str:
@@ -258,16 +270,17 @@ class SlurmTask:
         at = self._record_value(name)
         return self._write_moment(at) if isinstance(at, int | float) else None
 
-    def _write_moment(self, at: float) -> str | None:
+    def _write_moment(self, at: float) -> str:
         form = self._time_format
         if form == "relative":
-            form = _choose_relative_form(time.localtime(at), time.localtime(self._now))
+            form = choose_relative_form(time.localtime(at), time.localtime(self._now))
         elif "%" not in form:
+            # In a form that is none of strftime's the time is at least its own.
             form = "%Y-%m-%dT%H:%M:%S"
         return time.strftime(form, time.localtime(at))
 
 
-def _choose_relative_form(at: time.struct_time, now: time.struct_time) -> str:
+def choose_relative_form(at: time.struct_time, now: time.struct_time) -> str:
     """As Slurm does for SLURM_TIME_FORMAT=relative (`_relative_date_fmt`)."""
     days = 1000 * (at.tm_year - now.tm_year) + at.tm_yday - now.tm_yday
     if days in (-1, 0, 1):

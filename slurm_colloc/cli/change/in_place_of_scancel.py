@@ -8,10 +8,10 @@ of packs are asked for through their runners, and Slurm's scancel gets the jobs 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def run_scancel(argv: Sequence[str]) -> int:
         session = Session.open_own()
         found, left = _divide(session, order) if session.state.list_open() else ((), None)
     except (CollocError, OSError) as error:
-        note(f"{error}; packs are ended as Slurm knows them")
+        note(f"{error}; only Slurm is asked")
         found, left = (), None
     if left is None:
         return ask_slurm("scancel", argv)
@@ -164,7 +164,12 @@ def _divide(session: Session, order: CancelOrder) -> tuple[Found, list[str] | No
     else:
         found, left = session.survey([Selection(ALL)]), []
     packs = [(view, members) for view, members in found if is_shared(view)]
-    if not packs:
+    alone = [view.job_id for view, members in found if not is_shared(view) and members]
+    # A submission may have become several Slurm jobs.
+    is_spread = not {job.partition("_")[0] for job in alone} <= {
+        word.partition("_")[0] for word in order.ids
+    }
+    if not packs and not (order.ids and is_spread):
         return (), None
     jobs = _list_jobs(order, _OF_JOBS) if order.filters & _OF_JOBS else None
     chosen = [
@@ -174,7 +179,7 @@ def _divide(session: Session, order: CancelOrder) -> tuple[Found, list[str] | No
     ]
     words = order.list_words()
     if order.ids:
-        left += [view.job_id for view, _ in found if not is_shared(view)]
+        left += alone
     else:
         # By the options alone Slurm would choose packs, too.
         words = order.list_words(chooses=False)
@@ -185,19 +190,27 @@ def _divide(session: Session, order: CancelOrder) -> tuple[Found, list[str] | No
 
 
 def _find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
-    """The members of packs that ids name, and ids that csub does not know."""
-    selections, left = [], []
+    """The members of submissions that ids name, and ids that csub does not know."""
+    known: dict[str, Selection] = {}
     for word in ids:
-        try:
+        with contextlib.suppress(NotFound, ValueError):
             named = parse_job_id(word)
-            selection = Selection(*named) if named and named[0].isdigit() else None
-            if selection is None or not session.survey([selection]):
-                left.append(word)
-            else:
-                selections.append(selection)
-        except (NotFound, ValueError):
-            left.append(word)
-    return session.survey(selections), left
+            if named and named[0].isdigit() and session.state.find_packs(named[0]):
+                known[word] = Selection(*named)
+    try:
+        found = session.survey(list(known.values())) if known else []
+    except NotFound:
+        # One names no member; Slurm says what it says of such a task.
+        known = {word: one for word, one in known.items() if _is_there(session, one)}
+        found = session.survey(list(known.values()))
+    return found, [word for word in ids if word not in known]
+
+
+def _is_there(session: Session, selection: Selection) -> bool:
+    try:
+        return bool(session.survey([selection]))
+    except NotFound:
+        return False
 
 
 def _list_jobs(order: CancelOrder, filters: AbstractSet[str]) -> list[str]:
@@ -249,4 +262,4 @@ def _tell(found: Found, number: int) -> None:
     for _, members in found:
         for member in members:
             name = f"{member.member.job}_{member.member.number}"
-            sys.stderr.write(f"scancel: {what} job {name}\n")
+            note(f"{what} job {name}", "scancel")

@@ -31,7 +31,6 @@ from slurm_colloc.submission.packs.sbatch_options import build_options
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
-_LINE_BREAK = "\n"
 _SHOWN_MOST = 3
 """Slurm jobs of a submission, besides its first, that its answer names."""
 
@@ -185,7 +184,8 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
         for text in notes:
             tell(f"  {text}")
         if is_test:
-            sys.stderr.write(f"sbatch: {escape_controls(said, keep=_LINE_BREAK)}\n")
+            for line in said.splitlines():
+                note(line, "sbatch")
         else:
             tell(f"  Slurm: {said}")
     sys.stdout.flush()

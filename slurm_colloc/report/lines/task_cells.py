@@ -111,7 +111,7 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "numnodes": lambda _: "1",
     "reason": lambda task: task.reason,
     "reasonlist": lambda task: task.reason_or_nodes,
-    "starttime": lambda task: task.start,
+    "starttime": lambda task: task.start_or_forecast,
     "state": lambda task: task.state.value,
     "statecompact": lambda task: task.compact_state,
     "stderr": lambda task: task.error,
@@ -119,14 +119,15 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "stdout": lambda task: task.output,
     "timeleft": lambda task: _format_span(task.left_s),
     "timelimit": lambda task: _format_span(task.limit_s),
-    "timeused": lambda task: _format_span(task.elapsed_s),
+    # Empty where its end was not seen: the pack's is not its own.
+    "timeused": lambda task: _format_span(task.elapsed_s) or "",
     "workdir": lambda task: task.directory,
 }
 
 _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "alloccpus": lambda task: task.cpus,
-    "elapsed": lambda task: _format_clock(task.elapsed_s or 0),
-    "elapsedraw": lambda task: str(task.elapsed_s or 0),
+    "elapsed": lambda task: _format_clock(task.elapsed_s) or "",
+    "elapsedraw": lambda task: "" if task.elapsed_s is None else str(task.elapsed_s),
     "end": lambda task: task.end or "Unknown",
     "exitcode": lambda task: task.exit_code,
     "jobid": lambda task: task.name_for_slurm,
