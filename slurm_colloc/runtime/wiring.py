@@ -132,6 +132,8 @@ def build_parts(
         journal=journal,
         place_on_gpu=gpu_mode.place,
         watch=monitor.place,
+        # In doubt nothing is lost.
+        site_appends=config.get("JobFileAppend") != "0",
     )
     inner_steps = InnerSteps(allocation, slurm)
     pauser = MemberPauser(pack, journal)

@@ -184,6 +184,21 @@ def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
     linked.finish(job_id)
 
 
+def test_nothing_of_other_packs_comes_between_the_words_of_an_answer(linked: CsubUser) -> None:
+    path = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    (linked.home / "mybin" / "sbatch").symlink_to(CSUB)
+    words = ["--gres=gpu:1", "--output=gone/x", "go.sh"]
+    for line in ("squeue -h", f"sbatch --parsable {' '.join(words)} 2>&1"):
+        lost = linked.submit(*words)
+        wait_until(
+            lambda: not linked.run(["squeue", "-h", "--me"]).stdout, "the job without output ends"
+        )
+        told = linked.run(["bash", "-c", line], environment={"PATH": path})
+        assert (told.stdout.strip().isdigit(), told.stderr) == (line != "squeue -h", "")
+        (row,) = linked.members(lost).values()
+        assert row["state"] == "FAILED"
+
+
 def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
     control, packed = submit_both(linked)
     alone = linked.submit("--gres=gpu:1", "--hold", "--array=7", "go.sh")

@@ -83,11 +83,12 @@ def test_errors_in_a_file_of_their_own(user: CsubUser) -> None:
         assert user.csub("logs", "--error", f"{job_id}/{number}").stdout == "problem\n"
 
 
-def test_output_is_appended_unless_truncate_was_asked_for(user: CsubUser) -> None:
+def test_output_is_truncated_unless_append_was_asked_for(user: CsubUser) -> None:
     user.script("hello.sh", HELLO)
     options = ("--gres=gpu:1", "-o", "o.%a", "hello.sh", "hello.sh")
-    for mode, lines in (((), 1), ((), 2), (("--open-mode=truncate",), 1)):
-        user.finish(user.submit("pack", *mode, *options))
+    # JobFileAppend is 0 where a site says nothing.
+    for mode, lines in (("append", 1), ("append", 2), ("truncate", 1), ("append", 2), ("", 1)):
+        user.finish(user.submit("pack", *([f"--open-mode={mode}"] if mode else []), *options))
         for number in (1, 2):
             assert user.output(f"o.{number}") == f"out of {number}\n" * lines
 

@@ -21,6 +21,7 @@ from slurm_colloc.cli.change.cancel_members import cancel
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
 from slurm_colloc.cli.look.packed_tasks import is_shared, split_ids
 from slurm_colloc.cli.session import Session, freeze, note
+from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
 from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import ALL, MemberState, Selection
@@ -96,6 +97,7 @@ def run_scancel(argv: Sequence[str]) -> int:
         return ask_slurm("scancel", argv)
     try:
         session = Session.open_own()
+        session.tells_upkeep = has_reader()
         found, left = _divide(session, order) if session.state.list_open() else ((), None)
     except (CollocError, OSError) as error:
         note(f"{error}; only Slurm is asked")

@@ -172,7 +172,8 @@ class _Answer:
 
     def _has_step(self, row: AccountRow) -> bool:
         """It was asked for, where steps were: `4711_2.batch`."""
-        return not all(self._steps) or row.job_id.partition(".")[2] in self._steps
+        names_steps = bool(self._steps) and all(self._steps)
+        return not names_steps or row.job_id.partition(".")[2] in self._steps
 
     def _passes(self, task: SlurmTask) -> bool:
         states, names = self._filters["s"], self._filters["name"]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.standard_streams import has_reader, is_one_stream
 from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
 from slurm_colloc.cli.submit.place_call import check_snapshot, place_call, prepare_call
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
-    has_reader,
     list_missing_directories,
 )
 from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
@@ -85,7 +85,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
-    for text in list_missing_directories(call):
+    for text in () if is_one_stream() else list_missing_directories(call):
         note(text)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry

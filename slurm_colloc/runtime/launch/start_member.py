@@ -67,6 +67,7 @@ class MemberStarter:
         journal: The pack's log.
         place_on_gpu: How a member is put on the GPU, and the environment that does it.
         watch: The environment by which a member's progress is followed.
+        site_appends: Output is appended where the user has not said how (JobFileAppend).
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class MemberStarter:
         journal: Journal,
         place_on_gpu: PlaceOnGpu,
         watch: Watch,
+        site_appends: bool = False,
     ) -> None:
+        self._site_appends = site_appends
         self._place_on_gpu = place_on_gpu
         self._watch = watch
         self._pack = pack
@@ -148,7 +151,7 @@ class MemberStarter:
         written = self._find_own_outputs() if self._lone else (output, error)
         member.outputs = _measure_outputs(
             *(path and os.path.join(job.directory, path) for path in written),
-            truncates=job.truncate_output and not self._lone,
+            truncates=self._truncates(member) and not self._lone,
         )
         composed.update(self._watch(member, composed))
         if self._has_shims:
@@ -160,6 +163,7 @@ class MemberStarter:
             script=str(directory / "script"),
             environment=composed,
             cpus=cpus,
+            truncates=self._truncates(member),
             source=self._choose_input(member),
             output=output,
             error=error,
@@ -222,6 +226,13 @@ class MemberStarter:
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
         job, values = member.spec.job, self._choose_pattern_values(member)
         return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    def _truncates(self, member: Member) -> bool:
+        """What lies in its output files goes; a later start of the same member keeps it."""
+        job = member.spec.job
+        if job.asks_open_mode:
+            return job.truncate_output
+        return not self._site_appends and member.record.starts == 0
 
     def _choose_input(self, member: Member) -> str | None:
         pattern = member.spec.job.input
