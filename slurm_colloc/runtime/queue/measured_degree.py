@@ -301,13 +301,13 @@ class MeasuredDegree:
             return
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
-        places = len(self._members.places)
         left = len(running) + self._count_waiting()
-        chosen = choose_for_the_end(measured.curve, measured.degree, left, places)
+        at_once = self._memory.count_at_once()
+        chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         self._parked.park(running, ordered[chosen:])
         # Where all go on, it is not known yet that one more would be too many.
-        degree = places if chosen >= len(running) else chosen
+        degree = len(self._members.places) if chosen >= len(running) else chosen
         reason = describe_curve(measured.curve, degree) or say_no_more(degree)
         if chosen > measured.degree:
             reason += f"; with {measured.degree} at once the last would end later"
