@@ -10,6 +10,7 @@ from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.dependency import add_condition
 from slurm_colloc.model.sbatch.output_patterns import expand_array_id
 from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.slurm.options import takes_value
 from slurm_colloc.submission.packs.call_batches import Batch, find_wait
 from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
 
@@ -134,4 +135,5 @@ def build_request_options(request: PackRequest, nodes: int = 1) -> list[str]:
 
 
 def _option(name: str, value: str) -> str:
-    return f"--{name}={value}" if value else f"--{name}"
+    # Without its value, empty as it is, such an option would take the next word for it.
+    return f"--{name}={value}" if value or takes_value(name) else f"--{name}"
