@@ -96,9 +96,9 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if facts.unreachable and not member.is_final and not view.record.local:
-        clauses.append(f"as last written: {facts.unreachable}")
+        clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
-        clauses.append(f"as last written: ask csub on {view.where_to_ask}")
+        clauses.append(f"as last recorded: ask csub on {view.where_to_ask}")
     return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
 
 
@@ -112,7 +112,7 @@ def _waits_in_pack(view: PackView, member: MemberView) -> bool:
 def list_sharing_reasons(view: PackView) -> list[str]:
     """Which partners or packs were refused and by which limit, as they were written down."""
     record = view.record
-    found = [text for text in record.reasons if text.startswith("no further member")]
+    found = [text for text in record.reasons if text.startswith("takes no more members")]
     if record.request is None:
         # Besides why it is alone, notes stand there.
         whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
@@ -155,7 +155,7 @@ def _explain_held(member: MemberView) -> str:
 
 def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if not view.job_id:
-        return "its submission is not complete: Slurm has not answered it yet"
+        return "its submission is not complete: Slurm has not answered yet"
     text = facts.fields.get("Reason", "") if view.slurm is None else view.slurm.reason
     word = text.split(",")[0]
     start = read_start(facts.fields)
@@ -187,7 +187,7 @@ def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
         # However many places become free.
         return "; ".join(filter(None, (why, describe_limit(facts.degree))))
     if why is None:
-        why = "its pack runs and has a place: it is about to start"
+        why = "its pack has a free place: it is about to start"
         if start.has_run:
             why = "it starts as soon as its pack has a place for it"
     cause = member.record.reason if start.has_run and member.record is not None else ""
@@ -238,7 +238,7 @@ def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningM
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     record = member.record
     if record is None or record.started_at is None:
-        return "its Slurm job runs; nothing else comes back from the node"
+        return "its Slurm job is running; the node reports nothing else"
     text = f"on {format_where(member)} since {format_moment(record.started_at, facts.now)}"
     if view.slurm_state is SlurmJobState.SUSPENDED:
         text += ", suspended by Slurm"
@@ -249,9 +249,9 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         return f"{text}, parked: its processes are paused until a place is free for it{end}"
     partners = [m for m in others if not m.is_parked]
     if not partners and not parked:
-        return f"{text}, alone in its pack at present{end}"
+        return f"{text}, alone in its pack{end}"
     if not partners:
-        return f"{text}, the only one that runs in its pack at present{end}"
+        return f"{text}, the only running member of its pack{end}"
     names = _join(
         [
             f"{m.member} (since {format_moment(m.record.started_at, facts.now)})"

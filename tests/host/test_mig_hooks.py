@@ -386,8 +386,8 @@ def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig
         assert answer["reason"].isprintable()
     uuid = gpu["instances"][0]["uuid"]
     for request, reason in (
-        ({"destroy": [other["instances"][0]["uuid"]]}, "is no instance of this job's"),
-        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is no instance of this job's"),
+        ({"destroy": [other["instances"][0]["uuid"]]}, "is not an instance of this job's"),
+        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is not an instance of this job's"),
         ({"destroy": [uuid], "create": ["9g"]}, "which is none"),
         ({"destroy": [uuid], "create": ["7g"]}, "does not fit around what stands"),
         ({"create": ["1g"]}, "does not fit around what stands"),

@@ -186,7 +186,7 @@ def test_a_daemon_that_is_not_there_is_not_adopted(short_directory: Path) -> Non
 
     with pytest.raises(NodeError, match="no process listens on the control socket"):
         adopt(pipe)
-    with pytest.raises(NodeError, match="is no pipe directory"):
+    with pytest.raises(NodeError, match="is not a pipe directory"):
         adopt(pipe.parent)
     with pytest.raises(NodeError, match="cannot be reached from here"):
         adopt(short_directory / "12" / "0" / "p")

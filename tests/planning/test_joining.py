@@ -101,7 +101,7 @@ def test_a_job_that_would_slow_a_waiting_pack_down_too_much_is_refused_with_numb
 
 
 def test_an_unknown_job_joins_no_known_one_and_an_unknown_one_by_its_users_words() -> None:
-    refusal = "what new takes of a GPU is not known yet, so it shares with no job that is known"
+    refusal = "what new uses of a GPU is not known yet, so it shares with no job that is known"
     assert join_waiting(("small", SMALL), ("new", None)) == refusal
     assert join_running(("small", SMALL), ("new", None)) == refusal
     planned = join_waiting(("old", None), ("new", None))

@@ -159,7 +159,7 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             "MIG instances are made for the members of one submission",
         ),
         (OPEN, {"cluster": "there"}, "its cluster is there, not here"),
-        (dataclasses.replace(OPEN, pack_size=9), {}, "its limits of sharing are others"),
+        (dataclasses.replace(OPEN, pack_size=9), {}, "its limits on sharing differ"),
     ],
 )
 def test_what_must_not_share_stays_and_the_reason_is_written_down(
@@ -331,7 +331,7 @@ def tell_why(two: Two) -> list[str]:
         (
             OPEN,
             (("account", "b"), ("partition", "p")),
-            "; does not start in the pack of 7, which runs the same script: it has --account=b",
+            "; it does not start in the pack of 7, which runs the same script: it has --account=b",
         ),
         (Policy(), (("account", "b"), ("partition", "p")), ""),
     ],

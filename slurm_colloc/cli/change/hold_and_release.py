@@ -244,7 +244,7 @@ def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -
         ):
             if time.monotonic() > deadline:
                 raise StateError(
-                    f"{join_names(left)}: the pack is just ending", hint="try again in a moment"
+                    f"{join_names(left)}: the pack is ending", hint="try again in a moment"
                 )
             time.sleep(POLL_S)
         return

@@ -72,8 +72,8 @@ def _tell_left_out(found: FoundEntries, owner: str) -> list[str]:
     if found.without:
         have = "has" if found.without == 1 else "have"
         notes.append(
-            f"{_count(found.without)}{of} {have} ended without a summary, as where nothing was "
-            "watched: not in the sums"
+            f"{_count(found.without)}{of} {have} ended without a summary, as when "
+            "nothing was watched: not in the sums"
         )
     return notes
 

@@ -132,8 +132,8 @@ def combine(
         chosen = sorted(random.Random(sample[1]).sample(range(count), sample[0]))
     if len(chosen) > JOBS_MOST:
         raise UsageProblem(
-            f"a sweep of {len(chosen)} jobs: one call takes {JOBS_MOST}",
-            hint="--sample=N draws N of them",
+            f"a sweep of {len(chosen)} jobs: one call takes at most {JOBS_MOST}",
+            hint="--sample=N chooses N of them",
         )
     if zipped:
         return [_merge([axis[i if len(axis) > 1 else 0] for axis in axes]) for i in chosen]
