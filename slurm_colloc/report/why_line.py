@@ -41,7 +41,7 @@ from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 _ALONE = "runs alone: "
 _UNLESS_JOINED = "unless another joins it"
-"""Of a single script; why no job may join it says more."""
+"""Of a single script; why no job may join it, or why it joined none, says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -116,8 +116,12 @@ def list_sharing_reasons(view: PackView) -> list[str]:
     if record.request is None:
         # Besides why it is alone, notes stand there.
         whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
-        whys = [text for text in whys if not (record.closed and _UNLESS_JOINED in text)]
-        told = whys or ([record.closed] if record.closed else list(record.reasons))
+        is_clear = bool(record.closed or record.refusals)
+        told = [text for text in whys if not (is_clear and _UNLESS_JOINED in text)]
+        if record.closed:
+            told = told or [record.closed]
+        elif not whys:
+            told = list(record.reasons)
         found += [f"it {_ALONE}{text}" for text in told]
         if record.closed and not any(record.closed in text for text in told):
             found.append(f"no job may join: {record.closed}")

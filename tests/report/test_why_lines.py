@@ -353,6 +353,11 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     assert line(view, 1).endswith(f"; it runs alone: {single}")
     view = look(state, "PENDING", "Priority", request=None, reasons=told, closed="it asks for 2")
     assert line(view, 1).endswith("; it runs alone: it asks for 2")
+    # Nor where it has tried to join.
+    tried = ("pack 12: all 3 places are taken",)
+    view = look(state, "PENDING", "Priority", request=None, reasons=told, refusals=tried)
+    assert "it runs alone" not in line(view, 1)
+    assert line(view, 1).endswith("; it did not join pack 12: all 3 places are taken")
 
 
 def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -> None:

@@ -351,6 +351,16 @@ def test_csub_why_says_what_keeps_it_from_a_pack_of_the_same_script(
     assert ("does not start in the pack" in told) == bool(said)
 
 
+def test_csub_why_compares_no_pack_with_a_job_that_runs_alone(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.submit(1, policy=OPEN, group=(("account", "b"), ("partition", "p")), request=None)
+    two.begin(monkeypatch)
+    (told,) = tell_why(two)
+    assert "it runs alone" in told
+    assert "does not start in the pack" not in told
+
+
 def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_just_come(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,7 +231,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
         meaning = dataclasses.replace(meaning, next=_NEVER)
     lines += _render_meaning(meaning, str(member.member))
     if reason is not None and reason.advice and not held:
-        lines.append(f"  To know:   {_render_advice(reason, view.job_id or '')}")
+        lines.append(f"  Hint:      {_render_advice(reason, view.job_id or '')}")
     return "".join(f"{escape_controls(line)}\n" for line in lines)
 
 
@@ -271,7 +271,7 @@ def explain_word(text: str) -> str:
         )
     lines = [name, f"  Means:     {reason.meaning}."]
     if reason.advice:
-        lines.append(f"  To know:   {_render_advice(reason, '')}")
+        lines.append(f"  Hint:      {_render_advice(reason, '')}")
     return "\n".join(lines) + "\n"
 
 
