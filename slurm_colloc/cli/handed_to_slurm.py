@@ -27,7 +27,7 @@ def find_command(name: str) -> str:
 
 
 def ask_slurm(name: str, argv: Sequence[str]) -> int:
-    """Run Slurm's own command with these arguments; its exit status.
+    """Run Slurm's own command with these arguments; its exit status, as shells have it.
 
     Raises:
         SlurmUnreachable: See find_command.
@@ -35,4 +35,5 @@ def ask_slurm(name: str, argv: Sequence[str]) -> int:
     found = find_command(name)
     sys.stdout.flush()
     pid = os.posix_spawn(found, [name, *argv], os.environ)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status if status >= 0 else 128 - status

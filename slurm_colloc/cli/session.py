@@ -329,14 +329,15 @@ class Session:
         self, view: PackView, member: MemberView, jobs: Mapping[str, SlurmJob] | None
     ) -> tuple[PackView, MemberView]:
         """A member in the pack in which it was submitted again, or as it is."""
+        from slurm_colloc.report.resubmitted_members import find_again, list_packs_to_follow
+
         while member.moved_to is not None:
-            views = self._survey_packs([member.moved_to], jobs)
-            number = member.member.number
-            found = [(v, m) for v in views for m in v.members if m.member.number == number]
-            if not found:
+            ids = list_packs_to_follow(self.state, member.moved_to)
+            found = find_again(member, self._survey_packs(ids, jobs))
+            if found is None:
                 break
-            self._note_once(f"{member.member} was submitted again as {found[0][1].member}")
-            view, member = found[0]
+            self._note_once(f"{member.member} was submitted again as {found[1].member}")
+            view, member = found
         return view, member
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_time_limit
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
@@ -42,7 +42,7 @@ class SlurmTask:
         name: The member's name where it was submitted: sbatch's answer and the task number.
         now: Seconds since the epoch.
         is_alone: It is a job by itself and no task of an array.
-        time_format: SLURM_TIME_FORMAT; empty for the usual one.
+        time_format: SLURM_TIME_FORMAT; what has no `%` in it stands for the usual one.
     """
 
     def __init__(
@@ -129,17 +129,25 @@ class SlurmTask:
 
     @property
     def left_s(self) -> int | None:
-        """What is left of it."""
+        """What is left of it; None where it ends with its pack at the latest."""
         if self.limit_s is None:
             return None
         if self.state is not MemberState.RUNNING:
             return max(0, self.limit_s - (self.elapsed_s or 0))
-        return max(0, compute_left_s(self._view, self._member, self._now) or 0)
+        left_s = compute_left_s(self._view, self._member, self._now)
+        return None if left_s is None else max(0, left_s)
 
     @property
     def start(self) -> str | None:
-        """When it started; None before that, where Slurm may foresee a start of the pack."""
+        """When it started; None before that."""
         return self._moment("started_at")
+
+    @property
+    def start_or_forecast(self) -> str | None:
+        """The same; None where Slurm may foresee a start of its pack."""
+        if self.start is None and not self._waits_with_pack:
+            return self.end or "N/A"
+        return self.start
 
     @property
     def end(self) -> str | None:
@@ -148,13 +156,17 @@ class SlurmTask:
 
     @property
     def end_or_limit(self) -> str | None:
-        """When it has ended or will have to."""
-        if self.is_final:
+        """When it has ended or will have to; None where that is when its pack does."""
+        if self.is_final or (self.is_pending and not self._waits_with_pack):
             return self.end or "N/A"
         left_s = self.left_s
         if self.state is not MemberState.RUNNING or left_s is None:
             return None
         return self._write_moment(self._now + left_s)
+
+    @property
+    def _waits_with_pack(self) -> bool:
+        return self.is_pending and self._view.slurm_state is SlurmJobState.PENDING
 
     @property
     def reason(self) -> str:
@@ -205,11 +217,10 @@ class SlurmTask:
         at = self._record_value(name)
         return self._write_moment(at) if isinstance(at, int | float) else None
 
-    def _write_moment(self, at: float) -> str | None:
-        form = self._time_format
-        if form in ("", "standard"):
-            form = "%Y-%m-%dT%H:%M:%S"
-        return time.strftime(form, time.localtime(at)) if "%" in form else None
+    def _write_moment(self, at: float) -> str:
+        # In a form that is none of strftime's the time is at least its own.
+        form = self._time_format if "%" in self._time_format else "%Y-%m-%dT%H:%M:%S"
+        return time.strftime(form, time.localtime(at))
 
 
 def _format_span(seconds: int | None) -> str | None:
@@ -217,7 +228,7 @@ def _format_span(seconds: int | None) -> str | None:
 
 
 def _format_clock(seconds: int | None) -> str | None:
-    """`1-02:03:04` or `02:03:04`, as sacct writes it."""
+    """`1-02:03:04` or `02:03:04`, as sacct writes it; None for None."""
     if seconds is None:
         return None
     text = format_time_limit(seconds)
@@ -237,19 +248,20 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "numnodes": lambda _: "1",
     "reason": lambda task: task.reason,
     "reasonlist": lambda task: task.reason_or_nodes,
-    "starttime": lambda task: task.start,
+    "starttime": lambda task: task.start_or_forecast,
     "state": lambda task: task.state.value,
     "statecompact": lambda task: task.compact_state,
     "timeleft": lambda task: _format_span(task.left_s),
     "timelimit": lambda task: _format_span(task.limit_s),
-    "timeused": lambda task: _format_span(task.elapsed_s),
+    # Empty where its end was not seen: the pack's is not its own.
+    "timeused": lambda task: _format_span(task.elapsed_s) or "",
     "workdir": lambda task: task.directory,
 }
 
 _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "alloccpus": lambda task: task.cpus,
-    "elapsed": lambda task: _format_clock(task.elapsed_s or 0),
-    "elapsedraw": lambda task: str(task.elapsed_s or 0),
+    "elapsed": lambda task: _format_clock(task.elapsed_s) or "",
+    "elapsedraw": lambda task: "" if task.elapsed_s is None else str(task.elapsed_s),
     "end": lambda task: task.end or "Unknown",
     "exitcode": lambda task: task.exit_code,
     "jobid": lambda task: task.name_for_slurm,

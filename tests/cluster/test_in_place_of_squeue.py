@@ -11,6 +11,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 
+from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .test_take_over import one_gpu, say_room
 
@@ -36,6 +37,8 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-n", "other", "-o", "%i %T"),
     ("-j", "JOB_101", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB_101,JOB_102", "-o", "%i %T"),
+    ("-t", "all", "--jobs=JOB_101", "--jobs=JOB_102", "-o", "%i %T"),
+    ("-t", "R", "-t", "all", "-n", "other", "-n", "sweep", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB", "-r", "-h", "-O", "jobarrayid:.15,statecompact,reasonlist,name:7"),
     (),
     ("-l",),
@@ -123,9 +126,23 @@ def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
     linked.run(["scancel", control, packed])
 
 
+def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
+    words = ("--gres=gpu:1", "--share=timeslice", "--degree=2", "--pack-size=3", *OPTIONS[1:])
+    job_id = linked.submit(*words, "--array=100-102", "go.sh")
+    linked.wait_for_states(job_id, {100: "RUNNING", 101: "RUNNING", 102: "PENDING"})
+    (node,) = set(linked.run(["squeue", "-h", "-o", "%N"]).stdout.split())
+    shown = ask(linked, ("-h", "-w", node, "-o", "%i %T"), job_id, linked=True)
+    assert shown == ["JOB_100 RUNNING", "JOB_101 RUNNING"]
+    go(linked, 100, 101, 102)
+    linked.finish(job_id)
+
+
 def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
     control, packed = submit_both(linked)
     alone = linked.submit("--gres=gpu:1", "--hold", "--array=7", "go.sh")
+    linked.wait_for_states(packed, "RUNNING")
+    asked = ["squeue", "-h", "-r", "-j", control, "-o", "%T"]
+    wait_until(lambda: set(linked.run(asked).stdout.split()) == {"RUNNING"}, "all have begun")
     for words in (("-o", "%i %T"), ("-t", "all", "-o", "%i %T"), ("--steps",), ("--start",)):
         assert ask(linked, words, control, linked=True) == ask(linked, words, control, linked=False)
         assert ask(linked, words, alone, linked=True) == ask(linked, words, alone, linked=False)

@@ -12,6 +12,7 @@ import pytest
 
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.pack.gpu_division import read_division
+from slurm_colloc.store.pack.pack_directory import read_pack
 from slurm_colloc.store.pack.runner_process import read_runner
 
 from ..wait_until import wait_until
@@ -207,3 +208,14 @@ def test_a_cancelled_job_ends_on_both_nodes(user: CsubUser) -> None:
     user.wait_for_states(job_id, "CANCELLED")
     assert "end" not in {line[0] for lines in read_runs(user).values() for line in lines}
     wait_until(lambda: read_job(user, job_id)["JobState"] == "CANCELLED", "the job ends")
+
+
+def test_what_is_tried_again_has_both_nodes_again(user: CsubUser) -> None:
+    user.script("fail.sh", "exit 1")
+    job_id = user.submit(*ASKED, "--array=1-8", "fail.sh")
+    user.finish(job_id)
+    first = list_packs(user)
+    user.csub("retry", job_id)
+    records = [read_pack(path) for path in list_packs(user) if path not in first]
+    assert {record and record.set_nodes for record in records} == {(0, 0, 1, 1)}
+    assert all(record and "--nodes=2" in record.slurm_options for record in records)

@@ -148,6 +148,11 @@ def test_an_array_starts_in_the_pack_of_an_earlier_one_of_its_kind_under_its_own
     assert user.csub("wait", first, check=False).returncode != 0
     check_reports(user, first, second, taker)
     assert "never started" not in user.csub("queue").stderr
+    # Its own packs are empty by now, and yet what is tried again is like it.
+    for number in (4, 5):
+        (user.home / f"end.b.{number}").touch()
+    user.csub("retry", f"{second}/4")
+    user.wait_for_states(second, {5: "COMPLETED"})
 
 
 def check_reports(user: CsubUser, first: str, second: str, taker: str) -> None:

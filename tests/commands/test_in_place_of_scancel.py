@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..cluster.conftest import CsubUser
+from ..wait_until import wait_until
 
 CSUB = Path(sys.executable).parent / "csub"
 WAITS = "while [ ! -e go ]; do sleep 0.1; done"
@@ -42,14 +43,39 @@ def test_jobs_that_csub_does_not_know_are_slurms(linked: CsubUser) -> None:
     other = linked.run(["sbatch", *words]).stdout.strip()
     linked.wait_for_states(job_id, "RUNNING")
     linked.run(["scancel", f"{other}_1,{job_id}_1"])
-    shown = linked.run(["squeue", "-h", "-r", "-t", "all", "-j", other, "-o", "%i %T"]).stdout
-    assert f"{other}_1 CANCELLED" in shown
-    assert f"{other}_2 CANCELLED" not in shown
+    ask = ["squeue", "-h", "-r", "-t", "all", "-j", other, "-o", "%i %T"]
+    wait_until(lambda: f"{other}_1 CANCELLED" in linked.run(ask).stdout, "its task has ended")
+    assert f"{other}_2 RUNNING" in linked.run(ask).stdout
     linked.wait_for_states(job_id, {1: "CANCELLED", 2: "RUNNING"})
     # Whole jobs are Slurm's.
     linked.run(["scancel", job_id, other])
     states = [row["state"] for row in linked.finish(job_id).values()]
     assert states == ["CANCELLED", "CANCELLED"]
+
+
+def test_a_submission_of_several_slurm_jobs_ends_whole(linked: CsubUser) -> None:
+    linked.script("one.sh", WAITS, directives="#SBATCH --gres=gpu:1")
+    linked.script("two.sh", WAITS, directives="#SBATCH --gres=gpu:1 --no-requeue")
+    job_id = linked.submit("pack", "one.sh", "two.sh")
+    linked.wait_for_states(job_id, "RUNNING")
+    assert len(linked.run(["squeue", "-h", "-o", "%A"]).stdout.split()) == 2
+    other = linked.run(["sbatch", "--parsable", "--wrap", WAITS]).stdout.strip()
+    ended = linked.run(["scancel", job_id, other])
+    assert (ended.stdout, ended.stderr) == ("", "")
+    states = [row["state"] for row in linked.finish(job_id).values()]
+    assert states == ["CANCELLED", "CANCELLED"]
+    wait_until(lambda: not linked.run(["squeue", "-h", "-o", "%A"]).stdout, "all have ended")
+
+
+def test_where_the_state_cannot_be_read_slurms_own_ends_its_jobs(linked: CsubUser) -> None:
+    job_id = linked.run(["sbatch", "--parsable", "--wrap", WAITS]).stdout.strip()
+    settings = linked.home / "settings.toml"
+    settings.write_text("degree = []\n")
+    linked.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
+    ended = linked.run(["scancel", job_id])
+    assert "settings.toml" in ended.stderr
+    assert ended.stderr.endswith("; only Slurm is asked\n")
+    wait_until(lambda: not linked.run(["squeue", "-h", "-o", "%A"]).stdout, "it has ended")
 
 
 def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
@@ -59,3 +85,12 @@ def test_where_no_scancel_is_slurms_that_is_said(linked: CsubUser) -> None:
     assert ended.returncode == 4
     assert "every scancel in PATH leads back to csub" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_end_of_slurms_own_by_a_signal_is_told_as_shells_tell_it(linked: CsubUser) -> None:
+    folder = linked.home / "slurms"
+    folder.mkdir()
+    (folder / "scancel").write_text("#!/bin/sh\nkill -TERM $$\n")
+    (folder / "scancel").chmod(0o755)
+    linked.extra["PATH"] = f"{linked.home / 'mybin'}:{folder}:{linked.environment['PATH']}"
+    assert linked.run(["scancel", "--name=a"], check=False).returncode == 128 + 15

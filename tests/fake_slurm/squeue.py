@@ -83,9 +83,9 @@ def build_show(state: State, job: Job) -> Callable[[str], str]:
         "K": "N/A" if job["task"] is None else str(job["task"]),
         "L": show_length(left_s), "M": show_length(used_s),
         "N": job["node"], "P": job["partition"], "S": show_moment(job["start_at"]),
-        "T": job["state"], "V": show_moment(job["submit_at"]), "i": show_id(job), "j": job["name"],
-        "k": job["comment"] or "(null)", "l": show_length(limit_s), "r": job["reason"],
-        "u": pwd.getpwuid(job["uid"]).pw_name,
+        "T": job["state"], "U": job["uid"], "V": show_moment(job["submit_at"]),
+        "i": show_id(job), "j": job["name"], "k": job["comment"] or "(null)",
+        "l": show_length(limit_s), "r": job["reason"], "u": pwd.getpwuid(job["uid"]).pw_name,
     }  # fmt: skip
 
     def show(letter: str) -> str:

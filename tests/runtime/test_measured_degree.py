@@ -112,6 +112,28 @@ def test_what_one_is_like_that_was_not_here_yet_is_read_when_it_has_come(
     assert stage.memory.find_need_mb(stage.members.by_number[4]) == 4624
 
 
+def test_what_a_member_has_shown_still_tells_of_its_family_once_another_pack_has_it(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, known_mb=None)
+    assert stage.start_all() == [1]
+    stage.members.by_number[1].is_wide = True
+    stage.memory_mb = {1: 3000.0}
+    stage.pass_time(3)
+    waiting = stage.members.by_number[4]
+    before = stage.progress.find_rate_alone(waiting)
+    assert before is not None
+    assert stage.memory.find_need_mb(waiting) == 4624
+    # Its GPU was lost, and it starts again in another GPU set.
+    stage.end(1)
+    stage.members.forget(1)
+    assert stage.progress.find_rate_alone(waiting) == before
+    assert stage.memory.find_need_mb(waiting) == 4624
+    assert stage.start_all()
+    stage.pass_time(3)
+    assert stage.record is None or stage.record.state is not DegreeState.OFF
+
+
 def test_what_is_never_told_is_not_waited_for_for_ever(
     tmp_path: Path, process: StartedProcess
 ) -> None:

@@ -21,6 +21,9 @@ from slurm_colloc.runtime.pack.requeue_after_kill import (
 )
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import leave_behind, write_held
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.pack_directory import write_pack, write_record
 from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
@@ -285,6 +288,19 @@ def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: B
     write_state(bed.pack, 2, StateRecord(MemberState.COMPLETED, 1, starts=1))
     assert bed.requeue() is False
     assert bed.list_requeues() == []
+    assert list_kills(bed.pack)[-1].refusal == "all its members had ended"
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["cancelled", "held"])
+def test_members_that_will_not_start_in_it_cost_none_either(bed: Bed, is_left: bool) -> None:
+    (bed.pack / "members" / format_number(2) / "state.1.json").unlink()
+    if is_left:
+        assert inbox.take(str(bed.pack), 2)
+        write_held(bed.pack, 2)
+        assert leave_behind(bed.pack, 2)
+    else:
+        assert inbox.withdraw(str(bed.pack), 2)
+    assert bed.requeue() is False
     assert list_kills(bed.pack)[-1].refusal == "all its members had ended"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..cluster.conftest import CsubUser
 from .catalogue import HERE, PROGRAMS, Case
 from .comparison import Entry, Run, read_tree
+from .mpi import find_mpich
 
 MEMBERS = 4
 SEARCH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
@@ -43,7 +44,16 @@ def find_missing(case: Case) -> str:
     for command in case.commands:
         if shutil.which(command, path=SEARCH) is None and not Path(command).is_file():
             return f"the program {command}"
+    if case.uses_mpi and find_mpich(SEARCH) is None:
+        return "mpicc and mpirun of MPICH, which srun can start; pip install -e '.[scripts]'"
     return ""
+
+
+def build_environment(case: Case, user: CsubUser) -> dict[str, str]:
+    """What is added to the environment of a case at its submission."""
+    mpi = find_mpich(SEARCH) if case.uses_mpi else None
+    path = {} if mpi is None else {"PATH": f"{mpi}:{user.environment['PATH']}"}
+    return {**path, **case.environment}
 
 
 def submit(case: Case, user: CsubUser, more: Sequence[str] = ()) -> Submitted:
@@ -62,19 +72,20 @@ def submit(case: Case, user: CsubUser, more: Sequence[str] = ()) -> Submitted:
         actual = [folder / f"csub{number}" / "work" for number in range(1, MEMBERS + 1)]
     for directory in (expected, *actual):
         lay_out(case, user, directory)
+    environment = build_environment(case, user)
     options = [f"--{name}" for name in ("gres=gpu:1",)] + list(case.options)
     script = f"./{case.name}"
     if case.is_array:
         answer = user.run(
             ["sbatch", "--parsable", *options, script, *case.arguments],
             directory=expected,
-            environment=dict(case.environment),
+            environment=environment,
         )
         sbatch_job = answer.stdout.strip()
         answer = user.run(
             ["csub", "--parsable", *more, *options, script, *case.arguments],
             directory=actual[0],
-            environment=dict(case.environment),
+            environment=environment,
         )
         return Submitted(case, sbatch_job, answer.stdout.strip(), expected, tuple(actual))
     # All are submitted from one directory; each works in its own.
@@ -88,7 +99,7 @@ def submit(case: Case, user: CsubUser, more: Sequence[str] = ()) -> Submitted:
             *case.arguments,
         ],
         directory=folder,
-        environment=dict(case.environment),
+        environment=environment,
     )
     sbatch_job = answer.stdout.strip()
     for directory in actual:
@@ -97,7 +108,7 @@ def submit(case: Case, user: CsubUser, more: Sequence[str] = ()) -> Submitted:
     answer = user.run(
         ["csub", "pack", "--parsable", *more, *options, *words],
         directory=folder,
-        environment=dict(case.environment),
+        environment=environment,
     )
     return Submitted(case, sbatch_job, answer.stdout.strip(), expected, tuple(actual))
 
@@ -139,8 +150,10 @@ def lay_out(case: Case, user: CsubUser, directory: Path) -> None:
 
 def compile_md(target: Path, user: CsubUser) -> None:
     """Compile the MPI program."""
+    mpi = find_mpich(SEARCH)
+    assert mpi is not None
     subprocess.run(
-        ["mpicc", "-O1", "-o", str(target), str(PROGRAMS / "md.c")],
+        [str(mpi / "mpicc"), "-O1", "-o", str(target), str(PROGRAMS / "md.c")],
         env={**os.environ, "PATH": user.environment["PATH"]},
         check=True,
         capture_output=True,

@@ -76,21 +76,20 @@ class _Answer:
         self.status = 0
         self._session = session
         self._question = question
-        self._choice = JobChoice(session, question.value("j"))
-        self._filters = {key: question.value(key) for key in _FILTERS}
+        self._choice = JobChoice(session, question.values("j"))
+        self._filters = {key: question.values(key) for key in _FILTERS}
         self._titles: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
         self._columns: list[AccountColumn] = []
 
     def list_lines(self) -> list[str] | None:
         """The lines; None where sacct is to answer alone."""
-        rows = self._ask(())
-        if rows is None:
+        rows = packs = self._ask(())
+        if rows is not None and any(self._filters.values()):
+            packs = self._ask(_FILTERS)
+        if rows is None or packs is None:
             # What was wrong sacct has said.
             return [] if self.status else None
-        packs = rows
-        if any(self._filters.values()):
-            packs = self._ask(_FILTERS) or []
         own = [row for row in [*rows, *packs] if self._is_here(row)]
         arrays = [_name_job(row).partition("_")[0] for row in own]
         jobs = [*self._choice.jobs, *dict.fromkeys(arrays)]
@@ -135,7 +134,8 @@ class _Answer:
         """The rows of sacct in their order, tasks where their packs were, others behind."""
         names = tasks.names()
         shown = set()
-        behind = [row for row in packs if row not in rows]
+        seen = frozenset(rows)
+        behind = [row for row in packs if row not in seen]
         for number, source in enumerate((rows, behind)):
             for job_id, group in itertools.groupby(source, _name_job):
                 own = list(group)
@@ -176,6 +176,8 @@ class _Answer:
     def _passes(self, task: SlurmTask) -> bool:
         states, names = self._filters["s"], self._filters["name"]
         if names and task.name not in names.split(","):
+            return False
+        if self._question.value("N") and not task.nodes:
             return False
         if not states:
             return True

@@ -61,7 +61,7 @@ class _Answer:
 
     def __init__(self, session: Session, question: QueueQuestion) -> None:
         self._question = question
-        self._choice = JobChoice(session, _join_ids(question))
+        self._choice = JobChoice(session, _find_ids(question))
         self._filters = {
             key: question.value(key) or os.environ.get(name) for key, name in _FILTERS.items()
         }
@@ -70,11 +70,15 @@ class _Answer:
         if self.status or rows is None:
             self.lines = None if rows is None else [row.text() for row in rows]
             return
-        packs = rows
+        packs: list[QueueRow] | None = rows
         if any(self._filters.values()):
             # By names and states packs are not chosen, but their tasks.
             more = ["--states=all"] if self._filters["t"] else []
-            packs = self._ask(tuple(_FILTERS), more)[1] or []
+            self.status, packs = self._ask(tuple(_FILTERS), more)
+        if self.status or packs is None:
+            # Without them it would look as if tasks were gone.
+            self.lines = None if packs is None else []
+            return
         own = [row for row in [*rows, *packs] if _is_own(row)]
         arrays = [row.head[1].partition("_")[0] for row in own]
         jobs = [*self._choice.jobs, *dict.fromkeys(arrays)]
@@ -132,6 +136,8 @@ class _Answer:
         states, names = self._filters["t"], self._filters["n"]
         if names and task.name not in names.split(","):
             return False
+        if self._question.value("w") and not task.nodes:
+            return False
         if not states:
             return not task.is_final
         chosen = {word.strip().upper() for word in states.split(",")}
@@ -178,9 +184,9 @@ def _is_own(row: QueueRow) -> bool:
     return len(row.head) == len(_HEAD) and row.head[2] == str(os.geteuid())
 
 
-def _join_ids(question: QueueQuestion) -> str | None:
-    ids = [*(value for key, value, _ in question.options if key == "j"), *question.operands]
-    return ",".join(filter(None, ids)) or None
+def _find_ids(question: QueueQuestion) -> str | None:
+    """The ids that were asked for: the last ones count, and a word behind `-j` before all."""
+    return question.operands[0] if question.operands else question.value("j")
 
 
 def _render_row(

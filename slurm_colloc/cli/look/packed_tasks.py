@@ -15,6 +15,7 @@ from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.report.resubmitted_members import find_again, list_packs_to_follow
 from slurm_colloc.report.slurm_tasks import SlurmTask
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 
@@ -209,12 +210,10 @@ class PackedTasks:
         seen: set[str] = set()
         while member.moved_to is not None and member.moved_to not in seen:
             seen.add(member.moved_to)
-            taker = self._views.get(member.moved_to)
-            number = member.member.number
-            found = [m for m in taker.members if m.member.number == number] if taker else []
-            if taker is None or not found:
+            found = find_again(member, self._views.values())
+            if found is None:
                 break
-            view, member = taker, found[0]
+            view, member = found
         return view, member
 
 
@@ -236,8 +235,9 @@ def _survey_jobs(session: Session, names: Sequence[str]) -> list[PackView]:
         looked_at.update(left)
         views = survey_packs(session.state, dict.fromkeys(left), jobs, session.damaged)
         found |= {view.record.pack_id: view for view in views}
-        moved = {member.moved_to for view in views for member in view.members}
-        left = [pack_id for pack_id in moved if pack_id and pack_id not in looked_at]
+        moved = {member.moved_to or "" for view in views for member in view.members} - {""}
+        more = (name for pack in moved for name in list_packs_to_follow(session.state, pack))
+        left = [pack_id for pack_id in more if pack_id not in looked_at]
     return list(found.values())
 
 

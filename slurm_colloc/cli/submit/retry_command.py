@@ -30,6 +30,7 @@ from slurm_colloc.submission.jobs.stored_jobs import (
     SERVED,
     change_job,
     read_stored_environment,
+    read_stored_policy,
     read_stored_script,
 )
 from slurm_colloc.submission.packs.submit_batch import Submitted
@@ -245,8 +246,7 @@ def _retry(
     if is_dry:
         say(render_jobs(call))
         return list(names)
-    own = [view for view in views if view.shown_id == job_id]
-    policy = own[0].record.policy or choose_policy(call, session.settings)
+    policy = read_stored_policy(session.state, job_id) or choose_policy(call, session.settings)
 
     def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
         if request.options.flag("json"):

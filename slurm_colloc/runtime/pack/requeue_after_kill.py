@@ -22,6 +22,9 @@ from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import was_left
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_kills import (
@@ -176,11 +179,16 @@ class KilledRunner:
         return [self._pack, *(self._pack.parent / name for name in names)]
 
     def _has_unfinished(self) -> bool:
-        records = (
-            read_state(self._pack, number, self._kill.attempt)
-            for number in list_members(self._pack)
-        )
-        return any(record is None or not record.is_final for record in records)
+        return any(self._is_unfinished(number) for number in list_members(self._pack))
+
+    def _is_unfinished(self, number: int) -> bool:
+        """Whether a member would start in the next attempt."""
+        record = read_state(self._pack, number, self._kill.attempt)
+        if record is not None and record.is_final:
+            return False
+        # Of one that was cancelled while it waited no state is written.
+        is_cancelled = is_there(self._pack / "members" / format_number(number) / "cancelled")
+        return not is_cancelled and not was_left(self._pack, number)
 
     def _refuse(self, refusal: str) -> bool:
         write_kill(self._pack, dataclasses.replace(self._kill, refusal=refusal))

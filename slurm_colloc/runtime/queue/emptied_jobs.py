@@ -60,7 +60,8 @@ class EmptiedJobs:
     def work(self) -> None:
         """Have those cancelled whose time has come; never waits."""
         now = time.monotonic()
-        due = [job_id for job_id, moment in self._to_cancel.items() if now >= moment]
+        # A thread may take one off the list at any moment.
+        due = [job_id for job_id, moment in list(self._to_cancel.items()) if now >= moment]
         if due and self._slurm is not None:
             self._start(lambda: self._cancel(due))
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.degree.measurement_windows import (
-    PausableMember,
-)
+from slurm_colloc.model.degree.measurement_windows import PausableMember
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -147,9 +145,8 @@ class MembersToMeasure:
         alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
         if any(m.is_wide for m in alike):
             return True
-        known = self._members.by_number
         return not any(
-            rate.source is RateSource.FIRST and self._progress.find_family(known[number]) == family
+            rate.source is RateSource.FIRST and self._progress.find_family_of(number) == family
             for number, rate in self._progress.rates_alone.items()
         )
 

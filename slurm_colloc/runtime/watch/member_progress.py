@@ -87,8 +87,7 @@ class ProgressReader:
         """By family what one of it took at most here."""
         peaks: dict[str, int] = {}
         for number in self._gpu_memory.list_seen():
-            member = self._members.by_number.get(number)
-            family = "" if member is None else self.find_family(member)
+            family = self.find_family_of(number)
             peak_mb = self._gpu_memory.find_peak_mb(number)
             if family and peak_mb is not None:
                 peaks[family] = max(peak_mb, peaks.get(family, 0))
@@ -118,8 +117,7 @@ class ProgressReader:
         family = self.find_family(member)
         if own is not None or not family:
             return own
-        known = self._members.by_number
-        alike = [n for n in self._gpu_memory.list_seen() if self.find_family(known[n]) == family]
+        alike = [n for n in self._gpu_memory.list_seen() if self.find_family_of(n) == family]
         if alike or self._others is None:
             return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
         return self._others.find_mb(family)
@@ -155,7 +153,7 @@ class ProgressReader:
             return own
         family = self.find_family(member)
         for number, rate in self.rates_alone.items() if family else ():
-            if self.find_family(self._members.by_number[number]) == family:
+            if self.find_family_of(number) == family:
                 return RateAlone(
                     member.number, rate.steps_per_s, rate.error, rate.window_s, rate.at,
                     RateSource.FAMILY, rate.thread_percentage,
@@ -164,6 +162,11 @@ class ProgressReader:
         if planned is None:
             return None
         return RateAlone(member.number, planned, source=RateSource.PROFILE)
+
+    def find_family_of(self, number: int) -> str:
+        """What a member is like that was here, though another pack may have it by now."""
+        member = self._members.by_number.get(number)
+        return self._families.get(number, "") if member is None else self.find_family(member)
 
     def find_family(self, member: Member) -> str:
         """What it is like; empty where that cannot be read.

@@ -100,6 +100,11 @@ class AccountQuestion:
         """The value of an option, the last one where it is there twice; None where it is not."""
         return next((value for name, value, _ in reversed(self.options) if name == key), None)
 
+    def values(self, key: str) -> str | None:
+        """The values of an option of which all count, with commas between; None for none."""
+        found = [value for name, value, _ in self.options if name == key and value is not None]
+        return ",".join(found) if found else None
+
     def build_words(
         self, translate: Callable[[str], str], left_out: Sequence[str] = ()
     ) -> list[str]:
@@ -113,7 +118,7 @@ class AccountQuestion:
         form = ",".join([*HEAD, *names])
         return [
             *self._list_words(translate, {*_SHAPE, *left_out}),
-            "--parsable2",
+            "--parsable",
             f"--delimiter={_MARK}",
             f"--format={form}",
         ]
@@ -182,16 +187,25 @@ def parse_rows(text: str) -> tuple[tuple[str, ...], list[AccountRow]] | None:
         The titles of the fields, and the rows; None where the marks are not as
         they were asked for.
     """
-    lines = [line.split(_MARK) for line in text.removesuffix("\n").split("\n")]
-    width = len(lines[0])
-    if width <= len(HEAD) or any(len(line) != width for line in lines):
+    first, *lines = text.removesuffix("\n").split("\n")
+    *titles, rest = first.split(_MARK)
+    if rest or len(titles) <= len(HEAD):
         return None
-    names = tuple(lines[0][len(HEAD) :])
-    rows = [
-        AccountRow(cluster, raw_id, job_id, tuple(cells))
-        for cluster, raw_id, job_id, *cells in lines[1:]
-    ]
-    return names, rows
+    rows = []
+    open_row = ""
+    for line in lines:
+        open_row += line
+        *cells, rest = open_row.split(_MARK)
+        if len(cells) < len(titles):
+            # A name may have line breaks.
+            open_row += "\n"
+            continue
+        if rest or len(cells) > len(titles):
+            return None
+        cluster, raw_id, job_id, *own = cells
+        rows.append(AccountRow(cluster, raw_id, job_id, tuple(own)))
+        open_row = ""
+    return None if open_row else (tuple(titles[len(HEAD) :]), rows)
 
 
 def parse_columns(header: str) -> list[AccountColumn]:

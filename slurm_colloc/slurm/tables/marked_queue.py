@@ -222,13 +222,20 @@ def _mark_names(text: str, head: Mapping[str, str]) -> tuple[str, list[QueueFiel
 
 
 def split_rows(text: str, fields: Sequence[QueueField]) -> list[QueueRow] | None:
-    """The lines that squeue has answered; None where the marks are not as they were asked."""
+    """The rows that squeue has answered; None where the marks are not as they were asked."""
     rows = []
-    for line in text.split("\n"):
+    lines = iter(text.split("\n"))
+    for line in lines:
         head, mark, row = line.partition(_HEAD)
         if not mark:
             rows.append(QueueRow((), "", (line,)))
             continue
+        while row.count(_MARK) <= len(fields):
+            # A name may have line breaks.
+            more = next(lines, None)
+            if more is None or _HEAD in more:
+                return None
+            row += f"\n{more}"
         prefix, *cells = row.split(_MARK)
         # A name with a mark in it would shift the rest.
         if len(cells) != len(fields) + 1 or cells.pop():

@@ -9,6 +9,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.quantities import (
     parse_gpu_memory_mb,
     parse_host_memory_mb,
@@ -20,6 +21,7 @@ from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import PUT_ASIDE
 from slurm_colloc.store.pack.pack_directory import parse_environment_block
 from slurm_colloc.store.pack.pack_records import MemberSpec
+from slurm_colloc.store.pack_reading import StateReader
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_option
 
@@ -83,6 +85,24 @@ def read_stored_job(pack: Path, number: int, spec: MemberSpec) -> Candidate:
         path = pack / "members" / format_number(number) / "env"
         raise StateError(f"cannot read {path}: it is not there any more")
     return Candidate(spec.job, read_stored_script(pack, number), environment)
+
+
+def read_stored_policy(state: StateReader, job_id: str) -> Policy | None:
+    """The policy of a submission, of whose packs others may have taken all members over.
+
+    Args:
+        state: The state directory.
+        job_id: The submission's id.
+
+    Returns:
+        None where none of its packs is there, or none tells.
+
+    Raises:
+        StateError: One cannot be read.
+    """
+    takers = state.list_takers(job_id)
+    own = (state.read_pack(name) for name in state.find_packs(job_id) if name not in takers)
+    return next((record.policy for record in own if record is not None and record.policy), None)
 
 
 def change_job(job: Job, given: Sequence[Given]) -> Job:
