@@ -95,7 +95,7 @@ def config(
 
     if unset:
         if name:
-            raise UsageProblem("--unset stands alone", hint="csub config --unset NAME")
+            raise UsageProblem("--unset takes no other arguments", hint="csub config --unset NAME")
         config_command.unset(unset)
     elif value is not None:
         config_command.change(name, value)

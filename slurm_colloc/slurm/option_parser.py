@@ -178,7 +178,7 @@ class OptionParser:
 
         message = f"--{name} is not an {self._kind} option"
         if any(option.name == name for option in OWN_OPTIONS):
-            hint = "it is csub's own and stands on a #CSUB line"
+            hint = "it is csub's own and belongs on a #CSUB line"
             return self._problem(word, message, hint)
         if any(option.name == name for option in SRUN_ONLY):
             return self._problem(word, message, "it belongs to srun")

@@ -129,8 +129,8 @@ def test_a_link_to_the_settings_stays_a_link(person: Person) -> None:
         (("launcher", "ssh"), "must be auto, srun or process"),
         (("gpu_memory", "80G"), "gpu_memory is a table"),
         (("gpu_memory.any", "80"), "gpu_memory.any: '80' is not a GPU memory size"),
-        (("caps.join", "auto"), "caps.join is the site's to set"),
-        (("degree", "3", "--unset", "join"), "--unset stands alone"),
+        (("caps.join", "auto"), "only the site can set caps.join"),
+        (("degree", "3", "--unset", "join"), "--unset takes no other arguments"),
     ],
 )
 def test_a_wrong_value_changes_nothing(

@@ -203,7 +203,7 @@ def test_a_measured_peak_counts_in_a_running_pack_where_no_load_is_known() -> No
 def test_another_rule_joins_nothing(rule: Rule) -> None:
     (job,), _ = build_call(("small", SMALL))
     reason = compute_reason_not_to_join(job, dataclasses.replace(POLICY, rule=rule))
-    assert reason == f"the rule {rule} makes its pack, and knows no joining"
+    assert reason == f"the rule {rule} makes its pack, and does not allow joining"
     assert not compute_reason_not_to_join(job, POLICY)
 
 

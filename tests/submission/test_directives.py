@@ -107,7 +107,7 @@ def test_bytes_that_are_no_utf8_come_through() -> None:
         ("#SBATCH PackJob x", "train.sh:3: #SBATCH PackJob asks for a heterogeneous job"),
         (
             "#SBATCH --degree=2",
-            "train.sh:3: --degree is not an sbatch option: it is csub's own and stands on a #CSUB",
+            "train.sh:3: --degree is not an sbatch option: it is csub's own and belongs on a #CSUB",
         ),
         ("#CSUB --degre", "train.sh:3: --degree needs a value"),
         ("#SBATCH --hold=1", "train.sh:3: --hold takes no value, but has '1'"),

@@ -32,7 +32,7 @@ def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) ->
         grouping = Grouping(by or Grouping.SCRIPT)
     except ValueError:
         raise UsageProblem(
-            f"--by: there are no sums by {by!r}", hint=f"known are {', '.join(Grouping)}"
+            f"--by: there are no sums by {by!r}", hint=f"valid ones are {', '.join(Grouping)}"
         ) from None
     age = since or DEFAULT_AGE
     moment = time.time() - parse_age("--since", age)

@@ -40,7 +40,7 @@ def track(
     if not to:
         raise UsageProblem("no tracker was named", hint="csub track ID --to mlflow, or --to wandb")
     if to not in ("mlflow", "wandb"):
-        raise UsageProblem(f"--to: {to!r} is not a tracker", hint="known are mlflow and wandb")
+        raise UsageProblem(f"--to: {to!r} is not a tracker", hint="valid ones are mlflow and wandb")
     if (uri and to != "mlflow") or (offline and to != "wandb"):
         raise UsageProblem("--uri is MLflow's, and --offline is W&B's")
     from slurm_colloc.report.summary.stored_summary import find_summary

@@ -63,7 +63,7 @@ def split_values(text: str) -> list[str]:
         if not numbers:
             raise ValueError("is a range without numbers: 0:5 means 0 1 2 3 4, 0:10:2 every second")
         if len(numbers) > JOBS_MOST:
-            raise ValueError(f"is a range of {len(numbers)} numbers, and {JOBS_MOST} are the most")
+            raise ValueError(f"is a range of {len(numbers)} numbers, but {JOBS_MOST} are allowed")
         return [str(number) for number in numbers]
     values = _split(text)
     if len(values) > 1 and "" in values:

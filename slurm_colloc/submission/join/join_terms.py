@@ -116,7 +116,7 @@ class Prospect:
         gpu = self._find_gpu(record, present)
         reason = self._compute_reason(record, present, gpu)
         if not reason:
-            return "its jobs run another script, and --gpu-mem is not known of all"
+            return "its jobs run another script, and --gpu-mem is not known for all of them"
         planned = self._plan(record, policy, present, gpu)
         if isinstance(planned, str):
             return planned
