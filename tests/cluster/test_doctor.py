@@ -126,7 +126,7 @@ def test_the_lines_for_people_say_level_check_and_what_is_lost(mps_user: CsubUse
     assert [check for _, check in shown] == CHECKS
     assert {level for level, _ in shown} <= {"green", "yellow"}
     at = next(n for n, line in enumerate(lines) if line.split()[:2] == ["yellow", "hooks"])
-    assert lines[at + 1].strip().startswith("lost: packs start an MPS daemon of their own")
+    assert lines[at + 1].strip().startswith("effect: packs start an MPS daemon of their own")
     assert lines[-1].endswith(" yellow: csub works here")
     assert "\x1b" not in ended.stdout
     assert ended.stderr == ""

@@ -65,7 +65,7 @@ def test_why_a_member_runs_alone_and_which_partner_was_refused(user: CsubUser) -
     assert "it runs alone: it asks for 2 GPUs" in told
     full = user.submit("--array=1-5", "--gres=gpu:1", "--degree=4", "--hold", "go.sh")
     assert "takes no more members: it is full with 4 members" in why(user, f"{full}/1")
-    assert "no further member" not in why(user, f"{full}/5")
+    assert "takes no more members" not in why(user, f"{full}/5")
     user.csub("cancel", "all")
 
 
