@@ -24,8 +24,10 @@ from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
 from slurm_colloc.ownership import build_refusal, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
+    is_there,
     make_directory,
     read_file_clock,
+    suppress_damage,
     sync_file_system,
     write_atomic,
     write_json,
@@ -235,7 +237,7 @@ class State(StateReader):
         """Write down which Slurm job one pack became; see `atomic_files.write_all`."""
         # The index first: a pack that has its id is looked at no more.
         index = build_index_path(self.root, job_id, record.cluster)
-        if record.index == record.indices[0] or not index.exists():
+        if record.index == record.indices[0] or not is_there(index):
             write_job_index(self.root, job_id, record)
         path = self.packs / record.pack_id / "slurm_job_id"
         data = f"{build_element_id(record, job_id)}\n".encode()
@@ -293,7 +295,8 @@ def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
     What has become a part of it since then stays.
     """
     path = build_index_path(root, job_id, record.cluster)
-    with contextlib.suppress(StateError):
+    # One that is damaged is written anew; of one that cannot be read now nothing may be lost.
+    with suppress_damage():
         known = read_record(path, JobIndex)
         own = (name_gpu_set(record.submission, record.gpu_set), record.indices)
         if known is not None and own in known.list_parts():

@@ -261,6 +261,20 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
     return dict(value)
 
 
+@contextlib.contextmanager
+def suppress_damage() -> Iterator[None]:
+    """Pass over a file that is damaged, or newer; not one that the file system does not show now.
+
+    Raises:
+        StateError: The file system fails.
+    """
+    try:
+        yield
+    except StateError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+
+
 def read_file_clock(folder: Path | str) -> float:
     """Now, by the clock that stamps the files of a folder: a file server has its own.
 

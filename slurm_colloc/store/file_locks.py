@@ -18,15 +18,16 @@ def is_locked(path: Path | str) -> bool:
     """True while a living process holds the lock of a file; False where there is no such file.
 
     Raises:
-        StateError: The caller may not look.
+        StateError: It cannot be told: the caller may not look, or the file system fails.
     """
     try:
         # To look takes no right to write, and a shared lock: two that look do not see each other.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except PermissionError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}") from error
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot read {path}: {reason}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.ownership import name_user
-from slurm_colloc.store.atomic_files import read_file_clock
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    is_there,
+    read_file_clock,
+    suppress_damage,
+)
 from slurm_colloc.store.file_locks import is_locked
 from slurm_colloc.store.job_index import JobIndex, build_pack_id
 from slurm_colloc.store.pack.member_holds import HELD, LEFT
@@ -74,7 +79,11 @@ class StateReader:
         return sorted(submissions)
 
     def is_being_submitted(self, submission: str) -> bool:
-        """True while the csub that made a submission, or its sbatch, is alive."""
+        """True while the csub that made a submission, or its sbatch, is alive.
+
+        Raises:
+            StateError: It cannot be told.
+        """
         return is_locked(self._lock_path(submission))
 
     def _lock_path(self, submission: str) -> Path:
@@ -144,12 +153,13 @@ class StateReader:
 
         Raises:
             NotFound: csub knows no such job.
+            StateError: It cannot be told.
         """
         takers = self.list_takers(job_id)
         for path in self._list_indexes(job_id):
             index = read_record(path, JobIndex)
             found = [] if index is None else index.list_packs()
-            found = [pack_id for pack_id in found if (self.packs / pack_id).is_dir()]
+            found = [pack_id for pack_id in found if is_there(self.packs / pack_id)]
             if found:
                 return [*found, *takers]
         if takers:
@@ -164,29 +174,40 @@ class StateReader:
 
         Args:
             job_id: The id after which its members are named.
+
+        Raises:
+            StateError: It cannot be told.
         """
-        try:
-            names = sorted(os.listdir(build_takers_path(self.root, job_id, self.cluster)))
-        except OSError:
-            return []
-        return [name for name in names if (self.packs / name).is_dir()]
+        return self._list_named(build_takers_path(self.root, job_id, self.cluster))
 
     def list_sources(self, pack_id: str) -> list[str]:
-        """Ids of packs of other submissions of which a pack may have taken members over."""
-        try:
-            names = sorted(os.listdir(self.packs / pack_id / SOURCES))
-        except OSError:
-            return []
-        return [name for name in names if (self.packs / name).is_dir()]
+        """Ids of packs of other submissions of which a pack may have taken members over.
+
+        Raises:
+            StateError: It cannot be told.
+        """
+        return self._list_named(self.packs / pack_id / SOURCES)
+
+    def _list_named(self, folder: Path) -> list[str]:
+        """The packs that are there of those that a directory names; none where it is missing."""
+        with explain_os_errors("look at", folder):
+            try:
+                names = sorted(os.listdir(folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return [name for name in names if is_there(self.packs / name)]
 
     def list_sisters(self, record: PackRecord) -> list[str]:
         """Ids of the packs of a pack's submission, its own among them, in order.
 
         Some may not be there any more; where the whole submission cannot be found, those of the
         pack's own Slurm job.
+
+        Raises:
+            StateError: The file system fails.
         """
         if record.shown_id:
-            with contextlib.suppress(NotFound, StateError):
+            with contextlib.suppress(NotFound), suppress_damage():
                 takers = self.list_takers(record.shown_id)
                 return [name for name in self.find_packs(record.shown_id) if name not in takers]
         return JobIndex(record.submission, record.indices, record.parts).list_packs()
@@ -199,7 +220,7 @@ class StateReader:
         found = []
         for submission, indices in index.list_parts():
             path = self.packs / build_pack_id(submission, indices[0])
-            element_id = read_slurm_job_id(path) if path.is_dir() else None
+            element_id = read_slurm_job_id(path) if is_there(path) else None
             if element_id:
                 found.append(element_id.partition("_")[0])
         # The GPU sets of one Slurm job are parts with the same id.

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, read_file_clock
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    is_there,
+    make_directory,
+    read_file_clock,
+)
 from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.record_files import read_record
 
@@ -95,12 +100,10 @@ def _remove_index(state: State, path: Path) -> None:
     """
     with contextlib.suppress(StateError, FileNotFoundError):
         index = read_record(path, JobIndex)
-        if index is not None and not any(
-            map(os.path.exists, map(state.pack_path, index.list_packs()))
-        ):
+        if index is not None and not any(map(is_there, map(state.pack_path, index.list_packs()))):
             takers = path.with_suffix(".takers")
             with contextlib.suppress(FileNotFoundError):
-                if any(map(os.path.exists, map(state.pack_path, os.listdir(takers)))):
+                if any(map(is_there, map(state.pack_path, os.listdir(takers)))):
                     return
                 shutil.rmtree(takers, ignore_errors=True)
             os.unlink(path)

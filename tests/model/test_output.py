@@ -38,6 +38,10 @@ VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
         ("%5x", "train"),
         ("100%", "100%"),
         ("%q", "%q"),
+        # As many digits as no number may have; those of other scripts are none.
+        (f"%{'9' * 5000}j", "0000004711"),
+        (f"%{'0' * 5000}6j", "004711"),
+        ("%\u0664j", "%\u0664j"),
         ("%%a", "%a"),
         ("\\%j", "%j"),
         ("a\\%A_%a", "a%A_%a"),

@@ -35,6 +35,11 @@ def test_the_ids_by_which_a_script_means_itself() -> None:
         (["requeue", "4711_3"], Division(REQUEUE, None)),
         (["-Q", "REQUEUE", "JobId=4713"], Division(REQUEUE, None)),
         (["requeue", "Incomplete", "4713"], Division(REQUEUE, None)),
+        # scontrol takes any beginning of the word.
+        (["req", "4713"], Division(REQUEUE, None)),
+        (["Reque", "4713,99"], Division(REQUEUE, ("Reque", "99"))),
+        (["re", "4713"], None),
+        (["requeues", "4713"], None),
         # Others in the same call are for Slurm; the own job never is.
         (["-Q", "requeue", "4713,99"], Division(REQUEUE, ("-Q", "requeue", "99"))),
         (["requeue", "98", "4713", "99"], Division(REQUEUE, ("requeue", "98", "99"))),
@@ -51,9 +56,10 @@ def test_scontrol(arguments: list[str], expected: Division | None) -> None:
 
 
 @pytest.mark.parametrize("ids", ["4713", "99,4713"])
-def test_a_requeue_on_hold_is_refused_for_one_member(ids: str) -> None:
+@pytest.mark.parametrize("word", ["requeuehold", "RequeueHold", "requeueholding"])
+def test_a_requeue_on_hold_is_refused_for_one_member(word: str, ids: str) -> None:
     with pytest.raises(UsageProblem, match="requeuehold cannot be done for one member"):
-        divide_scontrol(["requeuehold", ids], MEMBER)
+        divide_scontrol([word, ids], MEMBER)
 
 
 def signalled(number: signal.Signals, *, steps_only: bool) -> Division:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
+from slurm_colloc.runtime.programs import member_step
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
 from slurm_colloc.runtime.programs.own_member import OwnMember
 
@@ -86,3 +91,40 @@ def test_an_srun_for_another_job_stays_as_it_is(arguments: list[str]) -> None:
 
 def test_an_srun_into_the_own_job_is_the_members() -> None:
     assert rewrite("--jobid=4713", "x")[0][:5] == RECIPE
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
+def test_a_step_starts_although_it_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def fail(path: Path, mode: int = 0o666) -> None:  # noqa: ARG001
+        raise OSError(number, os.strerror(number), str(path))
+
+    member = OwnMember(str(tmp_path), KNOWN | {"prefix": str(tmp_path / "run.1.1")})
+    started = []
+    monkeypatch.setattr(member_step, "become", lambda *asked: started.append(asked))
+    monkeypatch.setattr(member_step, "_PATIENCE_S", 0.0)
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "touch", fail)
+        member_step.start_step(member, "/usr/bin/srun", ["srun", "python"], INSIDE)
+    assert len(started) == 1
+    assert capsys.readouterr().err == (
+        f"csub: warning: srun: cannot write {tmp_path}/run.1.1.steps: {os.strerror(number)}; "
+        "signals for the member's steps do not reach this one\n"
+    )
+
+
+def test_a_step_is_noted_once_the_file_system_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touch, failures = Path.touch, [errno.ESTALE, errno.EIO]
+
+    def fail(path: Path, mode: int = 0o666) -> None:
+        if failures:
+            raise OSError(failures.pop(), "")
+        touch(path, mode)
+
+    monkeypatch.setattr(Path, "touch", fail)
+    member_step.note_steps(OwnMember(str(tmp_path), KNOWN | {"prefix": str(tmp_path / "run.1.1")}))
+    assert (tmp_path / "run.1.1.steps").exists()
+    assert capsys.readouterr().err == ""

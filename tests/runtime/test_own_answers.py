@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -230,3 +235,31 @@ def test_how_scontrol_is_asked(
     arguments: list[str], expected: tuple[list[str], bool] | None
 ) -> None:
     assert own_job_record.build_question(arguments, MEMBER) == expected
+
+
+def run_writer(stdout: int) -> subprocess.CompletedProcess[bytes]:
+    code = (
+        "from slurm_colloc.runtime.programs.own_answers import write_output\n"
+        "import os\n"
+        "os._exit(0 if write_output('a row\\n' * 100000) else 1)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, check=False, timeout=30
+    )
+
+
+def test_a_reader_that_has_gone_ends_a_question_as_it_ends_slurm_s_own() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = run_writer(writing)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_an_answer_that_cannot_be_written_is_said() -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = run_writer(full.fileno())
+    said = b"csub: error: cannot write to standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, said)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
 from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_shims, give_shims, write_shims
+from slurm_colloc.runtime.programs import member_commands, own_member
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
@@ -322,3 +325,54 @@ def test_functions_of_a_pack_that_is_gone_are_the_real_commands(inside: Inside) 
     script = f"export PATH={inside.real}:/usr/bin:/bin; scancel 99"
     Path(inside.shims).unlink()
     assert inside.run_script("/bin/bash", script).endswith("/scancel|99|")
+
+
+# -- a file system that fails ------------------------------------------------------------------
+
+
+def call(inside: Inside, monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
+    """Act as a shim in this process, where it can be seen what it would have become."""
+
+    def become(real: str, *_: object) -> None:
+        raise AssertionError(f"it became {real}")
+
+    monkeypatch.setattr(os, "environ", inside.environment)
+    monkeypatch.setattr(os, "execve", become)
+    return member_commands.main(f"{inside.shims}/{name}", arguments)
+
+
+@pytest.mark.parametrize("arguments", [["scancel", "4713"], ["scontrol", "requeue", "4713"]])
+def test_a_member_that_cannot_be_told_is_not_taken_for_the_whole_pack(
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.setattr(own_member, "_PATIENCE_S", 0.0)
+    known = inside.folder / "inside"
+    known.unlink()
+    # As a file system that fails: it is there, and cannot be read.
+    known.symlink_to("inside")
+    assert call(inside, monkeypatch, *arguments) == 1
+    assert capsys.readouterr().err == (
+        f"csub: error: {arguments[0]}: it cannot be told which member calls it: {known}: Too many "
+        "levels of symbolic links; nothing was done\n"
+    )
+    with pytest.raises(AssertionError, match=r"it became .*/squeue"):
+        call(inside, monkeypatch, "squeue")
+
+
+def test_a_file_system_that_fails_for_a_moment_is_asked_again(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [errno.ESTALE, errno.EIO, errno.ETIMEDOUT]
+    opened = open
+
+    def fail(path: str, *words: object, **named: object) -> object:
+        if str(path).endswith("/inside") and failures:
+            raise OSError(failures.pop(), "", path)
+        return opened(path, *words, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", fail)
+    assert call(inside, monkeypatch, "scancel", "4713") == 0
+    assert inside.take_requests() == CANCEL

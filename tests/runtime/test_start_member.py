@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.runtime.launch import start_member
 from slurm_colloc.runtime.launch.start_member import PORTS
 from slurm_colloc.runtime.launch.step_command import build_srun_argv, build_wrapper_argv
 from slurm_colloc.runtime.programs.own_member import OwnMember
@@ -76,6 +78,7 @@ def test_a_member_is_a_step_beside_others(
     assert launch["argv"] == [str(bed.folder(1) / "script"), "a b"]
     assert (launch["directory"], launch["umask"], launch["is_step"]) == (str(tmp_path), 0o022, True)
     assert (launch["prefix"], launch["kill_wait_s"]) == (member.prefix, 30.0)
+    assert launch["shares_cgroup"] is False
 
 
 def test_its_environment_is_the_submission_s_with_what_is_its_own(
@@ -193,3 +196,24 @@ def test_one_of_another_submission_sees_its_own_submission(
     # What asks its runner for something names it as the pack does.
     own = OwnMember(str(bed.folder(2)), {"job_id": "7", "member": "9/5"})
     assert own.number == 2
+
+
+def test_plain_processes_of_a_pack_share_a_memory_group(
+    build_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    bed = build_bed(change=write_to(tmp_path))
+    (member,) = bed.adopt(1)
+    write_held(bed.pack, 1)
+    bed.parts.starter.start(member, bed.members.places[0])
+    assert json.loads(Path(f"{member.prefix}.launch").read_text())["shares_cgroup"] is True
+
+
+def test_ports_do_not_run_out_in_a_pack_of_many(
+    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_member, "PORTS", range(12000, 12008))
+    starter = build_bed(change=write_to(tmp_path)).parts.starter
+    ports = [starter._choose_port(number) for number in range(1, 100)]
+    assert all(first != second for first, second in itertools.pairwise(ports))
+    # One that starts again and again takes one.
+    assert len({starter._choose_port(100) for _ in range(100)}) == 1

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.errors import SlurmUnreachable, StateError
 from slurm_colloc.model.job import Job, SignalRequest
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime.launch import inner_steps
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.outcome.verdict import StopReason
+from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
 from ..wait_until import wait_until
@@ -198,3 +201,66 @@ def test_an_ended_script_is_not_signalled(bed: Bed) -> None:
     member, _ = bed.run_member(1)
     bed.parts.control.signal(member, signal.SIGUSR1, steps_only=False)
     assert member.process is not None
+
+
+def make_due(member: Member) -> None:
+    """Its signal is due, its limit is far."""
+    now = time.monotonic()
+    member.deadline, member.signal_at = now + 1000.0, now - 1.0
+
+
+def test_a_signal_that_slurm_does_not_pass_on_comes_as_soon_as_it_does(
+    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be all that makes a member save its work."""
+    bed = build_bed(change=with_signal(batch_shell=False))
+    member, _ = bed.run_member(1)
+    Path(f"{member.prefix}.steps").touch()
+    make_due(member)
+    asked = []
+
+    def fail(job_id: str) -> list[tuple[str, str]]:
+        asked.append(job_id)
+        raise SlurmUnreachable("squeue: Unable to contact slurm controller")
+
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with monkeypatch.context() as failing:
+        failing.setattr(bed.slurm, "list_steps", fail)
+        bed.parts.control.enforce_limits()
+        # It wakes no turn before its time, and does not ask in every one.
+        assert member.signal_at is not None
+        assert member.signal_at > time.monotonic()
+        make_due(member)
+        bed.parts.control.enforce_limits()
+    assert len(asked) == 1
+    bed.slurm.steps = [("7.4", "7/1:python")]
+    clock[0] += inner_steps.ASK_AGAIN_S
+    make_due(member)
+    bed.parts.control.enforce_limits()
+    assert bed.slurm.done == [("signal", "7.4", signal.SIGUSR1)]
+    assert member.signal_at is None
+
+
+def test_a_signal_is_not_lost_where_the_file_system_fails(
+    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = build_bed(change=with_signal(batch_shell=False))
+    member, _ = bed.run_member(1)
+    Path(f"{member.prefix}.steps").touch()
+    bed.slurm.steps = [("7.4", "7/1:python")]
+    make_due(member)
+
+    def fail(path: str) -> bool:
+        raise StateError(f"cannot look at {path}")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(inner_steps, "is_there", fail)
+        bed.parts.control.enforce_limits()
+        # Nor does that keep a member from being ended.
+        other, _ = bed.run_member(2)
+        bed.parts.control.end(other, StopReason.CANCEL)
+        assert len(bed.events("terminate")) == 1
+    make_due(member)
+    bed.parts.control.enforce_limits()
+    assert bed.slurm.done == [("signal", "7.4", signal.SIGUSR1)]

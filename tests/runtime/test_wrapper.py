@@ -438,3 +438,62 @@ def test_members_that_never_come_are_not_waited_for_for_ever(
     folder.mkdir(parents=True)
     told = wrapper.wait_for_others(f"{folder}/run.1.1", 3)
     assert "with 1 of 3 members that were to start together" in told
+
+
+def test_a_temporary_directory_that_cannot_be_made_is_told_as_slurm_tells_it(
+    wrapped: Wrapped,
+) -> None:
+    own = wrapped.root / "no such scratch" / "csub-4711-1"
+    status, record = wrapped.run(
+        '#!/bin/sh\necho "$TMPDIR"\n',
+        environment={"PATH": os.defpath, "TMPDIR": str(own)}, tmpdir=str(own),
+    )  # fmt: skip
+    assert (status, record["wait_status"]) == (0, 0)
+    assert wrapped.output.read_text() == (
+        f"error: Unable to create TMPDIR [{own}]: No such file or directory: using /tmp instead\n"
+        "/tmp\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "shares", "is_step_group", "expected"),
+    [
+        # A group of its own counts its own kills, however its script took them.
+        (0, False, True, 2),
+        (5 << 8, False, True, 2),
+        # Among neighbours they are its own where its script was killed.
+        (0, True, True, 0),
+        (5 << 8, True, True, 0),
+        (9, True, True, 2),
+        (137 << 8, True, True, 2),
+        # Where Slurm makes no group for a step, that of its daemon counts those of the node.
+        (0, False, False, 0),
+        (9, False, False, 2),
+    ],
+)
+def test_a_neighbour_that_was_killed_for_memory_makes_no_other_one_that(
+    status: int, shares: bool, is_step_group: bool, expected: int
+) -> None:
+    launch = {"shares_cgroup": shares}
+    seen = (1, is_step_group), (3, is_step_group)
+    assert wrapper.count_oom_kills(*seen, status, launch) == expected
+
+
+def test_kills_that_cannot_be_read_are_none() -> None:
+    assert wrapper.count_oom_kills(None, (3, True), 9, {}) is None
+    assert wrapper.count_oom_kills((3, True), None, 9, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [("/slurm/uid_0/job_1/step_0/task_0", (4, True)), ("/user.slice/session-2.scope", (4, False))],
+)
+def test_a_memory_group_says_whether_it_is_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, group: str, expected: tuple[int, bool]
+) -> None:
+    files = {
+        "/proc/self/cgroup": f"3:memory:{group}\n",
+        f"/sys/fs/cgroup/memory{group}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n",
+    }
+    monkeypatch.setattr(wrapper, "read", lambda path: files.get(path, ""))
+    assert wrapper.read_oom_kills() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -12,10 +13,33 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there, make_directory, write_atomic
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack.member_holds import is_held, leave_behind, was_left, write_held
+from slurm_colloc.store.file_locks import hold_lock, is_locked
+from slurm_colloc.store.job_index import JobIndex
+from slurm_colloc.store.pack.member_holds import (
+    is_held,
+    leave_behind,
+    may_have_begun,
+    was_left,
+    write_held,
+)
 from slurm_colloc.store.pack.member_states import remove_environment
-from slurm_colloc.store.pack.pack_directory import drop_unentered, has_entered, list_members
+from slurm_colloc.store.pack.pack_directory import (
+    drop_unentered,
+    has_entered,
+    is_unanswered,
+    list_members,
+    read_moved,
+    write_moved,
+)
+from slurm_colloc.store.pack.runner_requests import (
+    Action,
+    Request,
+    is_cancel_asked,
+    write_request,
+)
+from slurm_colloc.store.pack_reading import build_index_path
+from slurm_colloc.store.record_files import read_record
+from slurm_colloc.store.remove_packs import remove_remains
 
 from .builders import build_pack
 
@@ -32,9 +56,20 @@ def pack(tmp_path: Path) -> Path:
     return state.pack_path("s.0")
 
 
+@pytest.fixture
+def noted(pack: Path) -> Path:
+    """The same pack with a job id, and what says that member 1 has moved to itself."""
+    state = State(pack.parent.parent, "here")
+    record = state.read_pack("s.0")
+    assert record is not None
+    state.record_pack_job(record, "7")
+    write_moved(pack, 1, "s.0")
+    return pack
+
+
 @pytest.fixture(params=ERRORS, ids=os.strerror)
 def blind(
-    pack: Path,  # noqa: ARG001 - it is there before
+    noted: Path,  # noqa: ARG001 - it is there before
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
@@ -174,3 +209,104 @@ def test_an_environment_that_cannot_be_removed_is_said(
     remove_environment(pack, 1)
     # That it is gone already is all right.
     remove_environment(pack, 1)
+
+
+@contextlib.contextmanager
+def failing_at(monkeypatch: pytest.MonkeyPatch, call: str, name: str) -> Iterator[None]:
+    """A call of os fails for paths that end so."""
+    real = getattr(os, call)
+
+    def fail(path: object, *words: object, **named: object) -> object:
+        if isinstance(path, str | Path) and str(path).endswith(name):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *words, **named)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, call, fail)
+        yield
+
+
+def test_a_lock_that_cannot_be_looked_at_is_not_taken_for_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep would drop the submission of a csub that lives."""
+    with (
+        hold_lock(tmp_path / "s.lock", 0),
+        failing_at(monkeypatch, "open", "s.lock"),
+        pytest.raises(StateError, match="Stale file handle"),
+    ):
+        is_locked(tmp_path / "s.lock")
+    assert not is_locked(tmp_path / "none.lock")
+    assert not is_locked(tmp_path / "s.lock" / "below")
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize(
+    "look",
+    [
+        is_unanswered,
+        lambda pack: read_moved(pack, 1),
+        lambda pack: State(pack.parent.parent, "here").find_packs("7"),
+    ],
+)
+def test_neither_a_pack_nor_a_mark_is_gone_because_it_cannot_be_seen(
+    pack: Path, look: Callable[[Path], object]
+) -> None:
+    with pytest.raises(StateError, match="cannot look at "):
+        look(pack)
+
+
+def test_the_index_of_a_pack_that_cannot_be_seen_stays(
+    noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(noted.parent.parent, "here")
+    with failing_at(monkeypatch, "lstat", "/s.0"), failing_at(monkeypatch, "stat", "/s.0"):
+        remove_remains(state)
+    assert state.find_packs("7") == ["s.0"]
+
+
+def test_parts_of_a_submission_are_not_lost_with_an_index_that_cannot_be_read(
+    noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(noted.parent.parent, "here")
+    state.add_parts("7", [("t", (0,))])
+    record = state.read_pack("s.0")
+    assert record is not None
+    path = build_index_path(state.root, "7", "here")
+    with failing_at(monkeypatch, "open", path.name), pytest.raises(StateError):
+        state.record_pack_job(record, "7")
+    index = read_record(path, JobIndex)
+    assert index is not None
+    assert index.list_parts() == (("s", (0,)), ("t", (0,)))
+
+
+def test_takers_that_cannot_be_listed_are_not_none(
+    noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel of all members would leave those in other packs running."""
+    state = State(noted.parent.parent, "here")
+    with failing_at(monkeypatch, "listdir", ".takers"), pytest.raises(StateError, match="Stale"):
+        state.find_packs("7")
+    with failing_at(monkeypatch, "listdir", "sources"), pytest.raises(StateError, match="Stale"):
+        state.list_sources("s.0")
+
+
+def test_a_cancel_that_cannot_be_read_is_not_taken_for_none(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = write_request(pack, Request(Action.CANCEL, 1))
+    with (
+        failing_at(monkeypatch, "open", Path(asked).name),
+        pytest.raises(StateError, match="Stale file handle"),
+    ):
+        is_cancel_asked([(pack, 1)])
+    assert is_cancel_asked([(pack, 1)])
+
+
+def test_a_member_whose_start_cannot_be_seen_is_not_held_for_sure(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing_at(monkeypatch, "listdir", "/0001"), pytest.raises(StateError, match="Stale"):
+        may_have_begun(pack, 1, 1, 0)
+    assert not may_have_begun(pack, 1, 1, 0)
+    assert not may_have_begun(pack, 9, 1, 0)

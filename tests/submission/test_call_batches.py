@@ -153,3 +153,24 @@ def test_conditions_are_joined_as_slurm_reads_them() -> None:
     assert add_condition("singleton", "afterany:3") == "singleton,afterany:3"
     with pytest.raises(UsageProblem, match="cannot be combined"):
         add_condition("afterok:1?afterok:2", "afterany:3")
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        # As `--account=$ACCOUNT` is, where that is not set.
+        (["--account="], "--account="),
+        (["--qos", ""], "--qos="),
+        (["--chdir="], "--chdir="),
+        (["--exclusive"], "--exclusive"),
+        (["--nice"], "--nice"),
+        (["--requeue"], "--requeue"),
+    ],
+)
+def test_an_empty_value_takes_no_other_option_for_itself(
+    tmp_path: Path, argv: list[str], word: str
+) -> None:
+    (batch,) = group(tmp_path, [*argv, "a.sh"])
+    words = build_options(batch, "x", "y").words
+    assert word in words
+    assert not any(other.startswith(f"{word}=") for other in words)

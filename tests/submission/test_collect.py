@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
+from slurm_colloc.submission.jobs.scripts import find_script, read_script
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 
@@ -247,3 +250,38 @@ def test_a_script_without_a_slash_is_found_in_path_as_sbatch_finds_it(
     assert b"there" in collect(tmp_path, "train.sh").candidates[0].script
     write(tmp_path, "train.sh", body="echo here")
     assert b"here" in collect(tmp_path, "train.sh").candidates[0].script
+
+
+def test_a_folder_in_path_that_may_not_be_entered_hides_no_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as root's own after `su`; sbatch goes on, too."""
+    closed, there = tmp_path / "closed", tmp_path / "there"
+    there.mkdir()
+    (there / "train.sh").write_text("#!/bin/sh\n")
+    stat = os.stat
+
+    def refuse(path: object, *words: object, **named: object) -> os.stat_result:
+        if str(path).startswith(str(closed)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *words, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setenv("PATH", f"{closed}:{there}")
+    assert find_script("train.sh", str(tmp_path)) == there / "train.sh"
+    assert find_script("none.sh", str(tmp_path)) == tmp_path / "none.sh"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_a_name_that_no_file_can_have_is_no_script(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageProblem, match=r"cannot read the script a+: File name too long"):
+        read_script(name, (), str(tmp_path))
+
+
+def test_a_variable_without_a_name_is_given_to_no_job(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "variables"
+    path.write_bytes(b"=x\0A=1\0B\0=\0")
+    (candidate,) = collect(tmp_path, f"--export-file={path}", "a.sh").candidates
+    assert candidate.environment["A"] == "1"
+    assert "" not in candidate.environment

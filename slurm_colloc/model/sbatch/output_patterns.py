@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_SPECIFIER = re.compile(r"%(\d*)([%AaJjNnstuxb])")
+_SPECIFIER = re.compile(r"%(\d*)([%AaJjNnstuxb])", re.ASCII)
+_WIDTH_MOST = 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def expand_pattern(pattern: str, values: PatternValues) -> str:
 
     def replace(match: re.Match[str]) -> str:
         text = replacements[match[2]]
-        return text.zfill(min(10, int(match[1]))) if match[1] and text.isdigit() else text
+        return text.zfill(_read_width(match[1])) if text.isdigit() else text
 
     return _SPECIFIER.sub(replace, pattern)
 
@@ -67,9 +68,14 @@ def expand_array_id(pattern: str, job_id: str) -> str:
     def replace(match: re.Match[str]) -> str:
         if match[2] != "A":
             return match[0]
-        return job_id.zfill(min(10, int(match[1]))) if match[1] else job_id
+        return job_id.zfill(_read_width(match[1]))
 
     return _SPECIFIER.sub(replace, pattern)
+
+
+def _read_width(digits: str) -> int:
+    """The width of a specifier; Slurm takes 10 at most, and Python no more than 4300 digits."""
+    return min(_WIDTH_MOST, int(digits.lstrip("0")[:18] or "0"))
 
 
 def choose_output_paths(

@@ -163,7 +163,10 @@ def format_mb(memory_mb: int) -> str:
     return f"{memory_mb}M"
 
 
-_REQUEST = re.compile(r"(?:(?P<flags>[BR]{1,2}):)?(?P<signal>\w+)(?:@(?P<seconds>\d+))?")
+_REQUEST = re.compile(
+    r"(?:(?P<flags>[BR]{1,2}):)?(?P<signal>\w+)(?:@(?P<seconds>\d{1,18}))?", re.ASCII
+)
+_SIGNAL_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 DEFAULT_SECONDS_BEFORE_END = 60
 
 
@@ -173,7 +176,7 @@ def parse_signal(text: str) -> int:
     Raises:
         ValueError: There is no such signal.
     """
-    if text.isdigit() and int(text) in set(signal.Signals):
+    if _SIGNAL_NUMBER.fullmatch(text) and int(text) in set(signal.Signals):
         return int(text)
     try:
         return int(signal.Signals["SIG" + text.upper().removeprefix("SIG")])

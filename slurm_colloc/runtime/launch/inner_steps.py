@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.atomic_files import is_there
+
+ASK_AGAIN_S = 10.0
+"""How long Slurm is not asked for steps again after it has not answered."""
 
 
 class InnerSteps:
@@ -23,26 +27,35 @@ class InnerSteps:
     def __init__(self, allocation: Allocation, slurm: SlurmAccess | None) -> None:
         self._allocation = allocation
         self._slurm = slurm
+        self._failure: SlurmError | None = None
+        self._ask_again_at = 0.0
 
     def signal(self, member: Member, number: int) -> None:
         """Signal the tasks of the steps that the member's own script has started, once each.
 
         The runner does it itself: a task may get the signal of `scancel JOB.STEP` twice (seen on
         22.05, while another job waits). Slurm is asked where the tasks cannot be found.
+
+        Raises:
+            SlurmError: Slurm does not tell the steps, or does not signal them; none was signalled.
+            StateError: It cannot be told whether there are any.
         """
         if self._slurm is None:
             return
-        with contextlib.suppress(SlurmError):
-            unseen = []
-            for step in self._list(member, self._slurm):
-                tasks = find_tasks(self._name_process(step))
-                for pid in tasks:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, number)  # noqa: TID251 - its own
-                if not tasks:
-                    unseen.append(step)
-            if unseen:
+        if self._failure is not None and time.monotonic() < self._ask_again_at:
+            raise self._failure
+        try:
+            steps = self._list(member, self._slurm)
+            tasks = {step: find_tasks(self._name_process(step)) for step in steps}
+            if unseen := [step for step, pids in tasks.items() if not pids]:
                 self._slurm.signal_steps(unseen, number)
+        except SlurmError as error:
+            self._failure, self._ask_again_at = error, time.monotonic() + ASK_AGAIN_S
+            raise
+        self._failure = None
+        for pid in (pid for pids in tasks.values() for pid in pids):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)  # noqa: TID251 - its own
 
     def _name_process(self, step: str) -> str:
         """What slurmstepd calls itself: it has the job's own id, also for an array's element."""

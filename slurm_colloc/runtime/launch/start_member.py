@@ -105,7 +105,7 @@ class MemberStarter:
         self._has_shims = not lone and not record.local
         if self._has_shims:
             write_shims(pack, sys.executable)
-        self._ports: set[int] = set()
+        self._ports: dict[int, int] = {}
 
     def start(self, member: Member, place: PackPlace, share: GpuShare = AS_PLANNED) -> bool:
         """Start a member in a place; False where it was held at the last moment.
@@ -174,6 +174,7 @@ class MemberStarter:
             passes_on=self._passes_on and is_step,
             tmpdir=member.tmpdir,
             is_step=is_step,
+            shares_cgroup=not is_step and not self._lone,
             # It waits for no more than its pack has.
             together=min(job.start_together, self._record.degree, len(self._record.members)),
         )
@@ -267,16 +268,21 @@ class MemberStarter:
         """A port that is free now and belongs to no neighbour."""
         seed = "".join(filter(str.isdigit, self._allocation.job_id))
         first = (int(seed or "0") * 97 + number) % len(PORTS)
+        self._ports.pop(number, None)
+        taken = set(self._ports.values())
         for offset in range(len(PORTS)):
             port = PORTS[(first + offset) % len(PORTS)]
-            if port in self._ports:
+            if port in taken:
                 continue
             with socket.socket() as probe:
                 try:
                     probe.bind(("", port))
                 except OSError:
                     continue
-            self._ports.add(port)
+            self._ports[number] = port
+            if len(self._ports) > len(PORTS) // 2:
+                # Those that were given first have long been bound, or are not wanted.
+                del self._ports[next(iter(self._ports))]
             return port
         raise OSError("no free port between 12000 and 27999")
 

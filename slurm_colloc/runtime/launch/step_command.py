@@ -74,6 +74,7 @@ def build_launch(
     tmpdir: str,
     is_step: bool,
     together: int = 0,
+    shares_cgroup: bool = False,
 ) -> dict[str, Any]:
     """The launch file's value; runtime.programs.wrapper reads it."""
     return {
@@ -93,6 +94,7 @@ def build_launch(
         "own_tmpdir": tmpdir,
         "is_step": is_step,
         "together": together,
+        "shares_cgroup": shares_cgroup,
     }
 
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.guarded_steps import GuardedSteps
+from slurm_colloc.runtime.guarded_steps import RETRY_S, GuardedSteps
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.member_processes import kill, terminate
@@ -86,7 +87,12 @@ class MemberControl:
             member.asked = StopReason.REQUEUE
 
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
-        """Send a signal to a member's script, or to the job steps that it has started."""
+        """Send a signal to a member's script, or to the job steps that it has started.
+
+        Raises:
+            SlurmError: The steps were not signalled, for Slurm did not answer.
+            StateError: It cannot be told whether there are steps.
+        """
         # A stopped process would get it only later.
         self._pauser.resume([member])
         if steps_only:
@@ -120,7 +126,9 @@ class MemberControl:
         self._pauser.resume([member])
         self._lines.write(member, member.asked)
         terminate(member)
-        self._inner_steps.signal(member, signal.SIGTERM)
+        # What its wrapper does does not depend on it.
+        with contextlib.suppress(SlurmError, StateError):
+            self._inner_steps.signal(member, signal.SIGTERM)
         why = "" if member.asked is None else member.asked.value
         self._journal.write("terminate", member=member.number, reason=why)
 
@@ -143,7 +151,9 @@ class MemberControl:
         if member.deadline is not None and now >= member.deadline and member.asked is None:
             self.end(member, StopReason.TIMEOUT)
         if member.signal_at is not None and now >= member.signal_at:
-            member.signal_at = None
             request = member.spec.job.signal
             assert request is not None
+            # Where it fails another turn tries again: it may be all that makes it save its work.
+            member.signal_at = now + RETRY_S
             self.signal(member, request.number, steps_only=not request.batch_shell)
+            member.signal_at = None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from slurm_colloc.runtime.programs.own_member import OwnMember
 
 _SUBMITTING = ("sbatch", "salloc", "srun")
+_ACTING = ("scancel", "scontrol", "srun")
+"""Those that may do to a whole pack what was meant for one member."""
 
 
 def main(shim: str, arguments: Sequence[str]) -> int:
@@ -37,7 +39,16 @@ def main(shim: str, arguments: Sequence[str]) -> int:
     if real is None:
         sys.stderr.write(f"csub: error: {name}: command not found in PATH behind csub's own\n")
         return 2
-    member = find_member(shim, environment)
+    try:
+        member = find_member(shim, environment)
+    except OSError as error:
+        if name in _ACTING:
+            sys.stderr.write(
+                f"csub: error: {name}: it cannot be told which member calls it: {error.filename}: "
+                f"{error.strerror}; nothing was done\n"
+            )
+            return 1
+        member = None
     inside = member if member is not None and is_inside(member, environment) else None
     call = [name, *arguments]
     if inside is not None:

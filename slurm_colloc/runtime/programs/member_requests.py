@@ -79,16 +79,29 @@ def _divide_ids(words: Sequence[str], member: OwnMember) -> tuple[bool, list[str
     return is_own, others
 
 
+def find_requeue_word(word: str) -> str | None:
+    """`requeue` or `requeuehold`, as scontrol understands a word; None for any other.
+
+    It takes any beginning of the former from three letters on, and of the latter all of it
+    (scontrol.c, `_process_command`; 22.05 to 26.05).
+    """
+    folded = word.lower()
+    if folded.startswith("requeuehold"):
+        return "requeuehold"
+    return "requeue" if len(folded) >= 3 and "requeue".startswith(folded) else None
+
+
 def divide_scontrol(arguments: Sequence[str], member: OwnMember) -> Division | None:
     """`scontrol requeue IDS`; None where the own job is not among them."""
     options = [word for word in arguments if word.startswith("-")]
     words = [word for word in arguments if not word.startswith("-")]
-    if not words or words[0].lower() not in ("requeue", "requeuehold"):
+    asked = find_requeue_word(words[0]) if words else None
+    if asked is None:
         return None
     is_own, others = _divide_ids(words[1:], member)
     if not is_own:
         return None
-    if words[0].lower() == "requeuehold":
+    if asked == "requeuehold":
         raise UsageProblem("scontrol requeuehold cannot be done for one member of a pack")
     request = Request(Action.REQUEUE, member.number, reason="scontrol requeue from inside")
     is_left = any(word.lower() != "incomplete" for word in others)

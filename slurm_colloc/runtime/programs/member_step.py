@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,6 +48,7 @@ _DROPPED = frozenset(
         "ntasks-per-gpu",
     }
 )
+_PATIENCE_S = 10.0
 # An srun with one of these asks for an allocation of its own, or steps into another one.
 _OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
 
@@ -81,9 +84,26 @@ def start_step(
             site_options.append(Option(problem.name, None, argument, Concern.STEP))
     if rewritten is None:
         return None
-    # So that the runner knows that there are steps to look for.
-    Path(f"{member.values['prefix']}.steps").touch(mode=0o600)
+    note_steps(member)
     become(real, ["srun", *rewritten], step_environment)
+
+
+def note_steps(member: OwnMember) -> None:
+    """Let the runner know that there are steps to look for; where that fails, say so and go on."""
+    path = Path(f"{member.values['prefix']}.steps")
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            path.touch(mode=0o600)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                sys.stderr.write(
+                    f"csub: warning: srun: cannot write {path}: {error.strerror}; signals for the "
+                    "member's steps do not reach this one\n"
+                )
+                return
+            time.sleep(0.2)
 
 
 def rewrite_srun(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from slurm_colloc.runtime.programs.own_member import OwnMember
@@ -127,8 +128,22 @@ def read_output(real: str, call: Sequence[str], environment: Mapping[str, str]) 
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
 
 
-def write_output(text: str) -> None:
-    """Write text to standard output, byte for byte."""
+def write_output(text: str) -> bool:
+    """Write text to standard output, byte for byte; False where that cannot be done.
+
+    A reader that has gone ends this process by SIGPIPE, as it would end the real command.
+    """
     data = text.encode("utf-8", "surrogateescape")
-    while data:
-        data = data[os.write(1, data) :]
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        import signal
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)  # noqa: TID251 - itself
+        return False
+    except OSError as error:
+        sys.stderr.write(f"csub: error: cannot write to standard output: {error.strerror}\n")
+        return False
+    return True

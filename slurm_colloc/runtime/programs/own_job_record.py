@@ -31,8 +31,8 @@ def answer_show_job(
     words, is_one_line = asked
     status, text = read_output(real, ["scontrol", *words], environment)
     time_format = environment.get("SLURM_TIME_FORMAT", "")
-    write_output(tell(text, member, time.time(), time_format, is_one_line=is_one_line))
-    return status
+    is_written = write_output(tell(text, member, time.time(), time_format, is_one_line=is_one_line))
+    return status if is_written else status or 1
 
 
 def build_question(arguments: Sequence[str], member: OwnMember) -> tuple[list[str], bool] | None:

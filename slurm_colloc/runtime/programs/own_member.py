@@ -3,18 +3,21 @@
 A program may have cleared its environment, and a job that a member submits inherits it. What a
 shim knows stands in a file in its member's directory (runtime.launch.path_shims).
 
-Imports nothing but os, for the sake of the shims that start often.
+Imports nothing but os and time, for the sake of the shims that start often.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DEPTH_MAX = 64
+_PATIENCE_S = 5.0
+_POLL_S = 0.1
 
 
 class OwnMember:
@@ -53,6 +56,9 @@ def find_member(shim: str, environment: Mapping[str, str]) -> OwnMember | None:
 
     Returns:
         None where there is none.
+
+    Raises:
+        OSError: The file system does not say now.
     """
     folders = [os.path.dirname(os.path.dirname(os.path.abspath(shim)))]
     if "SLURM_COLLOC_START" in environment:
@@ -65,15 +71,31 @@ def find_member(shim: str, environment: Mapping[str, str]) -> OwnMember | None:
 
 
 def read_member(folder: str) -> OwnMember | None:
-    """A member by its directory; None where it has no shims."""
-    try:
-        descriptor = os.open(f"{folder}/inside", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(descriptor, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        pairs = [item.partition("=") for item in file.read().split("\0")]
+    """A member by its directory; None where it has no shims.
+
+    Raises:
+        OSError: It cannot be told. Then it is not known to be none: Slurm's own scancel would end
+            the whole pack.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            text = _read(f"{folder}/inside")
+            break
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return None
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+    pairs = [item.partition("=") for item in text.split("\0")]
     values = {name: value for name, separator, value in pairs if separator}
     return OwnMember(folder, values) if {"job_id", "member"} <= values.keys() else None
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return file.read()
 
 
 def is_inside(member: OwnMember, environment: Mapping[str, str]) -> bool:

@@ -44,8 +44,8 @@ def answer_squeue(
     if rows is None:
         return None
     answers = choose_answers(rows, member, environment.get("SLURM_TIME_FORMAT", ""))
-    write_output(tell(rows, member, question.fields, answers))
-    return status
+    is_written = write_output(tell(rows, member, question.fields, answers))
+    return status if is_written else status or 1
 
 
 def build_own_words(question: QueueQuestion, member: OwnMember) -> list[str]:

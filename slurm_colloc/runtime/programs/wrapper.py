@@ -69,8 +69,6 @@ def main(argv: list[str]) -> int:
         name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
         for name, value in launch["environment"]
     }
-    if launch["own_tmpdir"]:
-        os.mkdir(launch["own_tmpdir"], 0o700)
     started_at = time.time()
     ready, hold = os.pipe()
     told, tell = os.pipe()
@@ -100,8 +98,7 @@ def main(argv: list[str]) -> int:
     status, foreign, kill_at = wait_for(child, launch)
     ended_at = time.time()
     end_leftovers(kill_at)
-    after = read_oom_kills()
-    killed = None if after is None or oom_kills is None else after - oom_kills
+    killed = count_oom_kills(oom_kills, read_oom_kills(), status, launch)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     write_record(
         launch["prefix"] + ".exit",
@@ -276,8 +273,30 @@ def wait_for(
             return status, foreign, kill_at
 
 
-def read_oom_kills() -> int | None:
-    """OOM kills so far in this step's memory cgroup (v1 or v2); None where none can be read."""
+def count_oom_kills(
+    before: tuple[int, bool] | None,
+    after: tuple[int, bool] | None,
+    status: int,
+    launch: dict[str, Any],
+) -> int | None:
+    """The OOM kills of this member; None where none can be read.
+
+    A memory cgroup that it shares, as plain processes do, counts those of its neighbours, too:
+    there they are its own only where its script has died of KILL, or says so of what it ran.
+    """
+    if before is None or after is None:
+        return None
+    # A runner of an older csub writes no such word.
+    is_own = after[1] and not launch.get("shares_cgroup")
+    return after[0] - before[0] if is_own or status in (9, 137 << 8) else 0
+
+
+def read_oom_kills() -> tuple[int, bool] | None:
+    """OOM kills so far in this process's memory cgroup (v1 or v2); None where none can be read.
+
+    Returns:
+        The kills, and whether Slurm made the cgroup for this step.
+    """
     lines = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
     for hierarchy, controllers, path in lines:
         if "memory" in controllers.split(","):
@@ -295,7 +314,7 @@ def read_oom_kills() -> int | None:
             if "oom_kill" in words:
                 total = max(total or 0, int(words["oom_kill"]))
         if total is not None:
-            return total
+            return total, "/step_" in path
     return None
 
 

@@ -112,10 +112,15 @@ def may_have_begun(pack: Path | str, number: int, attempt: int, starts: int) -> 
 
     The runner writes the start's first file and then looks whether the member is held; csub holds
     it and then looks here. The one that comes second sees the other.
+
+    Raises:
+        StateError: It cannot be told.
     """
     prefix = f"run.{attempt}.{starts + 1}."
-    try:
-        names = os.listdir(os.path.dirname(_path(pack, number, HELD)))
-    except OSError:
-        return False
+    folder = os.path.dirname(_path(pack, number, HELD))
+    with explain_os_errors("look at", folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return False
     return any(name.startswith(prefix) for name in names)

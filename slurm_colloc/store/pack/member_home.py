@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.model.member import GUESTS_FROM, MemberId, is_guest
-from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.atomic_files import explain_os_errors, write_json
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.record_files import read_record
 
@@ -96,12 +96,13 @@ def find_guest(pack: Path | str, member: MemberId) -> int | None:
     """The number in a pack of a member of another submission; None where it is not there.
 
     Raises:
-        StateError: What says it is damaged.
+        StateError: What says it is damaged, or the file system fails.
     """
-    try:
-        names = os.listdir(f"{pack}/members")
-    except OSError:
-        return None
+    with explain_os_errors("look at", f"{pack}/members"):
+        try:
+            names = os.listdir(f"{pack}/members")
+        except FileNotFoundError:
+            return None
     for number in sorted(int(name) for name in names if name.isdigit()):
         home = read_home(pack, number)
         if home is not None and (home.job, home.number) == (member.job, member.number):

@@ -165,12 +165,20 @@ def forget_ended(pack: Path) -> None:
 
 
 def is_unanswered(pack: Path) -> bool:
-    """True where Slurm did not answer its submission: its job may still turn up."""
-    return (pack / "unanswered").exists()
+    """True where Slurm did not answer its submission: its job may still turn up.
+
+    Raises:
+        StateError: It cannot be told.
+    """
+    return is_there(pack / "unanswered")
 
 
 def is_local_alive(pack: Path) -> bool:
-    """True while the runner of a pack without Slurm is alive: it holds this lock."""
+    """True while the runner of a pack without Slurm is alive: it holds this lock.
+
+    Raises:
+        StateError: It cannot be told.
+    """
     return is_locked(pack / "alive")
 
 
@@ -236,9 +244,12 @@ def read_moved(pack: Path, number: int) -> str | None:
     """The pack in which a member was submitted again; None if it was not.
 
     Where that submission came to nothing its pack is gone, and the note means nothing.
+
+    Raises:
+        StateError: It cannot be told.
     """
     moved = read_record(pack / "members" / format_number(number) / "moved.json", MovedMember)
-    if moved is None or not (pack.parent / moved.pack_id).is_dir():
+    if moved is None or not is_there(pack.parent / moved.pack_id):
         return None
     return moved.pack_id
 

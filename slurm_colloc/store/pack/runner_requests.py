@@ -75,6 +75,7 @@ def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) 
 
     Raises:
         OSError: They cannot be listed.
+        StateError: One cannot be read now, and there is no `unreadable`.
     """
     entries = []
     for name in os.listdir(f"{pack}/control"):
@@ -89,7 +90,9 @@ def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) 
         except StateError as error:
             if not isinstance(error.__cause__, OSError):
                 forget_request(path)
-            elif unreadable is not None:
+            elif unreadable is None:
+                raise
+            else:
                 unreadable.append(error)
             continue
         if request is None:
@@ -110,6 +113,7 @@ def is_cancel_asked(places: Iterable[tuple[Path | str, int]]) -> bool:
 
     Raises:
         OSError: The requests cannot be listed.
+        StateError: One cannot be read now.
     """
     return any(
         request.action is Action.CANCEL and request.number == number
@@ -129,7 +133,7 @@ def hand_on_requests(source: Path | str, number: int, taker: Path | str, there: 
 
     Raises:
         OSError: The requests cannot be listed.
-        StateError: One cannot be written.
+        StateError: One cannot be read now, or not be written.
     """
     for request in list_requests(source):
         if request.number == number:

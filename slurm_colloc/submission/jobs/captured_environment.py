@@ -31,4 +31,5 @@ def capture_environment(options: Options, environ: Mapping[str, str]) -> dict[st
         item.decode("utf-8", "surrogateescape").partition("=") for item in items if b"=" in item
     )
     exported = compute_captured(environ, "NIL")
-    return exported | {name: value for name, _, value in pairs}
+    # No process can be given a variable without a name.
+    return exported | {name: value for name, _, value in pairs if name}

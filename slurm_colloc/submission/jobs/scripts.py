@@ -145,11 +145,12 @@ COMMAND_SCRIPT = Script(
 def find_script(shown: str, directory: str) -> Path:
     """Where a script lies: as given, or in PATH where it has no slash (as sbatch looks)."""
     direct = Path(directory, shown)
-    if "/" in shown or direct.exists():
+    # Unlike those of pathlib, these two pass over folders in PATH that may not be entered.
+    if "/" in shown or os.path.exists(direct):
         return direct
     for folder in os.environ.get("PATH", "").split(":"):
         candidate = Path(folder or directory, shown)
-        if candidate.is_file() and os.access(candidate, os.R_OK):
+        if os.path.isfile(candidate) and os.access(candidate, os.R_OK):
             return candidate
     return direct
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import time
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.atomic_files import is_there, write_atomic
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import take_over
 from slurm_colloc.store.pack.emptied_pack import CANCELLING
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import cancel_left, is_held
+from slurm_colloc.store.pack.member_holds import cancel_left
 from slurm_colloc.store.pack.member_home import group_by_home, name_member, read_home
 from slurm_colloc.store.pack.member_states import (
     begin_attempt,
@@ -41,6 +42,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked
+from slurm_colloc.store.pack_reading import list_member_files
 from slurm_colloc.submission.upkeep.sister_look import SisterLook
 
 OVER = frozenset(
@@ -163,7 +165,7 @@ class Ending:
         if home is None:
             return number in self._look.find(self._record).cancelled
         path = self._state.pack_path(home.pack_id)
-        return path.is_dir() and is_cancel_asked([(path, home.number)])
+        return is_there(path) and is_cancel_asked([(path, home.number)])
 
     def _find_end_time(self) -> float | None:
         """When its Slurm job ended; asked only where it tells more than the runner wrote."""
@@ -262,34 +264,41 @@ class Ending:
 
 
 def list_never_started(path: Path) -> list[int]:
-    """Members of a pack that no runner has started, and that has not been cancelled or moved."""
+    """Members of a pack that no runner has started, and that has not been cancelled or moved.
+
+    Raises:
+        StateError: It cannot be told of one.
+    """
     attempt = read_attempt(path)
     found = []
-    for number in list_members(path):
-        record = read_state(path, number, attempt)
+    for files in list_member_files(path):
+        record = read_state(path, files.number, attempt, files.names)
         if record is not None and (record.starts or record.is_final):
             continue
         # Its wrapper says so before its script begins; its runner may have been killed just then.
-        if any((path / "members" / format_number(number)).glob("run.*.started")):
+        if any(fnmatch.fnmatchcase(name, "run.*.started") for name in files.names):
             continue
-        cancelled = path / "members" / format_number(number) / "cancelled"
-        is_here = take_over.find_taker(str(path), number) in ("", path.name)
-        if is_here and not os.path.lexists(cancelled) and read_moved(path, number) is None:
-            found.append(number)
+        if files.is_cancelled or files.taker not in ("", path.name):
+            continue
+        if not files.is_moved or read_moved(path, files.number) is None:
+            found.append(files.number)
     return found
 
 
 def list_held(path: Path) -> list[int]:
-    """Members that wait until they are released, also those that had run and were requeued."""
+    """Members that wait until they are released, also those that had run and were requeued.
+
+    Raises:
+        StateError: It cannot be told of one.
+    """
     attempt = read_attempt(path)
     found = []
-    for number in list_members(path):
-        if is_held(path, number) and read_moved(path, number) is None:
-            record = read_state(path, number, attempt)
-            cancelled = path / "members" / format_number(number) / "cancelled"
-            waits = record is None or record.state is MemberState.PENDING
-            waits = waits and take_over.find_taker(str(path), number) in ("", path.name)
-            if waits and not os.path.lexists(cancelled):
+    for files in list_member_files(path):
+        number = files.number
+        is_here = not files.is_cancelled and files.taker in ("", path.name)
+        if is_here and files.is_held and read_moved(path, number) is None:
+            record = read_state(path, number, attempt, files.names)
+            if record is None or record.state is MemberState.PENDING:
                 found.append(number)
     return found
 
@@ -302,7 +311,7 @@ def close_books(state: State, record: PackRecord, last: SlurmJobState) -> None:
     if last in OVER:
         # Its runner may have had no time for it.
         for number in list_members(path):
-            is_cancelled = os.path.lexists(path / "members" / format_number(number) / "cancelled")
+            is_cancelled = is_there(path / "members" / format_number(number) / "cancelled")
             is_unwanted = is_cancelled or last is SlurmJobState.CANCELLED
             put_away = remove_environment if is_unwanted else put_environment_aside
             put_away(path, number)

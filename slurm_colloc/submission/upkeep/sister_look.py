@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack import take_over
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import Action, list_requests
@@ -49,7 +50,7 @@ class SisterLook:
         found = self._found.get(key)
         if found is None:
             paths = map(self._state.pack_path, self._state.list_sisters(record))
-            found = self._found[key] = _look_at([path for path in paths if path.is_dir()])
+            found = self._found[key] = _look_at([path for path in paths if is_there(path)])
         return found
 
 

@@ -8,9 +8,10 @@ submitted again where that is allowed, and named where it is not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -78,9 +79,11 @@ def look_at_open_packs(state: StateReader, damaged: list[StateError]) -> list[Op
     """
     found = []
     for pack_id in state.list_open():
-        # Somebody else's submission is not judged, and its lock left alone.
-        in_work = not isinstance(state, State) or state.is_being_submitted(find_submission(pack_id))
         try:
+            # Somebody else's submission is not judged, and its lock left alone.
+            in_work = not isinstance(state, State) or (
+                state.is_being_submitted(find_submission(pack_id))
+            )
             record = state.read_pack(pack_id)
             if record is not None and state.is_elsewhere(record) and not _may_claim(state, record):
                 continue
@@ -112,37 +115,52 @@ def sweep(
     Returns:
         What was found, a sentence each.
     """
-    notes = []
+    notes: list[str] = []
     absent: dict[str, PackRecord] = {}
     over: dict[str, tuple[PackRecord, SlurmJobState]] = {}
     for pack in packs:
-        record = pack.record
-        if record is None or record.local:
-            if not pack.in_work:
-                notes += _sweep_without_slurm(state, pack.pack_id, record)
-            continue
-        if jobs is None or (state.is_elsewhere(record) and not _claim(state, record, jobs)):
-            continue
-        job_id = pack.job_id or _adopt(state, record, jobs)
-        if job_id is None:
-            notes += _drop_interrupted(state, pack, record)
-            continue
-        last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
-        if last is SlurmJobState.ABSENT:
-            absent[job_id] = record
-        elif last is not None:
-            over[job_id] = (record, last)
+        with _apart(state, pack.pack_id, notes):
+            record = pack.record
+            if record is None or record.local:
+                if not pack.in_work:
+                    notes += _sweep_without_slurm(state, pack.pack_id, record)
+                continue
+            if jobs is None or (state.is_elsewhere(record) and not _claim(state, record, jobs)):
+                continue
+            job_id = pack.job_id or _adopt(state, record, jobs)
+            if job_id is None:
+                notes += _drop_interrupted(state, pack, record)
+                continue
+            last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
+            if last is SlurmJobState.ABSENT:
+                absent[job_id] = record
+            elif last is not None:
+                over[job_id] = (record, last)
     known = slurm.read_accounting(list(absent)) if absent else {}
     for job_id, record in absent.items():
         over[job_id] = (record, known.get(job_id) or compute_hidden_state(jobs or {}, job_id))
     look = SisterLook(state)
     for job_id, (record, last) in over.items():
-        ending = Ending(state, slurm, settings, record=record, job_id=job_id, last=last, look=look)
-        notes += ending.settle()
+        with _apart(state, record.pack_id, notes):
+            notes += Ending(
+                state, slurm, settings, record=record, job_id=job_id, last=last, look=look
+            ).settle()
     for submission in state.list_making():
-        if not state.is_being_submitted(submission):
-            state.drop_making(submission)
+        with contextlib.suppress(StateError):
+            # Where it cannot be told whether it is being made, the next call looks again.
+            if not state.is_being_submitted(submission):
+                state.drop_making(submission)
     return notes
+
+
+@contextlib.contextmanager
+def _apart(state: State, pack_id: str, notes: list[str]) -> Iterator[None]:
+    """What is wrong with one pack is told, and keeps no other from being looked at."""
+    try:
+        yield
+    except (OSError, StateError) as error:
+        problem = explain_unreadable(state.pack_path(pack_id), error)
+        notes.append(f"{problem.message}; the next call of csub looks at its pack again")
 
 
 def foresee(

@@ -1,0 +1,75 @@
+"""What of a pack that is over never started; a failure to look submits none of it again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.pack_directory import write_moved
+from slurm_colloc.submission.upkeep.ended_packs import list_held, list_never_started
+
+from ..store.builders import build_pack
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A pack of two members, of which none has started."""
+    state = State(tmp_path / "state", "here")
+    state.prepare()
+    with state.writing([build_pack("s")]):
+        pass
+    return state.pack_path("s.0")
+
+
+def test_whose_wrapper_was_up_or_who_is_cancelled_or_elsewhere_is_no_such_member(
+    pack: Path,
+) -> None:
+    assert list_never_started(pack) == [1, 2]
+    first = pack / "members" / "0001"
+    for name in ("run.1.1.started", "cancelled", "over.t.0"):
+        (first / name).touch()
+        assert list_never_started(pack) == [2]
+        (first / name).unlink()
+    write_moved(pack, 1, "s.0")
+    assert list_never_started(pack) == [2]
+    # What it was moved to is gone: that came to nothing.
+    write_moved(pack, 1, "t.0")
+    assert list_never_started(pack) == [1, 2]
+
+
+@pytest.mark.parametrize("look", [list_never_started, list_held])
+@pytest.mark.parametrize("marks", [("run.1.1.started",), ("cancelled",)])
+@pytest.mark.parametrize("call", ["lstat", "stat", "listdir", "scandir"])
+def test_none_is_submitted_again_because_its_marks_cannot_be_seen(
+    pack: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[Path], list[int]],
+    marks: tuple[str, ...],
+    call: str,
+) -> None:
+    folder = pack / "members" / "0001"
+    write_held(pack, 1)
+    for name in marks:
+        (folder / name).touch()
+    expected = look(pack)
+    real = getattr(os, call)
+
+    def fail(path: object = ".", *words: object, **named: object) -> object:
+        if isinstance(path, str | Path) and str(path).startswith(str(folder)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *words, **named)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, call, fail)
+        try:
+            found = look(pack)
+        except StateError:
+            return
+    assert found == expected
