@@ -143,6 +143,22 @@ def test_of_several_jobs_only_the_others_reach_slurm(inside: Inside) -> None:
     assert inside.take_requests() == CANCEL
 
 
+def test_of_the_steps_of_its_job_only_a_member_s_own_reach_slurm(inside: Inside) -> None:
+    rows = "4713.0|4711/1\\n4713.1|4711/3\\n4713.4|4711/3:python\\n"
+    (inside.real / "squeue").write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+    assert inside.run("scancel", "4713.4").stdout.endswith("/scancel|4713.4|")
+    for step in ("0", "1", "7"):
+        ended = inside.run("scancel", f"4713.{step}")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr == (
+            f"csub: error: scancel: 4713.{step} is no step that this job has started: its steps "
+            "are: 4713.4; others of 4713 are of other jobs in its pack\n"
+        )
+    assert inside.take_requests() == []
+    assert inside.run("scancel", "4713.batch").stdout == ""
+    assert inside.take_requests() == CANCEL
+
+
 def test_a_requeue_that_was_ruled_out_is_refused(inside: Inside) -> None:
     inside.write_spec(requeue=False)
     ended = inside.run("scontrol", "requeue", "4713,99")
