@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.selection import Choice, is_of_job
+from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
@@ -30,20 +31,17 @@ if TYPE_CHECKING:
 
 
 def say(text: str, *, styled: bool = False) -> None:
-    """Write lines for people to standard output; nothing for an empty text.
+    """Write lines for people to standard output; line breaks in names are escaped already.
 
-    Args:
-        text: The lines. What cannot be printed is shown by its number, but for line breaks: those
-            within a name must have gone through `escape_controls` before.
-        styled: It holds escape sequences of csub's own, and all else in it is harmless already.
+    Where they are styled they hold escape sequences of csub's own, and all else is harmless.
     """
     shown = text if styled else escape_controls(text, keep="\n")
     sys.stdout.write(shown if shown.endswith("\n") or not shown else f"{shown}\n")
 
 
-def note(text: str) -> None:
-    """Write a note to standard error: one line, whatever is in it."""
-    sys.stderr.write(f"csub: {escape_controls(text)}\n")
+def note(text: str, speaker: str = "csub") -> None:
+    """Write one line to standard error, in the name of csub or of a command of Slurm's."""
+    sys.stderr.write(f"{speaker}: {escape_controls(text)}\n")
 
 
 @dataclass
@@ -57,6 +55,7 @@ class Session:
         unreachable: Why Slurm could not be asked; None if it answered or was not needed.
         damaged: What is wrong with packs that cannot be read.
         open_packs: The packs that were open when Slurm was asked last.
+        tells_upkeep: What has become of packs is told; not where a program reads it as an answer.
     """
 
     settings: Settings
@@ -65,6 +64,7 @@ class Session:
     unreachable: SlurmError | None = None
     damaged: list[StateError] = field(default_factory=list)
     open_packs: Sequence[OpenPack] = ()
+    tells_upkeep: bool = field(default_factory=lambda: not is_one_stream())
     _noted: set[str] = field(default_factory=set)
 
     @classmethod
@@ -138,7 +138,7 @@ class Session:
             return None if jobs is None else self._check_seen(foresee(packs, jobs, self.slurm))
         if packs or self.state.list_making():
             for text in sweep(self.state, self.slurm, packs, jobs, self.settings):
-                note(text)
+                self._note_once(text)
             if jobs is not None and self._has_grown():
                 with contextlib.suppress(SlurmError):
                     jobs = self.slurm.list_jobs()
@@ -321,7 +321,7 @@ class Session:
         return views
 
     def _note_once(self, text: str) -> None:
-        if text not in self._noted:
+        if self.tells_upkeep and text not in self._noted:
             self._noted.add(text)
             note(text)
 

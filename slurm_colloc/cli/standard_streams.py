@@ -36,6 +36,19 @@ class OutputFailed(Exception):
         return text if text.isprintable() and len(self._lost) <= _LINE_BYTES_MOST else ""
 
 
+def has_reader() -> bool:
+    """A person reads standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def is_one_stream() -> bool:
+    """Standard output and standard error are one pipe or file, as in `$(csub train.sh 2>&1)`."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2)) and not os.isatty(1)
+    except OSError:
+        return False
+
+
 class _Input(io.FileIO):
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         try:

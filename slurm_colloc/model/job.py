@@ -54,6 +54,8 @@ class Job:
         error: Pattern of its error file; None where both go to `output`.
         input: Path of its standard input, or None.
         truncate_output: `--open-mode=truncate`.
+        asks_open_mode: `--open-mode` was given; otherwise the site's JobFileAppend counts. Records
+            of an older csub do not say, and their output is appended.
         signal: `--signal`.
         requeue: `--requeue` or `--no-requeue`; None where the site decides.
         export: The value of `--export`, or None.
@@ -103,6 +105,7 @@ class Job:
     error: str | None = None
     input: str | None = None
     truncate_output: bool = False
+    asks_open_mode: bool = True
     signal: SignalRequest | None = None
     requeue: bool | None = None
     export: str | None = None

@@ -15,7 +15,11 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
+from slurm_colloc.model.sbatch.output_patterns import (
+    PatternValues,
+    choose_output_paths,
+    expand_pattern,
+)
 from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.ownership import name_user
@@ -269,9 +273,27 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
     A `%N` in a pattern stays as it is until the member has started.
     """
     job = member.spec.job
+    values = _choose_pattern_values(view, member)
+    out, err = choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+    directory = Path(job.directory)
+    return str(directory / out), None if err is None else str(directory / err)
+
+
+def find_input_path(view: PackView, member: MemberView) -> str | None:
+    """The file that the member's script reads; None for none."""
+    job = member.spec.job
+    if job.input is None:
+        return None
+    return str(
+        Path(job.directory) / expand_pattern(job.input, _choose_pattern_values(view, member))
+    )
+
+
+def _choose_pattern_values(view: PackView, member: MemberView) -> PatternValues:
+    job = member.spec.job
     node = member.record.node if member.record and member.record.node else "%N"
     is_own = member.member.job == (view.shown_id or "?")
-    values = PatternValues(
+    return PatternValues(
         # A job alone has its file from Slurm, which knows no submission.
         job_id=(view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j",
         number=member.member.number,
@@ -280,9 +302,6 @@ def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]
         node=node.partition(".")[0],
         user=_name_owner(member),
     )
-    out, err = choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
-    directory = Path(job.directory)
-    return str(directory / out), None if err is None else str(directory / err)
 
 
 def _name_owner(member: MemberView) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
 
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_elapsed, format_time_limit
+from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
+from slurm_colloc.report.show_view import find_input_path, find_log_paths
 from slurm_colloc.slurm.tables.job_command import describe_command
 
 _COMPACT = {
@@ -91,15 +92,29 @@ class SlurmTask:
         """The words by which --states names its state."""
         return frozenset({self.state.value, self.compact_state})
 
-    def queue_cell(self, name: str) -> str | None:
-        """Its cell by squeue's name for --Format; None where the pack's own is right."""
-        find = _QUEUE_CELLS.get(name)
-        return None if find is None else find(self)
+    def share_tres(self, cell: str) -> str:
+        """What its pack has of Slurm's resources (`cpu=8,mem=2G,node=1`), with its own amounts."""
+        own = {"cpu": self.cpus, "mem": self.host_memory, "gres/gpu": self._gpus}
+        found = dict(part.partition("=")[::2] for part in cell.split(","))
+        # Slurm bills CPUs where the site has set no weights.
+        own["billing"] = self.cpus if found.get("billing") == found.get("cpu") else None
+        return ",".join(f"{key}={own.get(key) or text}" for key, text in found.items())
 
-    def account_cell(self, name: str) -> str | None:
-        """Its cell by sacct's name in small letters; None where the pack's own is right."""
-        find = _ACCOUNT_CELLS.get(name)
-        return None if find is None else find(self)
+    def account_state(self, cell: str) -> str:
+        """Its state in sacct's words, which name the user who has cancelled it.
+
+        Args:
+            cell: That of its pack.
+        """
+        if self.state is not MemberState.CANCELLED:
+            return self.state.value
+        return cell if cell.startswith("CANCELLED by ") else f"CANCELLED by {os.geteuid()}"
+
+    @property
+    def script_state(self) -> str:
+        """The state of its batch script as a step, which is cancelled at a time limit."""
+        is_cut = self.state is MemberState.TIMEOUT
+        return MemberState.CANCELLED.value if is_cut else self.state.value
 
     @property
     def compact_state(self) -> str:
@@ -113,7 +128,13 @@ class SlurmTask:
 
     @property
     def exit_code(self) -> str:
-        """`code:signal`, as sacct writes it."""
+        """`code:signal` as sacct writes it; only the script of a job that was ended has one."""
+        is_cut = self.state in (MemberState.CANCELLED, MemberState.TIMEOUT)
+        return "0:0" if is_cut else self.script_exit_code
+
+    @property
+    def script_exit_code(self) -> str:
+        """The same of its batch script as a step."""
         code = self._record_value("exit_code")
         return "0:0" if code is None else str(code)
 
@@ -199,6 +220,38 @@ class SlurmTask:
         return str(self._member.spec.plan.cpus)
 
     @property
+    def host_memory(self) -> str | None:
+        """Host memory of its own, `1500M`; None for no limit of its own."""
+        memory_mb = self._member.spec.plan.host_memory_mb
+        return None if memory_mb is None else format_mb(memory_mb)
+
+    @property
+    def _gpus(self) -> str | None:
+        gpus = self._member.spec.job.gpus
+        return str(gpus) if gpus else None
+
+    @property
+    def comment(self) -> str:
+        """The user's comment, without what csub adds to that of the pack."""
+        return dict(self._member.spec.job.group).get("comment", "")
+
+    @property
+    def input(self) -> str:
+        """The file that its script reads."""
+        return find_input_path(self._view, self._member) or "/dev/null"
+
+    @property
+    def output(self) -> str:
+        """The file of its standard output."""
+        return find_log_paths(self._view, self._member)[0]
+
+    @property
+    def error(self) -> str:
+        """The file of its standard error."""
+        output, error = find_log_paths(self._view, self._member)
+        return error or output
+
+    @property
     def directory(self) -> str:
         """Its working directory."""
         return self._member.spec.job.directory
@@ -218,64 +271,20 @@ class SlurmTask:
         return self._write_moment(at) if isinstance(at, int | float) else None
 
     def _write_moment(self, at: float) -> str:
-        # In a form that is none of strftime's the time is at least its own.
-        form = self._time_format if "%" in self._time_format else "%Y-%m-%dT%H:%M:%S"
+        form = self._time_format
+        if form == "relative":
+            form = choose_relative_form(time.localtime(at), time.localtime(self._now))
+        elif "%" not in form:
+            # In a form that is none of strftime's the time is at least its own.
+            form = "%Y-%m-%dT%H:%M:%S"
         return time.strftime(form, time.localtime(at))
 
 
-def _format_span(seconds: int | None) -> str | None:
-    return None if seconds is None else format_elapsed(seconds)
-
-
-def _format_clock(seconds: int | None) -> str | None:
-    """`1-02:03:04` or `02:03:04`, as sacct writes it; None for None."""
-    if seconds is None:
-        return None
-    text = format_time_limit(seconds)
-    return text if "-" in text else text.zfill(len("00:00:00"))
-
-
-_QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
-    "arrayjobid": lambda task: task.job,
-    "arraytaskid": lambda task: task.index_or_none,
-    "command": lambda task: task.command,
-    "endtime": lambda task: task.end_or_limit,
-    "jobarrayid": lambda task: task.name_for_slurm,
-    "name": lambda task: task.name,
-    "nodelist": lambda task: task.nodes,
-    "numcpus": lambda task: task.cpus,
-    # Who needs several nodes is in no pack.
-    "numnodes": lambda _: "1",
-    "reason": lambda task: task.reason,
-    "reasonlist": lambda task: task.reason_or_nodes,
-    "starttime": lambda task: task.start_or_forecast,
-    "state": lambda task: task.state.value,
-    "statecompact": lambda task: task.compact_state,
-    "timeleft": lambda task: _format_span(task.left_s),
-    "timelimit": lambda task: _format_span(task.limit_s),
-    # Empty where its end was not seen: the pack's is not its own.
-    "timeused": lambda task: _format_span(task.elapsed_s) or "",
-    "workdir": lambda task: task.directory,
-}
-
-_ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
-    "alloccpus": lambda task: task.cpus,
-    "elapsed": lambda task: _format_clock(task.elapsed_s) or "",
-    "elapsedraw": lambda task: "" if task.elapsed_s is None else str(task.elapsed_s),
-    "end": lambda task: task.end or "Unknown",
-    "exitcode": lambda task: task.exit_code,
-    "jobid": lambda task: task.name_for_slurm,
-    # Slurm has no number for it, and that of its pack is another job's.
-    "jobidraw": lambda task: task.name_for_slurm,
-    "jobname": lambda task: task.name,
-    "ncpus": lambda task: task.cpus,
-    "nnodes": lambda _: "1",
-    "nodelist": lambda task: task.accounted_nodes,
-    "reason": lambda task: task.reason,
-    "reqcpus": lambda task: task.cpus,
-    "start": lambda task: task.start or "Unknown",
-    "state": lambda task: task.state.value,
-    "timelimit": lambda task: _format_clock(task.limit_s),
-    "timelimitraw": lambda task: None if task.limit_s is None else str(task.limit_s // 60),
-    "workdir": lambda task: task.directory,
-}
+def choose_relative_form(at: time.struct_time, now: time.struct_time) -> str:
+    """As Slurm does for SLURM_TIME_FORMAT=relative (`_relative_date_fmt`)."""
+    days = 1000 * (at.tm_year - now.tm_year) + at.tm_yday - now.tm_yday
+    if days in (-1, 0, 1):
+        return {-1: "Ystday %H:%M", 0: "%H:%M:%S", 1: "Tomorr %H:%M"}[days]
+    if not -365 <= days <= 365:
+        return "%-d %b %Y"
+    return "%a %H:%M" if 1 < days <= 6 else "%-d %b %H:%M"

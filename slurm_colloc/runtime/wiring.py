@@ -19,6 +19,7 @@ from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.launch.stop_member import MemberControl
 from slurm_colloc.runtime.measuring_parts import build_measuring_parts
+from slurm_colloc.runtime.outcome.cancellation_lines import CancellationLines
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.find_blame import BlameFinder
@@ -131,9 +132,12 @@ def build_parts(
         journal=journal,
         place_on_gpu=gpu_mode.place,
         watch=monitor.place,
+        # In doubt nothing is lost.
+        site_appends=config.get("JobFileAppend") != "0",
     )
     inner_steps = InnerSteps(allocation, slurm)
     pauser = MemberPauser(pack, journal)
+    lines = CancellationLines(allocation, is_written=slurm is not None and not lone)
     control = MemberControl(
         members=members,
         inner_steps=inner_steps,
@@ -142,6 +146,7 @@ def build_parts(
         journal=journal,
         steps=steps,
         kill_wait_s=kill_wait_s,
+        lines=lines,
     )
     starts = StartCollector(
         allocation=allocation,
@@ -281,6 +286,7 @@ def build_parts(
         gpu_mode=gpu_mode,
         adopt=intake.adopt,
         kill_wait_s=read_kill_wait_s(config),
+        lines=lines,
     )
     dependents = Dependents(pack, allocation.job_id, members, slurm, journal)
     last_work = LastWork(

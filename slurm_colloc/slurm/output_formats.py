@@ -110,6 +110,9 @@ def parse_nodes(text: str) -> list[NodeShape]:
             cpus, host_memory_mb = int(fields[1].rstrip("+")), int(fields[2].rstrip("+"))
         except ValueError:
             continue
+        if cpus == 0:
+            # A partition with none of the nodes that were asked for.
+            continue
         shapes.append(
             NodeShape(
                 partition=fields[0].rstrip("*"),

@@ -22,8 +22,11 @@ pytestmark = pytest.mark.slurm
 
 CSUB = Path(sys.executable).parent / "csub"
 GO = 'while [ ! -e "$1" ]; do sleep 0.1; done; [ "$SLURM_ARRAY_TASK_ID" != 102 ]'
-OPTIONS = ("--array=100-103", "--time=5", "--job-name=sweep", "--cpus-per-task=1")
-FIELDS = "jobid,jobname,state,exitcode,ncpus,nodelist"
+OPTIONS = (
+    "--array=100-103", "--time=5", "--job-name=sweep", "--cpus-per-task=1",
+    "--mem=100M",
+)  # fmt: skip
+FIELDS = "jobid,jobname,state,exitcode,ncpus,nodelist,reqcpus,reqmem,reason"
 QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-X", "-P", "-j", "JOB", "-o", FIELDS),
     ("-P", "-j", "JOB", "-o", FIELDS),
@@ -37,6 +40,10 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-X", "-P", "--name=sweep", "-o", "jobid,state"),
     ("-X", "-P", "--name=other", "-o", "jobid,state"),
     ("-X", "-P", "-j", "JOB", "-s", "F", "-o", "jobid,state"),
+    ("-P", "-j", "JOB_101.batch", "-o", "jobid,state"),
+    ("-P", "-j", "JOB.batch", "-o", "jobid,state"),
+    ("-X", "-P", "-S", "now-1hour", "-s", "CD", "-j", "JOB", "-o", "jobid"),
+    ("-X", "-P", "-S", "now-1hour", "-E", "now", "-s", "CD", "-j", "JOB", "-o", "jobid"),
     ("-X", "-b", "-j", "JOB"),
     ("-X", "-j", "JOB"),
 )
@@ -97,6 +104,50 @@ def test_tasks_are_told_of_as_sbatch_s_own(user: CsubUser) -> None:
     for question in QUESTIONS:
         expected = ask(user, question, control, linked=False)
         assert ask(user, question, packed, linked=True) == expected, question
+
+
+def test_tasks_that_were_cancelled_or_ran_out_of_time_are_told_of_as_sbatch_s_own(
+    user: CsubUser,
+) -> None:
+    words = [*OPTIONS, "--time=0:01", "--array=101-103", "go.sh", "gone"]
+    user.script("go.sh", GO)
+    control = user.run(["sbatch", "--parsable", *words]).stdout.strip()
+    sharing = ("--gres=gpu:1", "--share=timeslice", "--degree=3", "--max-slowdown=1")
+    packed = user.submit(*sharing, *words)
+    user.wait_for_states(packed, "RUNNING")
+    wait_until(
+        lambda: user.run(["squeue", "-h", "-t", "R", "-r", "-j", control]).stdout.count("\n") == 3,
+        "sbatch's tasks run",
+    )
+    user.run(["scancel", f"{control}_101"])
+    user.csub("cancel", f"{packed}_101")
+    user.finish(packed, patience_s=120)
+    argv = ["sacct", "-X", "-n", "-P", "-j", control, "-o", "state"]
+    wait_until(
+        lambda: user.run(argv).stdout.count("TIMEOUT") == 2,
+        "the limit of sbatch's tasks",
+        patience_s=120,
+    )
+    for question in (
+        ("-P", "-j", "JOB", "-o", "jobid,state,exitcode"),
+        ("-X", "-P", "-j", "JOB", "-s", "CA", "-o", "jobid,state"),
+    ):
+        expected = ask(user, question, control, linked=False)
+        assert ask(user, question, packed, linked=True) == expected, question
+
+
+def test_a_task_has_the_amounts_that_were_asked_for_it(user: CsubUser) -> None:
+    words = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=100M", "--time=5", "--wrap", "true")
+    control = user.run(["sbatch", "--parsable", *words]).stdout.strip()
+    packed = user.submit("--share=timeslice", "--degree=2", "--array=5-6", *words)
+    user.finish(packed)
+    argv = ["sacct", "-X", "-n", "-P", "-j", control, "-o", "alloctres,reqtres,state"]
+    wait_until(lambda: "COMPLETED" in user.run(argv).stdout, "sacct to know of the end")
+    path = f"{user.home / 'mybin'}:{user.environment['PATH']}"
+    argv[5] = packed
+    shown = user.run(argv, environment={"PATH": path}).stdout
+    argv[5] = control
+    assert shown == user.run(argv).stdout * 2
 
 
 def test_a_task_has_times_of_its_own_and_nothing_that_was_measured_of_all(user: CsubUser) -> None:

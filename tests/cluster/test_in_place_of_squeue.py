@@ -24,7 +24,10 @@ GO = (
     'while [ ! -e "go.$SLURM_ARRAY_TASK_ID" ]; do sleep 0.1; done; '
     '[ "$SLURM_ARRAY_TASK_ID" != 102 ]'
 )
-OPTIONS = ("--array=100-104", "--time=5", "--job-name=sweep", "--cpus-per-task=1")
+OPTIONS = (
+    "--array=100-104", "--time=5", "--job-name=sweep", "--cpus-per-task=1", "--mem=100M",
+    "--output=out-%A_%a.txt",
+)  # fmt: skip
 FIELDS = "%i|%F|%K|%j|%T|%t|%N|%R|%C|%.12i|%3t|%Z"
 QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("-o", FIELDS),
@@ -34,6 +37,8 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("--states=PENDING,R", "-o", "%i %T"),
     ("-t", "CD,F", "-o", "%i %T %R"),
     ("-n", "sweep", "-o", "%i %T"),
+    ("-r", "-o", "%i %c %m %k"),
+    ("-r", "-O", "jobarrayid,mincpus,minmemory,cpus-per-task,comment,stdin"),
     ("-n", "other", "-o", "%i %T"),
     ("-j", "JOB_101", "-o", "%i %T"),
     ("-t", "all", "-j", "JOB_101,JOB_102", "-o", "%i %T"),
@@ -126,6 +131,48 @@ def test_tasks_that_wait_share_a_row(linked: CsubUser) -> None:
     linked.run(["scancel", control, packed])
 
 
+def test_rows_come_in_the_order_that_was_asked_for(linked: CsubUser) -> None:
+    control, packed = submit_both(linked)
+    linked.wait_for_states(packed, "RUNNING")
+    wait_until(
+        lambda: (
+            linked.run(["squeue", "-h", "-t", "R", "-r", "-j", control]).stdout.count("\n") == 5
+        ),
+        "sbatch's tasks run",
+    )
+    path = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    for order in (["--sort=-i"], ["-S", "i"], ["-S", "j,-i"], ["-S", "t,+i"]):
+        rows = []
+        for job_id, where in ((control, {}), (packed, {"PATH": path})):
+            words = ["squeue", "-h", "-r", "-j", job_id, "-o", "%K", *order]
+            rows.append(linked.run(words, environment=where).stdout)
+        assert rows[0] == rows[1], order
+    shown = linked.run(
+        ["squeue", "-h", "-j", f"{packed}_103", "-O", "stdout:.200,stderr:.200"],
+        environment={"PATH": path},
+    )
+    assert shown.stdout.split() == [str(linked.home / f"out-{packed}_103.txt")] * 2
+    linked.run(["scancel", control, packed])
+
+
+def test_the_environment_unfolds_rows_and_shapes_times(linked: CsubUser) -> None:
+    control, packed = submit_both(linked, "--hold")
+    linked.extra["SQUEUE_ARRAY"] = "1"
+    linked.extra["SQUEUE_SORT"] = "-i"
+    compare(linked, control, packed)
+    del linked.extra["SQUEUE_ARRAY"], linked.extra["SQUEUE_SORT"]
+    linked.run(["scontrol", "release", packed])
+    linked.wait_for_states(packed, "RUNNING")
+    environment = {
+        "PATH": f"{linked.home / 'mybin'}:{linked.environment['PATH']}",
+        "SLURM_TIME_FORMAT": "relative",
+    }
+    told = linked.run(["squeue", "-h", "-j", packed, "-o", "%S"], environment=environment).stdout
+    # A run at midnight has begun yesterday.
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d|Ystday \d\d:\d\d", line) for line in told.splitlines())
+    linked.run(["scancel", control, packed])
+
+
 def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
     words = ("--gres=gpu:1", "--share=timeslice", "--degree=2", "--pack-size=3", *OPTIONS[1:])
     job_id = linked.submit(*words, "--array=100-102", "go.sh")
@@ -135,6 +182,21 @@ def test_a_task_that_waits_is_on_no_node(linked: CsubUser) -> None:
     assert shown == ["JOB_100 RUNNING", "JOB_101 RUNNING"]
     go(linked, 100, 101, 102)
     linked.finish(job_id)
+
+
+def test_nothing_of_other_packs_comes_between_the_words_of_an_answer(linked: CsubUser) -> None:
+    path = f"{linked.home / 'mybin'}:{linked.environment['PATH']}"
+    (linked.home / "mybin" / "sbatch").symlink_to(CSUB)
+    words = ["--gres=gpu:1", "--output=gone/x", "go.sh"]
+    for line in ("squeue -h", f"sbatch --parsable {' '.join(words)} 2>&1"):
+        lost = linked.submit(*words)
+        wait_until(
+            lambda: not linked.run(["squeue", "-h", "--me"]).stdout, "the job without output ends"
+        )
+        told = linked.run(["bash", "-c", line], environment={"PATH": path})
+        assert (told.stdout.strip().isdigit(), told.stderr) == (line != "squeue -h", "")
+        (row,) = linked.members(lost).values()
+        assert row["state"] == "FAILED"
 
 
 def test_rows_of_others_and_of_jobs_without_packs_are_squeue_s(linked: CsubUser) -> None:
@@ -208,10 +270,15 @@ def test_tasks_in_the_job_of_an_earlier_call_have_ids_of_their_own(
     path = f"{user.home / 'mybin'}:{user.environment['PATH']}"
     of_first = ["squeue", "-h", "-o", "%F", "-j", first]
     assert set(user.run(of_first, environment={"PATH": path}).stdout.split()) == {first}
-    go(user, 102, 103, 200, 201)
-    user.finish(second)
+    # Of Slurm's own scancel both would go on: the job of this id was emptied.
+    (user.home / "mybin" / "scancel").symlink_to(CSUB)
+    user.run(["scancel", second], environment={"PATH": path})
+    user.wait_for_states(second, {200: "CANCELLED", 201: "CANCELLED"})
+    user.wait_for_states(first, {102: "RUNNING", 103: "RUNNING"})
+    go(user, 102, 103)
+    user.finish(first)
     shown = ask(user, ("-t", "all", "-j", "JOB_200", "-h", "-o", "%i %T"), second, linked=True)
-    assert shown == ["JOB_200 COMPLETED"]
+    assert shown == ["JOB_200 CANCELLED"]
 
 
 def test_a_reader_that_is_gone_is_no_error(linked: CsubUser) -> None:

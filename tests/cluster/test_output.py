@@ -83,11 +83,12 @@ def test_errors_in_a_file_of_their_own(user: CsubUser) -> None:
         assert user.csub("logs", "--error", f"{job_id}/{number}").stdout == "problem\n"
 
 
-def test_output_is_appended_unless_truncate_was_asked_for(user: CsubUser) -> None:
+def test_output_is_truncated_unless_append_was_asked_for(user: CsubUser) -> None:
     user.script("hello.sh", HELLO)
     options = ("--gres=gpu:1", "-o", "o.%a", "hello.sh", "hello.sh")
-    for mode, lines in (((), 1), ((), 2), (("--open-mode=truncate",), 1)):
-        user.finish(user.submit("pack", *mode, *options))
+    # JobFileAppend is 0 where a site says nothing.
+    for mode, lines in (("append", 1), ("append", 2), ("truncate", 1), ("append", 2), ("", 1)):
+        user.finish(user.submit("pack", *([f"--open-mode={mode}"] if mode else []), *options))
         for number in (1, 2):
             assert user.output(f"o.{number}") == f"out of {number}\n" * lines
 
@@ -157,6 +158,18 @@ def test_standard_input_is_the_file_of_input_and_empty_otherwise(user: CsubUser)
     user.finish(without)
     assert user.output(f"slurm-{job_id}_2.out") == "from a file\nend\n"
     assert user.output(f"slurm-{without}_2.out") == "end\n"
+
+
+def test_each_task_reads_the_file_that_its_pattern_names(user: CsubUser) -> None:
+    user.script("read.sh", "cat")
+    user.run(["bash", "-c", "for i in 1 2 3; do echo from $i >in-$i-read.sh; done"])
+    words = ("--input=in-%a-%x", "--gres=gpu:1", "read.sh")
+    together = user.submit("--array=1-2", "--degree=2", *words)
+    alone = user.submit("--array=3", *words)
+    user.finish(together)
+    user.finish(alone)
+    shown = [user.output(f"slurm-{together}_{number}.out") for number in (1, 2)]
+    assert [*shown, user.output(f"slurm-{alone}_3.out")] == ["from 1\n", "from 2\n", "from 3\n"]
 
 
 # -- fixed at submission --------------------------------------------------------------------------

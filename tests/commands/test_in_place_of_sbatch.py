@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -116,6 +117,72 @@ def linked(user: CsubUser) -> CsubUser:
     make_link(folder / "sbatch")
     user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
     return user
+
+
+@pytest.mark.parametrize("begin", ["", "exec >out 2>&1; "])
+def test_the_id_is_the_last_word_also_with_both_streams_in_one(
+    linked: CsubUser, begin: str
+) -> None:
+    linked.script("train.sh", "exit 0")
+    line = f"{begin}sbatch train.sh 2>&1"
+    told = linked.run(["bash", "-c", line]).stdout + linked.output("out")
+    assert re.fullmatch(r"Submitted batch job \d+\n", told)
+
+
+def test_with_two_streams_a_log_of_errors_tells_of_the_pack(linked: CsubUser) -> None:
+    linked.script("train.sh", "exit 0")
+    told = linked.run(["sbatch", "train.sh"])
+    assert re.fullmatch(r"Submitted batch job \d+\n", told.stdout)
+    assert "in 1 pack" in told.stderr
+
+
+def test_quiet_counts_more_than_parsable(linked: CsubUser) -> None:
+    linked.script("train.sh", "exit 0")
+    told = linked.run(["sbatch", "--quiet", "--parsable", "train.sh"])
+    assert (told.stdout, told.stderr) == ("", "")
+
+
+def test_a_trial_answers_on_standard_error_as_sbatch_does(linked: CsubUser) -> None:
+    linked.script("train.sh", "exit 0")
+    words = ["--test-only", "--gres=gpu:1", "train.sh"]
+    expected = linked.run([linked.find("sbatch"), *words])
+    told = linked.run(["sbatch", *words])
+    assert (told.stdout, expected.stdout) == ("", "")
+    start = re.compile(r"^sbatch: Job \d+ to start at ", re.MULTILINE)
+    assert start.search(expected.stderr)
+    assert start.search(told.stderr)
+    assert "csub: Pack of members 1" in told.stderr
+
+
+WAITS = {
+    "exit codes": ("exit $SLURM_ARRAY_TASK_ID", 3),
+    "a signal": ("kill -9 $$", 1),
+    "a signal counts less than an exit code": (
+        "[ $SLURM_ARRAY_TASK_ID = 2 ] && exit 2; kill -TERM $$", 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_wait_ends_with_the_status_of_sbatch(linked: CsubUser, how: str) -> None:
+    body, status = WAITS[how]
+    linked.script("train.sh", body)
+    words = ["--wait", "--array=1-3", "--gres=gpu:1", "train.sh"]
+    assert linked.run(["sbatch", *words], check=False).returncode == status
+
+
+def test_a_directory_that_is_gone_is_named(linked: CsubUser) -> None:
+    linked.script("train.sh", "exit 0")
+    line = "mkdir gone; cd gone; rmdir ../gone; sbatch ../train.sh"
+    told = linked.run(["bash", "-c", line], check=False)
+    assert told.returncode == 2
+    assert told.stderr.startswith("csub: error: the current directory cannot be used: No such file")
+
+
+def test_a_dash_is_no_script(linked: CsubUser) -> None:
+    told = linked.run(["sbatch", "-"], check=False)
+    assert told.returncode == 2
+    assert "without a script csub reads standard input" in told.stderr
 
 
 @pytest.mark.parametrize("script", ["queue", "pack", "wait"])

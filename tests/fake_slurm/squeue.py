@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from tests.fake_slurm.state import Job
 
 _KNOWN = {
-    "--all": 0, "--array": 0, "--format": 1, "--jobs": 1, "--me": 0, "--noheader": 0,
-    "--states": 1, "--steps": 0, "--user": 1,
+    "--all": 0, "--array": 0, "--format": 1, "--jobs": 1, "--me": 0, "--name": 1,
+    "--noheader": 0, "--states": 1, "--steps": 0, "--user": 1,
 }  # fmt: skip
 _SAME = {
-    "-h": "--noheader", "-j": "--jobs", "-o": "--format", "-r": "--array", "-s": "--steps",
-    "-t": "--states", "-u": "--user",
+    "-h": "--noheader", "-j": "--jobs", "-n": "--name", "-o": "--format", "-r": "--array",
+    "-s": "--steps", "-t": "--states", "-u": "--user",
 }  # fmt: skip
 _USUAL = "%i %P %j %u %T %M %N %r"
 _FIELD = re.compile(r"%(.)")
@@ -65,6 +65,8 @@ def is_chosen(line: Line, job: Job) -> bool:
     """Whether the options ask for a job."""
     states = line.get("--states", ",".join(ACTIVE)).upper()
     if states != "ALL" and job["state"] not in states.split(","):
+        return False
+    if "--name" in line.options and job["name"] not in line.get("--name").split(","):
         return False
     owner = line.get("--user")
     if "--me" in line.options:

@@ -12,7 +12,8 @@ import pytest
 from slurm_colloc.cli.look.packed_tasks import PackedTasks
 from slurm_colloc.cli.session import Session
 from slurm_colloc.model.member import GUESTS_FROM, MemberState, SlurmJobState
-from slurm_colloc.report.slurm_tasks import SlurmTask
+from slurm_colloc.report.lines.task_cells import choose_account_cell, find_queue_cell
+from slurm_colloc.report.slurm_tasks import SlurmTask, choose_relative_form
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.inbox import format_number
@@ -69,8 +70,8 @@ def test_without_a_limit_of_its_own_a_task_has_what_is_left_of_its_pack(bed: Bed
     say(pack, 1, MemberState.RUNNING, started_at=NOW - 5)
     say(pack, 2, MemberState.RUNNING, started_at=NOW - 5, wall_limit_s=3600)
     one, two, _ = bed.list_tasks("1")
-    assert one.queue_cell("timeleft") is None
-    assert (two.queue_cell("timeleft") or "").startswith("59:")
+    assert find_queue_cell(one, "timeleft") is None
+    assert (find_queue_cell(two, "timeleft") or "").startswith("59:")
 
 
 def test_how_long_a_task_ran_whose_end_was_not_seen_is_not_told(bed: Bed) -> None:
@@ -80,17 +81,44 @@ def test_how_long_a_task_ran_whose_end_was_not_seen_is_not_told(bed: Bed) -> Non
     bed.jobs.clear()
     one, two, _ = bed.list_tasks("1")
     assert one.state is MemberState.NODE_FAIL
-    assert [one.queue_cell("timeused"), two.queue_cell("timeused")] == ["", "0:20"]
-    assert [one.account_cell("elapsed"), two.account_cell("elapsed")] == ["", "00:00:20"]
-    assert [one.account_cell("elapsedraw"), two.account_cell("elapsedraw")] == ["", "20"]
+    assert [find_queue_cell(one, "timeused"), find_queue_cell(two, "timeused")] == ["", "0:20"]
+    assert [
+        choose_account_cell(one, "elapsed", "", ""),
+        choose_account_cell(two, "elapsed", "", ""),
+    ] == ["", "00:00:20"]
+    assert [
+        choose_account_cell(one, "elapsedraw", "", ""),
+        choose_account_cell(two, "elapsedraw", "", ""),
+    ] == ["", "20"]
 
 
-def test_in_a_form_that_is_no_pattern_a_task_has_its_own_times_all_the_same(bed: Bed) -> None:
+FORMS = {"relative": "%H:%M:%S", "standard": "%Y-%m-%dT%H:%M:%S", "odd": "%Y-%m-%dT%H:%M:%S"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_a_form_that_is_no_pattern_a_task_has_its_own_times_all_the_same(
+    bed: Bed, form: str
+) -> None:
     pack = bed.submit("1")
     say(pack, 1, MemberState.RUNNING, started_at=NOW)
-    task = bed.list_tasks("1", SLURM_TIME_FORMAT="relative")[0]
-    shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(NOW))
-    assert task.queue_cell("starttime") == task.account_cell("start") == shown
+    task = bed.list_tasks("1", SLURM_TIME_FORMAT=form)[0]
+    shown = time.strftime(FORMS[form], time.localtime(NOW))
+    assert find_queue_cell(task, "starttime") == shown
+    assert choose_account_cell(task, "start", "", "") == shown
+
+
+@pytest.mark.parametrize(
+    ("day", "shown"),
+    [
+        ("2025-05-01", "1 May 2025"), ("2026-06-11", "11 Jun 12:00"), ("2026-06-15", "12:00:00"),
+        ("2026-06-14", "Ystday 12:00"), ("2026-06-16", "Tomorr 12:00"), ("2026-06-18", "Thu 12:00"),
+        ("2026-06-22", "22 Jun 12:00"), ("2027-01-01", "1 Jan 2027"),
+    ],
+)  # fmt: skip
+def test_relative_times_are_those_of_slurm(day: str, shown: str) -> None:
+    noon = time.strptime(f"{day} 12:00", "%Y-%m-%d %H:%M")
+    now = time.strptime("2026-06-15 18:00", "%Y-%m-%d %H:%M")
+    assert time.strftime(choose_relative_form(noon, now), noon) == shown
 
 
 def test_a_task_that_was_submitted_again_is_followed_to_where_it_is(bed: Bed) -> None:

@@ -263,6 +263,22 @@ def test_windows_before_a_member_ended_are_enough_once_all_were_seen(
     assert record.cost_s > 0
 
 
+def test_a_measurement_in_which_all_members_end_is_no_error(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=2, places=2)
+    stage.start_all()
+    while not stage.measured_degree.is_measuring:
+        stage.pass_time(0.05)
+    # One alone and two: 1.3 s each.
+    stage.pass_time(3.0, share(2))
+    stage.end(1)
+    stage.end(2)
+    stage.pass_time(0.1)
+    assert stage.record is not None
+    assert [point.degree for point in stage.record.curve] == [1, 2]
+
+
 def test_windows_say_nothing_once_another_member_has_come(
     tmp_path: Path, process: StartedProcess
 ) -> None:
@@ -541,6 +557,61 @@ def test_all_run_where_few_would_be_left_over(
     assert record is not None
     assert (record.degree, len(stage.list_parked())) == expected
     assert ("with 10 at once the last would end later" in record.reason) is (expected[1] == 0)
+
+
+def test_for_whom_there_is_no_memory_does_not_count_as_one_of_more_at_once(
+    tmp_path: Path, process: StartedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, process, members=12, places=12, usable_mb=10_500)
+    monkeypatch.setattr(stage.progress, "find_bound", lambda _: 3.0)
+    assert len(stage.start_all()) == 10
+    stage.pass_time(90, small_on_h100)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.SETTLED
+    assert "would end later" not in record.reason
+    assert "the GPU has no memory left for it" in stage.members.by_number[11].record.reason
+
+
+def pin(stage: Stage, number: int) -> None:
+    """A member may not be paused."""
+    member = stage.members.by_number[number]
+    job = dataclasses.replace(member.spec.job, pause=False)
+    member.spec = dataclasses.replace(member.spec, job=job)
+
+
+def test_where_one_comes_that_may_not_be_paused_the_rates_measured_before_count(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, members=4)
+    pin(stage, 4)
+    stage.members.waiting.remove(4)
+    stage.start_all()
+    stage.pass_time(40, share(3))
+    assert stage.record is not None
+    assert (stage.record.state, stage.list_parked()) == (DegreeState.SETTLED, [])
+    stage.members.waiting.append(4)
+    assert stage.start_all() == [4]
+    stage.pass_time(1000, share(2))
+    assert len(stage.list_events("measures")) > 1
+    assert stage.record.state is DegreeState.SETTLED
+    assert stage.list_parked() == [2, 3]
+
+
+def test_with_one_that_may_not_be_paused_and_no_known_rates_nothing_is_tried(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    # What is planned with is a figure of another day.
+    stage = Stage(tmp_path, process, members=4, solo=RATE)
+    pin(stage, 2)
+    stage.start_all()
+    stage.pass_time(40, share(2))
+    assert stage.record is not None
+    assert stage.record.state is DegreeState.OFF
+    assert stage.record.reason == (
+        "nothing is measured: no rate alone is known, and member 2 may not be paused"
+    )
+    assert not stage.paused_s
 
 
 def test_who_fits_once_the_first_seconds_are_over_is_measured_with_the_others(

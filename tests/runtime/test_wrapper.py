@@ -59,14 +59,15 @@ class Wrapped:
         path.write_bytes(script.encode() if isinstance(script, str) else script)
         path.chmod(mode)
         job = Job(
-            1, "job", "job.sh", arguments, str(directory or self.root), input=input_path,
-            truncate_output=truncate,
+            1, "job", "job.sh", arguments, str(directory or self.root),
         )  # fmt: skip
         values: dict[str, Any] = {
             "job": job,
             "script": str(path),
             "environment": {"PATH": os.defpath} if environment is None else environment,
             "cpus": (),
+            "truncates": truncate,
+            "source": input_path,
             "output": str(self.output),
             "error": None,
             "umask": 0o022,

@@ -78,6 +78,7 @@ JOBS = st.builds(
     error=st.none() | PATHS,
     input=st.none() | PATHS,
     truncate_output=st.booleans(),
+    asks_open_mode=st.booleans(),
     signal=st.none() | SIGNALS,
     requeue=st.none() | st.booleans(),
     export=st.none() | PATHS,

@@ -42,5 +42,10 @@ def test_the_share_of_one_gpu(
     assert compute_capacity(parse_nodes(SINFO), partitions, gpu_type, 80000) == expected
 
 
+def test_a_partition_without_the_nodes_that_were_asked_for_tells_nothing() -> None:
+    # sinfo --nodes=nope
+    assert parse_nodes("gpu*|0|0|(null)|7-00:00:00|n/a|NO\n") == []
+
+
 def test_nothing_is_known_of_a_cluster_without_nodes() -> None:
     assert compute_capacity([], None, None, None) == Capacity()

@@ -35,6 +35,7 @@ CALLS = {
          "-D", "run here", "-o", "%x-%a.log", "a.sh"],
         False,
     ),
+    "empty_values": (["--exclude=", "-w", "", "--licenses=", "--nice", "-a1-2", "a.sh"], False),
     "export": (["--degree=2", "--export=HOME,A=1", "--array=1-2", "a.sh"], False),
 }  # fmt: skip
 

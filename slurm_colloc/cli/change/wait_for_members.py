@@ -22,7 +22,13 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
 
 
-def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: bool = False) -> int:
+def wait_for(
+    session: Session,
+    chosen: Choice | Sequence[Selection],
+    *,
+    tells: bool = False,
+    as_sbatch: bool = False,
+) -> int:
     """Wait until all chosen members have ended; the worst one's exit status.
 
     What the words mean is settled at the first look: `all` are those that had not ended then.
@@ -32,6 +38,7 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
         chosen: The members.
         tells: Say on standard error whose the exit status is, where it is not 0. It may be one
             that csub itself ends with.
+        as_sbatch: The exit status is that of `sbatch --wait`, see compute_sbatch_status.
 
     Raises:
         NotFound: There is no such pack or member.
@@ -49,8 +56,9 @@ def wait_for(session: Session, chosen: Choice | Sequence[Selection], *, tells: b
             if line.is_seen and members:
                 note(describe_ends(members))
             _await_summaries(session, [view for view, _ in found])
-            worst = max(members, key=compute_status, default=None)
-            status = compute_status(worst) if worst is not None else 0
+            measure = compute_sbatch_status if as_sbatch else compute_status
+            worst = max(members, key=measure, default=None)
+            status = measure(worst) if worst is not None else 0
             if tells and worst is not None and status:
                 others = sum(compute_status(member) > 0 for member in members) - 1
                 note(_describe_worst(worst, status, others))
@@ -146,3 +154,11 @@ def compute_status(member: MemberView) -> int:
     code = member.record.exit_code if member.record else None
     status = code.shell_status if code else 0
     return status or 1
+
+
+def compute_sbatch_status(member: MemberView) -> int:
+    """A member's exit status as `sbatch --wait` gives it: 1 for whatever a signal has ended."""
+    code = member.record.exit_code if member.record else None
+    if code is not None and code.signal and member.state is not MemberState.COMPLETED:
+        return 1
+    return compute_status(member)

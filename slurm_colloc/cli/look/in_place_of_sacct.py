@@ -12,8 +12,15 @@ import os
 from collections.abc import Iterator, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.look.packed_tasks import Answer, JobChoice, PackedTasks, answer_with_tasks
+from slurm_colloc.cli.look.packed_tasks import (
+    Answer,
+    JobChoice,
+    PackedTasks,
+    answer_with_tasks,
+    split_ids,
+)
 from slurm_colloc.cli.session import Session
+from slurm_colloc.report.lines.task_cells import choose_account_cell
 from slurm_colloc.report.slurm_tasks import SlurmTask
 from slurm_colloc.runtime.programs.own_answers import read_output
 from slurm_colloc.slurm.tables.marked_accounts import (
@@ -28,18 +35,7 @@ from slurm_colloc.slurm.tables.marked_accounts import (
 _FILTERS = ("s", "name")
 """What a task may meet and its pack not."""
 
-_SUMMED = ("ave", "max", "min", "tresusage")
-_COUNTED = frozenset(
-    {"totalcpu", "usercpu", "systemcpu", "cputime", "cputimeraw", "consumedenergy",
-     "consumedenergyraw"}
-)  # fmt: skip
-_OF_STEPS = frozenset({"jobid", "jobidraw"})
-_OF_JOBS = frozenset({"jobname", "timelimit", "timelimitraw"})
-_OF_SCRIPTS = frozenset({"state", "exitcode", "start", "end", "elapsed", "elapsedraw"})
-_EXTERN = "extern"
-"""The step of what comes to a job by other ways; it ends well whatever becomes of the job."""
-
-_SCRIPT_STEPS = frozenset({"batch", _EXTERN})
+_SCRIPT_STEPS = frozenset({"batch", "extern"})
 """Steps of a job's script; the others of a pack's job may be of any member."""
 
 
@@ -76,7 +72,9 @@ class _Answer:
         self.status = 0
         self._session = session
         self._question = question
-        self._choice = JobChoice(session, question.values("j"))
+        ids = question.values("j")
+        self._steps = {one.partition(".")[2] for one in split_ids(ids or "")}
+        self._choice = JobChoice(session, ids and _name_jobs(ids))
         self._filters = {key: question.values(key) for key in _FILTERS}
         self._titles: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
@@ -111,7 +109,9 @@ class _Answer:
         return lines + list(self._merge(rows, packs, tasks, known))
 
     def _ask(self, left_out: Sequence[str]) -> list[AccountRow] | None:
-        words = self._question.build_words(self._choice.translate, left_out)
+        words = self._question.build_words(
+            lambda ids: self._choice.translate(_name_jobs(ids)), left_out
+        )
         self.status, text = read_output(find_command("sacct"), ["sacct", *words], os.environ)
         read = None if self.status else parse_rows(text)
         if read is None:
@@ -147,7 +147,11 @@ class _Answer:
                         yield from self._render(whole or own, found)
                     shown.add(job_id)
                 elif number == 0 and not (self._is_here(own[0]) and job_id in names):
-                    yield from (self._question.write_row(row.cells, self._columns) for row in own)
+                    yield from (
+                        self._question.write_row(row.cells, self._columns)
+                        for row in own
+                        if self._has_step(row)
+                    )
 
     def _render(self, rows: Sequence[AccountRow], tasks: Sequence[SlurmTask]) -> Iterator[str]:
         ids = {_name_job(rows[0]), rows[0].raw_id.partition(".")[0]}
@@ -158,20 +162,18 @@ class _Answer:
                 step = row.job_id.partition(".")[2]
                 if step and (task.is_pending or step not in _SCRIPT_STEPS):
                     continue
+                if not self._has_step(row):
+                    continue
                 chosen = [
-                    self._choose_cell(name, cell, task, step)
+                    choose_account_cell(task, name, cell, step)
                     for name, cell in zip(self._names, row.cells, strict=True)
                 ]
                 yield self._question.write_row(chosen, self._columns)
 
-    @staticmethod
-    def _choose_cell(name: str, cell: str, task: SlurmTask, step: str) -> str:
-        if (step and name in _OF_JOBS) or (step == _EXTERN and name in _OF_SCRIPTS):
-            return cell
-        value = task.account_cell(name)
-        if value is not None:
-            return f"{value}.{step}" if step and name in _OF_STEPS else value
-        return "" if name.startswith(_SUMMED) or name in _COUNTED else cell
+    def _has_step(self, row: AccountRow) -> bool:
+        """It was asked for, where steps were: `4711_2.batch`."""
+        names_steps = bool(self._steps) and all(self._steps)
+        return not names_steps or row.job_id.partition(".")[2] in self._steps
 
     def _passes(self, task: SlurmTask) -> bool:
         states, names = self._filters["s"], self._filters["name"]
@@ -182,10 +184,16 @@ class _Answer:
         if not states:
             return True
         kinds = {key for key, _, _ in self._question.options}
-        # Without times --state asks for the states that jobs have now.
-        if task.is_final and not kinds & {"S", "E", "j"}:
+        # Without an end of the time --state asks for the states at its begin, or now.
+        is_moment = "E" not in kinds and ("S" in kinds or "j" not in kinds)
+        if task.is_final and is_moment:
             return False
         return bool({word.strip().upper() for word in states.split(",")} & task.state_words)
+
+
+def _name_jobs(ids: str) -> str:
+    """The jobs of ids that may be those of steps."""
+    return ",".join(one.partition(".")[0] for one in split_ids(ids))
 
 
 def _name_job(row: AccountRow) -> str:

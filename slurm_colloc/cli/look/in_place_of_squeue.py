@@ -14,6 +14,7 @@ from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
 from slurm_colloc.cli.look.packed_tasks import Answer, JobChoice, PackedTasks, answer_with_tasks
 from slurm_colloc.cli.session import Session
 from slurm_colloc.model.sbatch.arrays import format_task_runs
+from slurm_colloc.report.lines.task_cells import find_queue_cell, sort_tasks
 from slurm_colloc.report.slurm_tasks import SlurmTask
 from slurm_colloc.runtime.programs.own_answers import read_output
 from slurm_colloc.slurm.tables.marked_queue import (
@@ -123,7 +124,8 @@ class _Answer:
     def _render(
         self, row: QueueRow, tasks: Sequence[SlurmTask], waiting: _WaitingTasks
     ) -> Iterator[str | _Folded]:
-        for task in tasks:
+        order = self._question.value("S") or os.environ.get("SQUEUE_SORT", "")
+        for task in sort_tasks(tasks, order):
             if not self._choice.wants(task, row.head[:2]) or not self._passes(task):
                 continue
             if task.is_pending and not task.is_alone:
@@ -166,7 +168,8 @@ class _WaitingTasks:
 
     def __init__(self, question: QueueQuestion) -> None:
         self._fields = question.fields
-        self._folds = not _UNFOLDED.intersection(key for key, _, _ in question.options)
+        is_unfolded = _UNFOLDED.intersection(key for key, _, _ in question.options)
+        self._folds = not is_unfolded and "SQUEUE_ARRAY" not in os.environ
         self._rows: dict[object, _Folded] = {}
 
     def add(self, row: QueueRow, task: SlurmTask) -> _Folded | None:
@@ -198,7 +201,7 @@ def _render_row(
     """The row of a task's pack with the task's values, and with others that count more."""
     text = row.prefix
     for cell, field in zip(row.cells, fields, strict=True):
-        value = (others or {}).get(field.name, task.queue_cell(field.name))
+        value = (others or {}).get(field.name, find_queue_cell(task, field.name))
         text += cell if value is None else field.render(value)
     return text
 

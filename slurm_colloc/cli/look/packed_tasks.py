@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
@@ -40,6 +41,7 @@ def answer_with_tasks(name: str, argv: Sequence[str], answer: Callable[[Session]
     find_command(name)
     try:
         session = Session.open()
+        session.tells_upkeep = has_reader()
         status, lines = answer(session) if session.state.list_all() else (0, None)
     except (CollocError, OSError) as error:
         note(f"{error}; packs are shown as Slurm knows them")

@@ -212,7 +212,8 @@ def _ask_slurm(made: CallPlan, session: Session, directory: str) -> list[str]:
     told: list[str] = []
     try:
         for batch in group_call(made, session.slurm):
-            told += ask_slurm(batch, session, directory)
+            notes, said = ask_slurm(batch, session, directory)
+            told += [*notes, f"Slurm: {said}"]
     except SlurmError as problem:
         told.append(f"Slurm: {problem}")
     return list(dict.fromkeys(told))

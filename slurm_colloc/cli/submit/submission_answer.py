@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.cli.submit.join_first import describe_open_room
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.printable import escape_controls
@@ -53,16 +54,18 @@ def tell_id(options: Options, job_id: str, rest: str) -> None:
         job_id: The submission's id.
         rest: What csub has to say besides.
     """
+    if options.flag("quiet"):
+        return
     if options.flag("parsable"):
         say(job_id)
-    elif options.flag("quiet"):
-        return
     elif sys.stdout.isatty():
         say(f"Submitted batch job {job_id} ({rest})")
     else:
         say(f"Submitted batch job {job_id}")
         sys.stdout.flush()
-        note(rest)
+        # Who reads both together reads the last word as the id.
+        if not is_one_stream():
+            note(rest)
 
 
 def describe(submitted: Sequence[Submitted]) -> str:
@@ -146,34 +149,45 @@ def build_answer_json(
 
 
 def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, local: bool) -> int:
-    """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only)."""
+    """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only).
+
+    With `--test-only` all of it goes to standard error, where sbatch's answer goes.
+    """
+    is_test = call.options.flag("test-only")
+    tell = note if is_test else say
     room = describe_open_room(call, policy, session, local=local)
     if room:
-        say(room)
+        tell(room)
         return 0
     made = plan_call(call, policy, session.settings, None if local else session.slurm)
     share = ShareRequest.parse(made.policy.share)
     for text in made.plan.reasons:
-        say(escape_controls(text))
+        tell(escape_controls(text))
     for batch in group_call(made, None if local else session.slurm):
         for element in batch.elements:
             if batch.gpu_sets:
                 nodes = 1 + max(batch.set_nodes, default=0)
                 on = f" on {nodes} nodes" if nodes > 1 else ""
-                say(f"Pack of {sum(batch.gpu_sets)} GPUs{on}:")
+                tell(f"Pack of {sum(batch.gpu_sets)} GPUs{on}:")
             for place, pack in enumerate(element):
                 numbers = format_task_ids(
                     tuple(sorted(candidate.job.number for candidate in pack.candidates))
                 )
                 mode = share.describe_mode(pack.plan.mode)
                 of = _name_gpus(batch, place)
-                say(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
+                tell(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
             for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
-                say(f"  {escape_controls(text)}")
+                tell(f"  {escape_controls(text)}")
         if local:
             continue
-        for text in ask_slurm(batch, session, directory):
-            say(f"  {text}")
+        notes, said = ask_slurm(batch, session, directory)
+        for text in notes:
+            tell(f"  {text}")
+        if is_test:
+            for line in said.splitlines():
+                note(line, "sbatch")
+        else:
+            tell(f"  Slurm: {said}")
     sys.stdout.flush()
     return 0
 
@@ -195,8 +209,8 @@ def _name_gpus(batch: Batch, place: int) -> str:
     return f"  {gpus}{on},"
 
 
-def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:
-    """What Slurm says of a batch that is not submitted, and what would be noted with it."""
+def ask_slurm(batch: Batch, session: Session, directory: str) -> tuple[tuple[str, ...], str]:
+    """What would be noted with a batch that is not submitted, and what Slurm says of it."""
     hooks = HookChoice.of(session.settings)
     options = build_options(batch, make_submission_id(), "/dev/null", hooks=hooks)
     with tempfile.TemporaryDirectory() as folder:
@@ -208,4 +222,4 @@ def ask_slurm(batch: Batch, session: Session, directory: str) -> list[str]:
             environment=build_batch_environment(os.environ),
             directory=directory,
         )
-    return [*options.notes, f"Slurm: {said}"]
+    return options.notes, said

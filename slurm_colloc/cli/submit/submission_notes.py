@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
@@ -58,8 +57,3 @@ def _find_reason(packs: Sequence[PackPlan]) -> str:
                 if mark in text:
                     return text.partition(mark)[2]
     return ""
-
-
-def has_reader() -> bool:
-    """A person reads standard error."""
-    return sys.stderr is not None and sys.stderr.isatty()

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.standard_streams import has_reader, is_one_stream
 from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
 from slurm_colloc.cli.submit.place_call import check_snapshot, place_call, prepare_call
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
 from slurm_colloc.cli.submit.submission_answer import answer
 from slurm_colloc.cli.submit.submission_notes import (
     describe_nothing_shared,
-    has_reader,
     list_missing_directories,
 )
 from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import read_given_environment
@@ -42,7 +43,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         pack: They are scripts that share.
         probe: The job runs alone, until its usage profile is known.
     """
-    directory = os.getcwd()  # noqa: PTH109  # a str, as the records want it
+    directory = _find_directory()
     early = _peek(argv, pack=pack, probe=probe)
     if early is not None:
         say(early)
@@ -50,6 +51,21 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
     refuse_options_of_others(call.options, "submit")
     return run_call(call, directory, probe=probe)
+
+
+def _find_directory() -> str:
+    """The current directory, a str as the records want it.
+
+    Raises:
+        UsageProblem: It was removed.
+    """
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError as error:
+        raise UsageProblem(
+            f"the current directory cannot be used: {error.strerror}",
+            hint="change into one that is there",
+        ) from error
 
 
 def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = True) -> int:
@@ -69,7 +85,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
-    for text in list_missing_directories(call):
+    for text in () if is_one_stream() else list_missing_directories(call):
         note(text)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry
@@ -93,7 +109,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     if call.options.flag("wait"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
 
-        return wait_for(session, [Selection.parse(str(placed.joined.member))])
+        return wait_for(session, [Selection.parse(str(placed.joined.member))], as_sbatch=True)
     return 0
 
 
@@ -125,7 +141,7 @@ def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int
     if call.options.flag("wait"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
 
-        return wait_for(session, [Selection(submitted[0].job_id)])
+        return wait_for(session, [Selection(submitted[0].job_id)], as_sbatch=True)
     return 0
 
 

@@ -12,7 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.model.sbatch.export import SET_VARIABLE
-from slurm_colloc.model.sbatch.output_patterns import PatternValues, choose_output_paths
+from slurm_colloc.model.sbatch.output_patterns import (
+    PatternValues,
+    choose_output_paths,
+    expand_pattern,
+)
 from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch import member_environment as environments
@@ -63,6 +67,7 @@ class MemberStarter:
         journal: The pack's log.
         place_on_gpu: How a member is put on the GPU, and the environment that does it.
         watch: The environment by which a member's progress is followed.
+        site_appends: Output is appended where the user has not said how (JobFileAppend).
     """
 
     def __init__(
@@ -79,7 +84,9 @@ class MemberStarter:
         journal: Journal,
         place_on_gpu: PlaceOnGpu,
         watch: Watch,
+        site_appends: bool = False,
     ) -> None:
+        self._site_appends = site_appends
         self._place_on_gpu = place_on_gpu
         self._watch = watch
         self._pack = pack
@@ -144,7 +151,7 @@ class MemberStarter:
         written = self._find_own_outputs() if self._lone else (output, error)
         member.outputs = _measure_outputs(
             *(path and os.path.join(job.directory, path) for path in written),
-            truncates=job.truncate_output and not self._lone,
+            truncates=self._truncates(member) and not self._lone,
         )
         composed.update(self._watch(member, composed))
         if self._has_shims:
@@ -156,6 +163,8 @@ class MemberStarter:
             script=str(directory / "script"),
             environment=composed,
             cpus=cpus,
+            truncates=self._truncates(member),
+            source=self._choose_input(member),
             output=output,
             error=error,
             umask=member.spec.umask,
@@ -216,8 +225,23 @@ class MemberStarter:
         )
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
+        job, values = member.spec.job, self._choose_pattern_values(member)
+        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    def _truncates(self, member: Member) -> bool:
+        """What lies in its output files goes; a later start of the same member keeps it."""
+        job = member.spec.job
+        if job.asks_open_mode:
+            return job.truncate_output
+        return not self._site_appends and member.record.starts == 0
+
+    def _choose_input(self, member: Member) -> str | None:
+        pattern = member.spec.job.input
+        return pattern and expand_pattern(pattern, self._choose_pattern_values(member))
+
+    def _choose_pattern_values(self, member: Member) -> PatternValues:
         job, name = member.spec.job, member.name(self._allocation.shown_job_id)
-        values = PatternValues(
+        return PatternValues(
             job_id=name.job,
             number=name.number,
             is_array=job.array_task is not None,
@@ -225,7 +249,6 @@ class MemberStarter:
             node=self._allocation.node.partition(".")[0] or socket.gethostname(),
             user=find_user_name(),
         )
-        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
 
     @staticmethod
     def _find_own_outputs() -> list[str]:

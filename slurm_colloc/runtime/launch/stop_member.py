@@ -16,6 +16,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.member_processes import kill, terminate
 from slurm_colloc.runtime.launch.path_watch import PathWatch
+from slurm_colloc.runtime.outcome.cancellation_lines import CancellationLines
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
@@ -36,6 +37,7 @@ class MemberControl:
         journal: The pack's log.
         steps: Keeps one member's limits apart from those of the others.
         kill_wait_s: From TERM to KILL.
+        lines: Says in their output that they are ended, as slurmstepd does.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class MemberControl:
         journal: Journal,
         steps: GuardedSteps,
         kill_wait_s: float,
+        lines: CancellationLines,
     ) -> None:
+        self._lines = lines
         self._steps = steps
         self._members = members
         self._inner_steps = inner_steps
@@ -120,6 +124,7 @@ class MemberControl:
     def _terminate(self, member: Member) -> None:
         member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
         self._pauser.resume([member])
+        self._lines.write(member, member.asked)
         terminate(member)
         # What its wrapper does does not depend on it.
         with contextlib.suppress(SlurmError, StateError):

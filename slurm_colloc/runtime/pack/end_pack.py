@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.outcome.cancellation_lines import CancellationLines
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import StateWriter
@@ -36,6 +37,7 @@ class PackEnd:
         gpu_mode: Is told to let go before Slurm kills.
         adopt: Takes in a new member.
         kill_wait_s: Slurm's KillWait.
+        lines: Says in their output that they were ended, as slurmstepd does.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class PackEnd:
         gpu_mode: GpuMode,
         adopt: Callable[[int], None],
         kill_wait_s: float,
+        lines: CancellationLines,
     ) -> None:
+        self._lines = lines
         self._pack = pack
         self._is_carried = is_carried
         self._members = members
@@ -108,6 +112,8 @@ class PackEnd:
 
     def _end(self, member: Member, state: MemberState, reason: str) -> None:
         own = self._ends.undecided.get(member.number)
+        if member.asked is None:
+            self._lines.write(member, state)
         self._states.write_end(
             member,
             state,

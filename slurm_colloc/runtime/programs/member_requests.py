@@ -18,7 +18,7 @@ from slurm_colloc.slurm.tables.command_words import CommandOptions
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
-_SCANCEL = CommandOptions(
+SCANCEL = CommandOptions(
     "A:bcfHiM:n:p:Qq:R:s:t:u:vVw:",
     {
         "account": "A", "admin-comment": "admin-comment", "batch": "b", "clusters": "M",
@@ -121,7 +121,7 @@ def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | No
     Raises:
         UsageProblem: It is, and what else is asked is not understood.
     """
-    split = _SCANCEL.split(arguments)
+    split = SCANCEL.split(arguments)
     if split is None:
         if _divide_ids([word for word in arguments if not word.startswith("-")], member)[0]:
             raise UsageProblem(

@@ -102,6 +102,7 @@ def _choose_value(name: str, answers: OwnAnswers) -> str | None:
         "jobarrayid": answers.task("whole"),
         "arrayjobid": answers.task("job"),
         "arraytaskid": answers.task("index"),
+        "mincpus": answers.text("cpu_count"),
         "minmemory": answers.host_memory,
         "name": answers.text("name"),
         "numcpus": answers.text("cpu_count"),

@@ -213,6 +213,7 @@ def make_tmpdir(environment: dict[bytes, bytes]) -> str:
 def redirect(launch: dict[str, Any]) -> None:
     """Open the member's files as sbatch would: append unless --open-mode=truncate.
 
+    Each write goes to the end then, too: the runner may have added a line (cancellation_lines).
     They are named from the working directory even where that is missing, and then cannot be
     opened: slurmstepd fails there, too, instead of leaving the output in /tmp.
     """
@@ -221,7 +222,8 @@ def redirect(launch: dict[str, Any]) -> None:
         for name in ("output", "error", "input")
     )
     if output:
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if launch["truncate"] else os.O_APPEND)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags |= os.O_TRUNC if launch["truncate"] else 0
         target = os.open(output, flags, 0o666)
         os.dup2(target, 1)
         if error and os.path.normpath(error) != os.path.normpath(output):

@@ -153,6 +153,12 @@ class GpuMemoryRoom:
         gpus = max(1, like.spec.plan.gpus)
         return min(rooms) if gpus >= len(rooms) else sum(rooms) // gpus
 
+    def count_at_once(self) -> int:
+        """How many of the pack may be there at once: as it has places, and room where known."""
+        places, running = len(self._members.places), self._members.running()
+        room = self.count_room(running[0]) if running else None
+        return places if room is None else min(places, len(running) + room)
+
     # -- by GPU -------------------------------------------------------------------------------
 
     def _list_gpus(self, member: Member) -> tuple[str, ...]:

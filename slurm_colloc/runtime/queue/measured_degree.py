@@ -26,7 +26,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.members_to_measure import MembersToMeasure
+from slurm_colloc.runtime.queue.members_to_measure import MembersToMeasure, describe_fixed
 from slurm_colloc.runtime.queue.parked_members import ParkedMembers
 from slurm_colloc.runtime.queue.pause_windows import PauseWindows
 from slurm_colloc.runtime.queue.rate_drift import RateDrift
@@ -267,12 +267,9 @@ class MeasuredDegree:
         fixed = set(self._pauser.find_obstacles(running))
         ordered = self._to_measure.order(running, fixed)
         build, anew = self._to_measure.build, bool(self._measured)
-        pausable = [
-            build(member, counts[member.number], may_pause=member.number not in fixed, anew=anew)
-            for member in ordered
-        ]
-        if all(not member.may_pause for member in pausable):
-            self._give_up("nothing is measured: none of them may be paused", running)
+        pausable = [build(member, counts[member.number], fixed, anew=anew) for member in ordered]
+        if obstacle := describe_fixed(pausable):
+            self._give_up(f"nothing is measured: {obstacle}", running)
             return
         self._windows.begin(measure_degree(pausable), ordered)
 
@@ -301,13 +298,13 @@ class MeasuredDegree:
             return
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
-        places = len(self._members.places)
         left = len(running) + self._count_waiting()
-        chosen = choose_for_the_end(measured.curve, measured.degree, left, places)
+        at_once = self._memory.count_at_once()
+        chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         self._parked.park(running, ordered[chosen:])
         # Where all go on, it is not known yet that one more would be too many.
-        degree = places if chosen >= len(running) else chosen
+        degree = len(self._members.places) if chosen >= len(running) else chosen
         reason = describe_curve(measured.curve, degree) or say_no_more(degree)
         if chosen > measured.degree:
             reason += f"; with {measured.degree} at once the last would end later"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.degree.measurement_windows import PausableMember
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -110,18 +111,16 @@ class MembersToMeasure:
         return kinds
 
     def build(
-        self, member: Member, count: StepCount | None, *, may_pause: bool, anew: bool
+        self, member: Member, count: StepCount | None, fixed: Collection[int], *, anew: bool
     ) -> PausableMember:
         """What a measurement is told of a member.
 
         Args:
             member: The member.
             count: Its steps; None where it counts none.
-            may_pause: It may be paused.
+            fixed: Numbers of those that may not be paused.
             anew: The pack was measured before: what its members do may have changed since.
         """
-        alone = self._progress.find_rate_alone(member)
-        is_known = alone is not None and not anew and not self._is_measured_alone(member)
         elapsed_s = None
         if count is not None and count.first_step_s is not None:
             elapsed_s = max(0.0, count.at - count.first_step_s - member.paused_s)
@@ -129,10 +128,22 @@ class MembersToMeasure:
             member.number,
             self._progress.find_family(member),
             self._progress.find_bound(member),
-            alone.steps_per_s if is_known and alone is not None else None,
+            self._choose_rate_alone(member, none_is_alone=bool(fixed), anew=anew),
             count.steps / elapsed_s if count is not None and elapsed_s else None,
-            may_pause=may_pause,
+            may_pause=member.number not in fixed,
         )
+
+    def _choose_rate_alone(
+        self, member: Member, *, none_is_alone: bool, anew: bool
+    ) -> float | None:
+        """Its rate alone; None where that is to be measured, or cannot be told."""
+        alone = self._progress.find_rate_alone(member)
+        if alone is None:
+            return None
+        if none_is_alone:
+            # Then what was measured here before is all that there is.
+            return None if alone.source is RateSource.PROFILE else alone.steps_per_s
+        return None if anew or self._is_measured_alone(member) else alone.steps_per_s
 
     def _is_measured_alone(self, member: Member) -> bool:
         """Whether the rate alone of a member's kind is measured although there may be one.
@@ -213,3 +224,14 @@ class MembersToMeasure:
         """Why a member is never parked; empty where it may be."""
         count = self._rates.read(member)
         return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
+
+
+def describe_fixed(members: Sequence[PausableMember]) -> str:
+    """Why nothing can be measured where some may not be paused; empty where it can."""
+    fixed = [member for member in members if not member.may_pause]
+    if len(fixed) == len(members):
+        return "none of them may be paused"
+    if fixed and not any(member.rate_alone for member in members):
+        number = tell_number(fixed[0].number)
+        return f"no rate alone is known, and member {number} may not be paused"
+    return ""

@@ -294,6 +294,7 @@ def build_candidate(
         error=options.text("error"),
         input=read_input(options),
         truncate_output=read_open_mode(options),
+        asks_open_mode=options.flag("open-mode"),
         signal=read_option(options, "signal", parse_signal_request),
         requeue=True if options.flag("requeue") else False if options.flag("no-requeue") else None,
         export=options.text("export"),

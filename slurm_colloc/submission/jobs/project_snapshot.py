@@ -77,7 +77,7 @@ def _move(job: Job, snapshot: Path, inner: str) -> Job:
     if job.error is not None:
         files["error"] = os.path.join(before, job.error)
     if job.input is not None:
-        files["input"] = os.path.join(job.directory, job.input)
+        files["input"] = os.path.join(before, job.input)
     return dataclasses.replace(
         job,
         directory=directory,

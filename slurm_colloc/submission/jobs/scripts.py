@@ -107,6 +107,8 @@ def _advise(shown: str) -> str:
     """What to do about a script that is not there: it may be a command with a slip in it."""
     import difflib
 
+    if shown == "-":
+        return "without a script csub reads standard input"
     if shown.startswith("-"):
         return f"options stand before the scripts: csub pack {shown} a.sh b.sh"
     near = difflib.get_close_matches(shown, COMMANDS, n=1)
