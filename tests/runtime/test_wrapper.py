@@ -20,7 +20,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
-from slurm_colloc.runtime.programs import own_descendants, wrapper
+from slurm_colloc.runtime.programs import own_descendants, own_oom_kills, wrapper
 
 from ..wait_until import wait_until
 
@@ -476,12 +476,12 @@ def test_a_neighbour_that_was_killed_for_memory_makes_no_other_one_that(
 ) -> None:
     launch = {"shares_cgroup": shares}
     seen = (1, is_step_group), (3, is_step_group)
-    assert wrapper.count_oom_kills(*seen, status, launch) == expected
+    assert own_oom_kills.count_oom_kills(*seen, status, launch) == expected
 
 
 def test_kills_that_cannot_be_read_are_none() -> None:
-    assert wrapper.count_oom_kills(None, (3, True), 9, {}) is None
-    assert wrapper.count_oom_kills((3, True), None, 9, {}) is None
+    assert own_oom_kills.count_oom_kills(None, (3, True), 9, {}) is None
+    assert own_oom_kills.count_oom_kills((3, True), None, 9, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -495,5 +495,5 @@ def test_a_memory_group_says_whether_it_is_of_a_step(
         "/proc/self/cgroup": f"3:memory:{group}\n",
         f"/sys/fs/cgroup/memory{group}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n",
     }
-    monkeypatch.setattr(wrapper, "read", lambda path: files.get(path, ""))
-    assert wrapper.read_oom_kills() == expected
+    monkeypatch.setattr(own_oom_kills, "read", lambda path: files.get(path, ""))
+    assert own_oom_kills.read_oom_kills() == expected
