@@ -497,3 +497,28 @@ def test_a_memory_group_says_whether_it_is_of_a_step(
     }
     monkeypatch.setattr(own_oom_kills, "read", lambda path: files.get(path, ""))
     assert own_oom_kills.read_oom_kills() == expected
+
+
+def test_a_signal_of_others_that_comes_again_and_again_is_noted_once(wrapped: Wrapped) -> None:
+    script = "#!/bin/sh\nfor i in 1 2 3; do kill -USR1 $PPID; kill -USR2 $PPID; sleep 0.1; done\n"
+    _, record = wrapped.run(script)
+    numbers = [number for number, _ in record["foreign_signals"]]
+    assert numbers == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, killed = [0.0], []
+
+    def wait(numbers: object, timeout_s: float) -> None:  # noqa: ARG001
+        clock[0] += timeout_s
+
+    # As one that hangs in the kernel: it stays, whatever it is sent.
+    monkeypatch.setattr(own_descendants, "list_descendants", lambda: [2**30])
+    monkeypatch.setattr(own_descendants, "signal_all", killed.append)
+    monkeypatch.setattr(signal, "sigtimedwait", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    own_descendants.end_leftovers(None)
+    assert killed.count(signal.SIGKILL) > 1
+    assert clock[0] > own_descendants.UNKILLABLE_S

@@ -240,8 +240,8 @@ def wait_for(
     kill_wait_s; other signals go to the script.
 
     Returns:
-        The script's status, foreign signals with their times, and when everything is to be killed
-        (monotonic clock), where the runner has sent TERM.
+        The script's status, foreign signals with the time of the first of each, and when everything
+        is to be killed (monotonic clock), where the runner has sent TERM.
     """
     foreign: list[tuple[int, float]] = []
     kill_at: float | None = None
@@ -254,7 +254,8 @@ def wait_for(
                 kill_at = time.monotonic() + 1.0
         elif info.si_signo != signal.SIGCHLD:
             is_runners = info.si_pid == launch["runner_pid"]
-            if not is_runners:
+            # Each number once: a script may signal its parent every second, for weeks.
+            if not is_runners and all(number != info.si_signo for number, _ in foreign):
                 foreign.append((int(info.si_signo), time.time()))
             if is_runners and info.si_signo == signal.SIGTERM:
                 # TERM first: a stopped process that goes on finds it waiting.
