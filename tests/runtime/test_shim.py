@@ -340,7 +340,23 @@ def test_what_the_user_has_bash_read_is_read_too(tmp_path: Path) -> None:
 def test_functions_of_a_pack_that_is_gone_are_the_real_commands(inside: Inside) -> None:
     script = f"export PATH={inside.real}:/usr/bin:/bin; scancel 99"
     Path(inside.shims).unlink()
-    assert inside.run_script("/bin/bash", script).endswith("/scancel|99|")
+    for job_id in ("4800", ""):
+        assert inside.run_script("/bin/bash", script, SLURM_JOB_ID=job_id).endswith("/scancel|99|")
+
+
+@pytest.mark.parametrize("bash_env", ["read", "not read"])
+def test_shims_that_cannot_be_seen_are_not_taken_for_gone_in_the_own_job(
+    inside: Inside, bash_env: str
+) -> None:
+    """Slurm's scancel would end the whole pack."""
+    script = f"export PATH={inside.real}:/usr/bin:/bin; scancel $SLURM_JOB_ID"
+    Path(inside.shims).unlink()
+    # As on a file system that fails.
+    Path(inside.shims).symlink_to("bin")
+    changes = {} if bash_env == "read" else {"BASH_ENV": "/dev/null"}
+    said = inside.run_script("/bin/bash", script, **changes)
+    assert "real|" not in said
+    assert "Too many levels of symbolic links" in said
 
 
 # -- a file system that fails ------------------------------------------------------------------
