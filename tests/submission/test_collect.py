@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.scripts import find_script, read_script
+from slurm_colloc.submission.jobs.value_lists import JOBS_MOST
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 
@@ -110,7 +111,7 @@ def test_the_smallest_degree_of_all_scripts_holds_and_each_has_its_own_bound(
         ("--gpus=1 --nodes=1 --ntasks=1 --ntasks-per-node=1", ""),
         ("--gres=gpu:1 --nodes=2", "it asks for --nodes=2"),
         ("--gres=gpu:1 --ntasks=4", "it asks for --ntasks=4"),
-        ("--gres=gpu:1,shard:2", "it asks for other GRES too: shard:2"),
+        ("--gres=gpu:1,shard:2", "it also asks for other GRES: shard:2"),
         ("--gres=gpu:1 --mem=0", "--mem=0 asks for all host memory of a node"),
         (
             "--gres=gpu:1 --exclusive",
@@ -177,7 +178,7 @@ def test_what_must_be_equal_in_a_pack_is_the_group(tmp_path: Path) -> None:
         (["dos.sh"], "dos.sh:1: the batch script has DOS line breaks"),
         (["nul.sh"], "nul.sh:2: the batch script holds a NUL character"),
         (["huge.sh"], "huge.sh is larger than 4 MB: submit a small script"),
-        (["--no-such", "a.sh"], "--no-such is no sbatch or csub option"),
+        (["--no-such", "a.sh"], "--no-such is not an sbatch or csub option"),
         (["--array=", "a.sh"], "the command line: --array=: array '' names no task"),
         (["--array=5-1", "a.sh"], "the command line: --array=5-1: array '5-1': the range 5-1 runs"),
         (["--time=soon", "a.sh"], "the command line: --time=soon: "),
@@ -194,14 +195,14 @@ def test_what_must_be_equal_in_a_pack_is_the_group(tmp_path: Path) -> None:
         (["--signal=NOISE", "a.sh"], "--signal=NOISE: there is no signal 'NOISE'"),
         (["--open-mode=both", "a.sh"], "--open-mode=both is neither append nor truncate"),
         (["--export-file=/none", "a.sh"], "--export-file=/none: No such file or directory"),
-        (["--uid=1", "a.sh"], "csub cannot do --uid: a pack belongs to the user and group"),
+        (["--uid=1", "a.sh"], "csub does not support --uid: a pack belongs to the user and group"),
         (["-M", "other", "a.sh"], "the command line: csub follows the jobs of one cluster only"),
         (["--wrap=true", "a.sh"], "--wrap and the script 'a.sh' exclude each other"),
         (["--mem=1G", "--mem-per-cpu=1G", "a.sh"], "exclude each other: give one of them"),
         (["bad.sh"], "bad.sh:3: --time=soon: "),
-        (["unknown.sh"], "unknown.sh:2: --wat is no sbatch option"),
+        (["unknown.sh"], "unknown.sh:2: --wat is not an sbatch option"),
         (["quote.sh"], "quote.sh:2: the quote ' is never closed"),
-        (["stray.sh"], "stray.sh:2: 'gpu' is no option, and #SBATCH lines hold only options"),
+        (["stray.sh"], "stray.sh:2: 'gpu' is not an option, and #SBATCH lines hold only options"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_one_sentence_with_its_place(
@@ -230,7 +231,7 @@ def test_bad_input_is_told_in_one_sentence_with_its_place(
         (["--array=1-3", "a.sh"], "csub pack takes no --array"),
         (["a.sh", "array.sh"], "array.sh:2: --array cannot be packed by csub pack: csub array.sh"),
         (["a.sh", "'x"], 'csub pack: "\'x": No closing quotation'),
-        (["a.sh", ""], "csub pack: an empty word is no script"),
+        (["a.sh", ""], "csub pack: an empty word is not a script"),
         (["a.sh", "none.sh"], "cannot read the script none.sh"),
     ],
 )
@@ -285,3 +286,13 @@ def test_a_variable_without_a_name_is_given_to_no_job(tmp_path: Path) -> None:
     (candidate,) = collect(tmp_path, f"--export-file={path}", "a.sh").candidates
     assert candidate.environment["A"] == "1"
     assert "" not in candidate.environment
+
+
+def test_an_array_of_more_tasks_than_one_call_takes_is_refused_at_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert problem(tmp_path, "--array=0-3999999", "--gres=gpu:1", "a.sh") == (
+        "the command line: --array has 4000000 tasks: one call takes 50000: give the others in "
+        "further calls"
+    )
+    call = collect(tmp_path, "--array=3950001-4000000", "--gres=gpu:1", "a.sh")
+    assert len(call.candidates) == JOBS_MOST
