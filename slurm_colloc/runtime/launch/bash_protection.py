@@ -69,7 +69,7 @@ def render_bash_env(
         f"csub_shims={shlex.quote(shims)}",
         # In the own job a look that fails is one of the file system.
         f'if [ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ] || {{ [ -z "${{SLURM_JOB_ID-}}" ]'
-        + ' && [ -d "$csub_shims" ]; }; then',
+        ' && [ -d "$csub_shims" ]; }; then',
         # Where no real command comes before them the order is left to the script, which may count
         # on what it has put first.
         f'    case ":$PATH:" in *":$csub_shims:"*) case ":${{PATH%%"$csub_shims"*}}" in {behind})',
