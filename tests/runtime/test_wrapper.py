@@ -509,7 +509,8 @@ def test_a_signal_of_others_that_comes_again_and_again_is_noted_once(wrapped: Wr
 def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, killed = [0.0], []
+    clock = [0.0]
+    killed: list[int] = []
 
     def wait(numbers: object, timeout_s: float) -> None:  # noqa: ARG001
         clock[0] += timeout_s
