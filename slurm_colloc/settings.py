@@ -261,7 +261,8 @@ def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str
 def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> None:
     if "caps" in values and not is_site:
         raise UsageProblem(
-            f"{path}: [caps] has no meaning here", hint="caps stand in the site's settings alone"
+            f"{path}: [caps] has no meaning here",
+            hint="caps can be set only in the site's settings",
         )
     defaults = Settings()
     _check_kinds(path, values, defaults, "")
@@ -282,7 +283,7 @@ def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: st
                 f"{path}: there is no setting {prefix + name!r}",
                 hint=f"did you mean {prefix + near[0]!r}?"
                 if near
-                else f"known are {', '.join(known)}",
+                else f"valid ones are {', '.join(known)}",
             )
         default = getattr(defaults, name)
         if dataclasses.is_dataclass(default):

@@ -75,7 +75,7 @@ def parse_degrees(text: str) -> tuple[int, ...]:
     """Read `4,8,12`.
 
     Raises:
-        ValueError: One is no number above 0.
+        ValueError: One is not a number above 0.
     """
     degrees = {int(item) for item in text.split(",")}
     if min(degrees) < 1:

@@ -131,7 +131,7 @@ def choose_configuration(spec: Any, label: str, origin: str) -> tuple[GpuWish, .
         UsageProblem: The file is not of that format, or has no such configuration.
     """
     if not isinstance(spec, dict) or spec.get("version") != VERSION:
-        raise UsageProblem(f"{origin} is no configuration of mig-parted's, version {VERSION}")
+        raise UsageProblem(f"{origin} is not a configuration of mig-parted's, version {VERSION}")
     configurations = spec.get("mig-configs")
     unknown = set(map(str, spec)) - {"version", "mig-configs"}
     if unknown or not isinstance(configurations, dict) or not configurations:
@@ -151,7 +151,7 @@ def choose_configuration(spec: Any, label: str, origin: str) -> tuple[GpuWish, .
 
 def _read_wish(entry: Any, origin: str) -> GpuWish:
     if not isinstance(entry, dict):
-        raise UsageProblem(f"{origin} has an entry that is no mapping: {_show(entry)}")
+        raise UsageProblem(f"{origin} has an entry that is not a mapping: {_show(entry)}")
     known = {"device-filter", "devices", "mig-enabled", "mig-devices"}
     unknown = set(map(str, entry)) - known
     if unknown:

@@ -44,7 +44,7 @@ def compare_files(places: Places, files: Sequence[NodeFile]) -> list[Step]:
     """Say what installing would do; changes nothing.
 
     Raises:
-        NodeError: Something that is no plain file stands in the way.
+        NodeError: Something that is not a plain file stands in the way.
     """
     steps = []
     for file in files:
@@ -70,12 +70,12 @@ def _compare(file: NodeFile, here: str, status: os.stat_result | None) -> Step:
         if status is None:
             return Step("directory", file.path, f"mode {file.mode:o}")
         if not stat.S_ISDIR(status.st_mode):
-            raise NodeError(f"{here} is no directory", hint="move it away")
+            raise NodeError(f"{here} is not a directory", hint="move it away")
         return Step("same", file.path, "directory")
     if status is None:
         return Step("write", file.path, f"mode {file.mode:o}")
     if not stat.S_ISREG(status.st_mode):
-        raise NodeError(f"{here} is no plain file", hint="move it away")
+        raise NodeError(f"{here} is not a plain file", hint="move it away")
     if file.is_kept:
         return Step("keep", file.path, "the site's own")
     with open(here, "rb") as opened:

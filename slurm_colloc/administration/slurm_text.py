@@ -135,7 +135,7 @@ def read_conf(path: str) -> str:
     except OSError as error:
         raise UsageProblem(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
     except UnicodeDecodeError as error:
-        raise UsageProblem(f"{path} is no UTF-8 text: {error}") from error
+        raise UsageProblem(f"{path} is not UTF-8 text: {error}") from error
 
 
 def write_conf(path: str, text: str, *, now_s: float | None = None) -> str:

@@ -108,7 +108,7 @@ def choose_place(
     modes: tuple[str, ...] = (MPS, TIMESLICE)
     if gpu.compute_mode == EXCLUSIVE_PROCESS:
         modes = (MPS,)
-        notes.append("the GPU lets only one process in at a time, so time slices are not measured")
+        notes.append("the GPU takes only one process at a time, so time slicing is not measured")
     elif gpu.compute_mode not in _DEFAULT_MODES:
         raise NodeError(f"{gpu.uuid} is in compute mode {gpu.compute_mode}: nothing can use it")
     if gpu.processes is None:

@@ -129,7 +129,7 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
             reason = error.strerror or error
             raise UsageProblem(f"cannot read {shown}: {reason}", hint=hint) from error
         except UnicodeDecodeError as error:
-            raise UsageProblem(f"cannot read {shown}: it is no UTF-8 text", hint=hint) from error
+            raise UsageProblem(f"cannot read {shown}: it is not UTF-8 text", hint=hint) from error
         except (csv.Error, ValueError) as error:
             raise UsageProblem(f"cannot read {shown}: {error}", hint=hint) from error
         if not found:

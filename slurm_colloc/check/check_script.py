@@ -70,7 +70,7 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
             file,
             1,
             text.split("\n", 1)[0],
-            "csub reads shell and Python only: of this script it knows the request alone",
+            "csub reads only shell and Python: of this script it knows only the request",
             level=Severity.NOTE,
         )
         return [unread], [file]
@@ -121,7 +121,7 @@ def _tell_not_understood(script: ShellScript, file: str) -> list[ScriptFinding]:
             file,
             line,
             "syntax that csub does not know",
-            "what stands there was not checked",
+            "this part was not checked",
             level=Severity.NOTE,
         )
         for line in script.not_understood
@@ -202,7 +202,7 @@ def _check_program(program: Program, directory: str) -> list[ScriptFinding]:
         )
     except (SyntaxError, ValueError, RecursionError) as error:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        return [_unread(program, f"it is no Python of this version ({said}), and was not checked")]
+        return [_unread(program, f"it is not Python of this version ({said}), and was not checked")]
 
 
 def _unread(program: Program, why: str) -> ScriptFinding:

@@ -129,7 +129,7 @@ def device_finding(file: str, line: int, what: str) -> ScriptFinding:
         file,
         line,
         shorten(what),
-        "it replaces the GPU that the pack was given, by one that may be somebody else's or none",
+        "it replaces the GPU that the pack was given with one that may be another user's, or none",
         "leave it out: Slurm and csub set it",
     )
 
@@ -165,6 +165,6 @@ def requeue_finding(file: str, line: int, what: str) -> ScriptFinding:
         file,
         line,
         shorten(what),
-        "fine: inside a member it acts on that member alone",
+        "fine: inside a member it acts only on that member",
         level=Severity.NOTE,
     )

@@ -58,7 +58,7 @@ def check_slurm(command: Command, file: str, reach: CommandReach) -> Iterator[Sc
             file,
             command.line,
             shorten(first),
-            "it goes past csub's srun, which keeps a step within its member's host memory",
+            "it bypasses csub's srun, which keeps a step within its member's host memory",
             "write srun without its path",
         )
     if at is None:
@@ -101,7 +101,7 @@ def _find_lost(
             file,
             command.line,
             what,
-            f"it goes past csub's {name}, and {verb} all members of the pack",
+            f"it bypasses csub's {name}, and {verb} all members of the pack",
             f"write {name} without its path",
         )
     if reach.path_set_at is None or reach.is_bash:
@@ -172,7 +172,7 @@ def check_gpu(command: Command, file: str) -> Iterator[ScriptFinding]:
                 file,
                 command.line,
                 shorten(what),
-                "it changes the GPU under the neighbours, or fails for want of rights",
+                "it changes the GPU for the neighbours too, or is not permitted",
                 "leave it out",
             )
     elif name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
@@ -214,7 +214,7 @@ def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
             command.line,
             shorten(what),
             "the neighbours' processes have the same names and the same user, and end too",
-            "end what you started: pid=$! behind it, later kill $pid",
+            "end only what you started: pid=$! after starting it, later kill $pid",
         )
 
 

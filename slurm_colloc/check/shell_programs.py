@@ -93,7 +93,7 @@ def _behind_srun(literals: list[str | None], position: int) -> int | None:
 
 
 def _belongs_to(name: str, text: str) -> bool:
-    """A word that is a starter's own although it is no option."""
+    """A word that is a starter's own although it is not an option."""
     if name in ("timeout", "taskset"):
         return re.fullmatch(r"[\d.,\-]+[smhd]?", text) is not None
     if name in ("singularity", "apptainer"):

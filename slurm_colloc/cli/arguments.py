@@ -27,7 +27,7 @@ States = Annotated[
     str, typer.Option("--state", "-t", metavar="STATES", help="Only members in these states.")
 ]
 Name = Annotated[
-    str, typer.Option("--name", "-n", metavar="GLOB", help="Only members with such a job name.")
+    str, typer.Option("--name", "-n", metavar="GLOB", help="Only members with this job name.")
 ]
 Where = Annotated[
     list[str] | None,
@@ -41,7 +41,10 @@ Where = Annotated[
 User = Annotated[
     str,
     typer.Option(
-        "--user", "-u", metavar="NAME", help="Of this user, whose state directory is only read."
+        "--user",
+        "-u",
+        metavar="NAME",
+        help="Packs of this user, whose state directory is only read.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value (docs/json.md).")]
@@ -55,12 +58,10 @@ Format = Annotated[
         help="As squeue's (%.18i %.8j %T) or sacct's (JobID,State%12,Arguments).",
     ),
 ]
-NoHeader = Annotated[
-    bool, typer.Option("--noheader", "--no-header", help="Without the line of titles.")
-]
+NoHeader = Annotated[bool, typer.Option("--noheader", "--no-header", help="Print no header line.")]
 Each = Annotated[
     bool,
-    typer.Option("--array", "-r", help="A line for each member, also where they are equal."),
+    typer.Option("--array", "-r", help="One line for each member, even if they are alike."),
 ]
 
 

@@ -42,7 +42,7 @@ def await_summaries(
         if not any(is_due(state.root, pack_id) for pack_id in due):
             return
         if time.monotonic() > deadline:
-            note("their summary is not written yet; the next call that plans makes what is missing")
+            note("their summary is not written yet; the next call that plans makes it")
             return
         time.sleep(_PAUSE_S)
         look()

@@ -17,7 +17,8 @@ from slurm_colloc.errors import UsageProblem
 def shell(
     target: Annotated[str, typer.Argument(help="4711/3", metavar="ID")],
     command: Annotated[
-        list[str] | None, typer.Argument(help="Instead of your shell.", metavar="[-- COMMAND...]")
+        list[str] | None,
+        typer.Argument(help="Run this instead of your shell.", metavar="[-- COMMAND...]"),
     ] = None,
 ) -> None:
     """Open a shell inside a running member: its CPUs, memory limit, GPU and environment."""
@@ -44,7 +45,7 @@ def cancel(
 
 
 def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
-    """Keep members that wait from starting."""
+    """Keep waiting members from starting."""
     from slurm_colloc.cli.change import hold_and_release
 
     choice = choose(targets, state, name, where)
@@ -72,7 +73,7 @@ def requeue(
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
-    """Wait until members have ended; the exit status is the worst one's, which is named."""
+    """Wait until members have ended; exit with the worst one's status, and name it."""
     from slurm_colloc.cli.change.wait_for_members import wait_for
 
     choice = choose(targets, state, name, where)
@@ -82,7 +83,7 @@ def wait(targets: Targets = None, state: States = "", name: Name = "", where: Wh
 def config(
     name: Annotated[str, typer.Argument(help="One setting.", show_default=False)] = "",
     value: Annotated[
-        str | None, typer.Argument(help="Its new value, for your own file.", show_default=False)
+        str | None, typer.Argument(help="Its new value, in your own file.", show_default=False)
     ] = None,
     unset: Annotated[
         str, typer.Option("--unset", metavar="NAME", help="Remove a setting from your own file.")
@@ -94,7 +95,7 @@ def config(
 
     if unset:
         if name:
-            raise UsageProblem("--unset stands alone", hint="csub config --unset NAME")
+            raise UsageProblem("--unset takes no other arguments", hint="csub config --unset NAME")
         config_command.unset(unset)
     elif value is not None:
         config_command.change(name, value)
@@ -104,11 +105,13 @@ def config(
 
 def clean(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Over for at least so long.")
+        str, typer.Option("--older-than", metavar="AGE", help="Over for at least this long.")
     ] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
 ) -> None:
-    """Forget packs that are over: their files in the state directory, never your output."""
+    """Remove csub's own files of packs that are over; never your output."""
     from slurm_colloc.cli.change.clean_packs import clean as run_clean
 
     session = Session.open() if dry_run else Session.open_own()
@@ -146,11 +149,11 @@ def batch() -> None:
 
 
 def retry() -> None:
-    """Try members that did not complete again: csub retry ID [--failed] [OPTIONS]."""
+    """Retry members that did not complete: csub retry ID [--failed] [OPTIONS]."""
 
 
 def probe() -> None:
-    """Run a script alone only until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
+    """Run a script alone until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
 
 
 def plan() -> None:
@@ -158,15 +161,15 @@ def plan() -> None:
 
 
 def notebook() -> None:
-    """Start a Jupyter server as a member, which ends when it is no longer used."""
+    """Start a Jupyter server as a member; it ends when no longer used."""
 
 
 def check() -> None:
-    """Say what in a script would collide when it shares a GPU: csub check [OPTIONS] SCRIPT."""
+    """Say what in a script would collide on a shared GPU: csub check [OPTIONS] SCRIPT."""
 
 
 def tutorial() -> None:
-    """Five minutes with csub, on a private Slurm that goes away at the end."""
+    """Try csub for five minutes on a private Slurm, which is removed at the end."""
 
 
 def sandbox() -> None:
@@ -174,14 +177,14 @@ def sandbox() -> None:
 
 
 def admin() -> None:
-    """For administrators: hooks on the nodes, put in place, tried, shown, removed."""
+    """For administrators: install, test, show and remove hooks on the nodes."""
 
 
 _HELP = (
     "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
     "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
     "lists the options.\n\n"
-    "csub --install-completion has your shell complete commands, options and ids; csub --man "
+    "csub --install-completion makes your shell complete commands, options and ids; csub --man "
     "prints the manual page."
 )
 _FOR_HELP = (

@@ -89,7 +89,7 @@ _MIG = {True: "MIG on", False: "MIG off"}
 
 def _find_losses(look: NvmlLook, seen: Examination) -> list[tuple[str, str, str]]:
     """What is not as it might be: what is seen, what is lost, what to do."""
-    losses = [(doubt, "what NVML says cannot be believed", _ASK) for doubt in look.doubts]
+    losses = [(doubt, "NVML's answer contradicts itself", _ASK) for doubt in look.doubts]
     cut = [gpu for gpu in look.gpus if gpu.mig_enabled]
     if cut:
         is_part = len(cut) < len(look.gpus)
@@ -166,7 +166,7 @@ def judge_mps(seen: Examination, share: str) -> Finding:
         if share == "mps!":
             return red("mps", what, f'{advice}; or set share to "auto" instead of "mps!"', **values)
         return yellow("mps", what, _NO_MPS, advice, **values)
-    whose = "the node's own daemon (prolog)" if trial.by == "prolog" else "a daemon of one's own"
+    whose = "the node's own daemon (prolog)" if trial.by == "prolog" else "a daemon of your own"
     took = [] if trial.control_ms is None else [f"control socket after {trial.control_ms:.0f} ms"]
     took += [] if trial.active_ms is None else [f"server after {trial.active_ms:.0f} ms"]
     what = ": ".join(filter(None, (f"{whose} works", ", ".join(took))))

@@ -92,7 +92,7 @@ def judge_job(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
             "job",
             outcome.trouble.message,
             outcome.trouble.hint
-            or "name what this site demands: --account, --partition, --qos, --gres",
+            or "add what this site requires: --account, --partition, --qos, --gres",
             job_id=outcome.job_id or None,
         )
     values: dict[str, object] = {
@@ -109,14 +109,14 @@ def judge_job(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     is_known = outcome.exit_code in (NO_PYTHON, NO_STATE, NO_WRITING) or outcome.wrote
     if outcome.seen is not None or (is_known and outcome.state in ("FAILED", "COMPLETED", "")):
         return green("job", f"{name} ran on {outcome.node or 'a node'}", **values)
-    how = outcome.state or "in a way that Slurm has forgotten"
+    how = outcome.state or "in a way that Slurm no longer knows"
     where = f" on {outcome.node}" if outcome.node else ""
     code = f" with exit status {outcome.exit_code}" if outcome.exit_code else ""
     why = outcome.reason.replace("_", " ") if outcome.reason not in ("", "None") else ""
     return red(
         "job",
-        f"{name} ended {how}{code}{where}{f' ({why})' if why else ''} before it could look",
-        f"try again, on another node with --nodelist; if it stays so, {_ASK} and name the job",
+        f"{name} ended {how}{code}{where}{f' ({why})' if why else ''} before its checks",
+        f"try again, on another node with --nodelist; if it fails again, {_ASK} and name the job",
         **values,
     )
 
@@ -144,7 +144,7 @@ def _judge_given_up(
     return yellow(
         "job",
         what,
-        "nothing is known of the nodes",
+        "nothing is known about the nodes",
         f"wait longer with --timeout={2 * asked.timeout_s:.0f}, or look where there is room: "
         "sinfo shows idle nodes, --partition and --nodelist name them",
         **values,

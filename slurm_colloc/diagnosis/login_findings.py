@@ -140,7 +140,7 @@ def judge_slurm(facts: LoginFacts) -> Finding:
         return yellow(
             "slurm",
             f"{here}",
-            "csub has not been tried with it: the releases from 22.05 to 26.05 are tested",
+            "csub has not been tested with it: the releases from 22.05 to 26.05 are tested",
             "",
             **values,
         )

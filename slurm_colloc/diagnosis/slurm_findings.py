@@ -121,7 +121,7 @@ class _Wish:
 
 _WISHES = (
     _Wish("ProctrackType", "proctrack/cgroup", "processes that leave their session may outlive it"),
-    _Wish("TaskPlugin", "task/cgroup", "nothing of a job is limited by the kernel"),
+    _Wish("TaskPlugin", "task/cgroup", "the kernel limits nothing of a job"),
     _Wish("ConstrainCores", "yes", "a job may use more CPUs than its own"),
     _Wish("ConstrainRAMSpace", "yes", "a member may use more host memory than its limit"),
     _Wish("ConstrainDevices", "yes", "a program may use a GPU that is another job's"),

@@ -41,7 +41,7 @@ class PythonCall:
     """One call of a function.
 
     Raises:
-        UsageProblem: It is no function.
+        UsageProblem: It is not a function.
     """
 
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class PythonCall:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise UsageProblem(
-                f"{cut(repr(self.function))} is no function",
+                f"{cut(repr(self.function))} is not a function",
                 hint="submit takes a script, too, and map a function alone",
             )
 

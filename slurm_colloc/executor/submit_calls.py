@@ -99,7 +99,7 @@ def check_options(options: Mapping[str, object]) -> None:
                 else "it is for the command line",
             )
     if line.words:
-        raise UsageProblem(f"{line.words[0]!r} is no option")
+        raise UsageProblem(f"{line.words[0]!r} is not an option")
 
 
 def submit_functions(calls: Sequence[PythonCall], setup: CallSetup) -> SubmittedCalls:

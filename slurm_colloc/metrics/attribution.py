@@ -15,7 +15,7 @@ class Attribution(enum.StrEnum):
     EXACT = "exact"
     """No other member was on what was measured."""
     PER_PROCESS = "per_process"
-    """The driver tells it for each process."""
+    """The driver reports it for each process."""
     MODELLED = "modelled"
     """Computed from the member's usage profile and its rate."""
     WHOLE_GPU = "whole_gpu"

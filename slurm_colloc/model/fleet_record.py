@@ -108,7 +108,7 @@ def parse_fleet_record(value: Any) -> FleetRecord:
         ValueError: It is none, or a value is out of bounds; the text says which field.
     """
     if not isinstance(value, Mapping) or value.get("kind") != KIND:
-        raise ValueError("it is no report of a pack")
+        raise ValueError("it is not a report of a pack")
     if value.get("schema") != SCHEMA:
         raise ValueError("its schema is not 1")
     read = _Reader(value)
@@ -203,7 +203,7 @@ class _Reader:
 
 def _check(name: str, value: Any, most: float, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     if isinstance(value, int) and abs(value) > 1 << 60:
         raise ValueError(f"{name} is out of bounds")
     if not math.isfinite(value) or not least <= value <= most:

@@ -125,7 +125,7 @@ class MemberId:
         match = _MEMBER_ID.fullmatch(text)
         if not match:
             raise UsageProblem(
-                f"{text!r} is no member id", hint="a member is written 4711/3, see csub queue"
+                f"{text!r} is not a member id", hint="a member is written 4711/3, see csub queue"
             )
         return cls(match[1], int(match[2]))
 

@@ -28,7 +28,7 @@ def check_parameter_name(name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
-            "is no name of a parameter: a letter or '_', then letters, digits, '_', '.' and '-'"
+            "is not a name of a parameter: a letter or '_', then letters, digits, '_', '.' and '-'"
         )
     if len(name) > NAME_MOST:
         raise ValueError(f"has {len(name)} characters, and the name of a parameter at most 64")
@@ -79,7 +79,7 @@ def parse_condition(text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError("is no condition: write NAME=VALUE, as in lr=0.1")
+        raise ValueError("is not a condition: write NAME=VALUE, as in lr=0.1")
     return name, value
 
 

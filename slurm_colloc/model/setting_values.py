@@ -106,7 +106,7 @@ def parse_nodes_per_pack(text: str) -> int:
     """How many nodes a pack has.
 
     Raises:
-        ValueError: It is no number of nodes.
+        ValueError: It is not a number of nodes.
     """
     if text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= NODES_MOST:
         return int(text)

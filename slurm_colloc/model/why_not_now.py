@@ -114,10 +114,10 @@ def _describe_room(facts: StartFacts) -> str:
     names = ", ".join(member.name for member in facts.running)
     which = f"one of {names}" if len(facts.running) > 1 else names
     left = [member.left_s for member in facts.running if member.left_s is not None]
-    at_most = f" (left {format_elapsed(max(0, min(left)))} at most)" if left else ""
+    at_most = f" (at most {format_elapsed(max(0, min(left)))} left)" if left else ""
     after = f", after {', '.join(facts.before)}" if facts.before else ""
     limit = f"its GPU takes {ONE_AT_A_TIME}" if facts.takes_one else f"Degree {facts.degree}"
-    return f"starts when {which}{at_most} ends{after} ({limit})"
+    return f"starts when {which} ends{at_most}{after} ({limit})"
 
 
 def describe_larger_place(name: str, cpus: int) -> str:

@@ -29,7 +29,9 @@ from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown_packs import plan_unknown
 
-_UNKNOWN_ALONE = "what it takes of a GPU is not known yet, and no other such job came with it"
+_UNKNOWN_ALONE = (
+    "what it uses of a GPU is not known yet, and no other such job was submitted with it"
+)
 
 
 def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
@@ -152,7 +154,7 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
         priced = weighing.pricing.price(order)
         assert priced is not None or weighing.limits.has_instances
         is_full = len(order) == weighing.limits.members and len(parts) > 1
-        closing = f"full with {len(order)} members" if is_full else ""
+        closing = f"it is full with {len(order)} members" if is_full else ""
         pack = build_known_pack(question, [subjects[i] for i in order], priced, closing)
         if waiting:
             pack = dataclasses.replace(

@@ -82,8 +82,8 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
     if are_corrected and len(members) > 1:
         held = "as far as the prediction may be right" if borrowed else "without a margin"
         reasons.append(
-            "slowdowns are measured as it runs, and members that are too many are paused: the "
-            f"bound is held {held}"
+            "slowdowns are measured as it runs, and surplus members are paused: the bound is "
+            f"kept {held}"
         )
     unmeasured = sum(not are_timed(question, [member]) for member in members)
     if unmeasured:

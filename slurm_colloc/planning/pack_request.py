@@ -247,7 +247,7 @@ def build_pack(
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
-        reasons.append(f"no further member: {closing_reason}")
+        reasons.append(f"takes no more members: {closing_reason}")
     if any(need.gpu_memory_mb is None for need in needs):
         reasons.append("GPU memory was not stated for all members and is not checked")
     elif capacity.gpu_memory_mb is None:

@@ -50,7 +50,7 @@ for the longest, and a short job is not to wait in the queue like a long one."""
 SHORT_S = 600
 """Shorter time limits count as this: below it, the queue makes no difference between jobs."""
 
-_NOBODY = "no job came with it that could share its GPU"
+_NOBODY = "no job that could share its GPU was submitted with it"
 
 
 def plan(
@@ -133,7 +133,7 @@ def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
 def describe_groups(count: int) -> str:
     """Why jobs of one call are not all planned together."""
     return (
-        f"{count} groups: jobs share a pack only where partition, account, QoS, "
+        f"{count} groups: jobs share a pack only if partition, account, QoS, "
         "GPU type, constraint and the options passed to sbatch are equal, "
         f"time limits differ by no more than {TIME_RATIO} times, "
         "and none asks for more than MaxTime or all do"

@@ -226,9 +226,9 @@ def compute_refusal(
     size = policy.pack_size or policy.degree
     most = compute_places_most(policy)
     if most is not None and size > most and len(members) > most and not policy.pack_size:
-        return f"full with {most} members, more cannot share by {policy.mode}"
+        return f"it is full with {most} members, no more can share by {policy.mode}"
     if len(members) > size:
-        return f"full with {describe_count(size, 'member')}"
+        return f"it is full with {describe_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
     refusal = compute_overload(members, min(at_once, policy.degree), question.capacity, cut)
     if refusal:

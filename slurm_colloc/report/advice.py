@@ -115,9 +115,9 @@ def _ended_badly(_summary: Summary, member: Member) -> _Told:
         job = member["id"]
         yield "failed", None, f"csub why {job} says how, csub logs {job} what it wrote"
     elif member["state"] in (MemberState.PREEMPTED.value, MemberState.NODE_FAIL.value):
-        yield "did not get to its end", None, "with csub --requeue it would have started again"
+        yield "did not finish", None, "with csub --requeue it would have started again"
     elif member["state"] == MemberState.LOST.value:
-        yield "got lost with its runner", None, f"csub explain {member['id']} says what is known"
+        yield "was lost with its runner", None, f"csub explain {member['id']} says what is known"
 
 
 def _never_on_gpu(summary: Summary, member: Member) -> _Told:
@@ -184,7 +184,7 @@ def _too_short(summary: Summary, member: Member) -> _Told:
     is_whole = member["state"] == MemberState.COMPLETED.value and summary["final"]
     if member["steps"] and member["rate"]["steps_per_s"] is None and is_whole:
         yield (
-            "ran too short for a rate",
+            "ran too briefly for a rate",
             None,
             "one is known from about 20 s of training on",
         )
@@ -228,8 +228,8 @@ def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
     ]
     # A pack that travels in its batch script cannot be measured at all.
     acts = {
-        "host memory": "a larger --mem has it measured",
-        "settings": "csub config monitor true has the next one measured",
+        "host memory": "with a larger --mem it is measured",
+        "settings": "csub config monitor true turns the monitor on",
     }
     for word, act in acts.items():
         if reasons and word in reasons[0]:
@@ -271,7 +271,7 @@ def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:
     if worst is not None and not count_room(summaries):
         seen, worked = map(format_share, worst)
         yield (
-            f"The GPU's utilization was {seen}, but only {worked} of its processors (SM) worked",
+            f"The GPU's utilization was {seen}, but only {worked} of its processors (SM) were busy",
             "there is room for others: csub --array, csub pack, or larger batches",
         )
 
@@ -285,8 +285,8 @@ def _fell_back(summaries: Sequence[Summary]) -> _ToldOfAll:
     ]  # fmt: skip
     if reasons:
         yield (
-            f"The GPU was shared by time slices, for MPS could not be had ({reasons[0]})",
-            "csub doctor says what stands in its way",
+            f"The GPU was shared by time slices, because MPS was not available ({reasons[0]})",
+            "csub doctor says why",
         )
 
 

@@ -114,7 +114,7 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
             for one in setup.instances
         ]
         if setup.can_change:
-            lines.append("            cut anew where a member that waits needs a larger one")
+            lines.append("            divided again if a waiting member needs a larger one")
     if setup.gpus and setup.gpu_name:
         lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
     lines += [f"  Note:     {note}" for note in setup.notes]

@@ -41,7 +41,7 @@ from slurm_colloc.store.pack.degree_record import DegreeRecord
 
 _ALONE = "runs alone: "
 _UNLESS_JOINED = "unless another joins it"
-"""Of a single script; why no job may join it says more."""
+"""Of a single script; why no job may join it, or why it joined none, says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -96,9 +96,9 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if facts.unreachable and not member.is_final and not view.record.local:
-        clauses.append(f"as last written: {facts.unreachable}")
+        clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
-        clauses.append(f"as last written: ask csub on {view.where_to_ask}")
+        clauses.append(f"as last recorded: ask csub on {view.where_to_ask}")
     return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
 
 
@@ -112,12 +112,16 @@ def _waits_in_pack(view: PackView, member: MemberView) -> bool:
 def list_sharing_reasons(view: PackView) -> list[str]:
     """Which partners or packs were refused and by which limit, as they were written down."""
     record = view.record
-    found = [text for text in record.reasons if text.startswith("no further member")]
+    found = [text for text in record.reasons if text.startswith("takes no more members")]
     if record.request is None:
         # Besides why it is alone, notes stand there.
         whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
-        whys = [text for text in whys if not (record.closed and _UNLESS_JOINED in text)]
-        told = whys or ([record.closed] if record.closed else list(record.reasons))
+        is_clear = bool(record.closed or record.refusals)
+        told = [text for text in whys if not (is_clear and _UNLESS_JOINED in text)]
+        if record.closed:
+            told = told or [record.closed]
+        elif not whys:
+            told = list(record.reasons)
         found += [f"it {_ALONE}{text}" for text in told]
         if record.closed and not any(record.closed in text for text in told):
             found.append(f"no job may join: {record.closed}")
@@ -155,7 +159,7 @@ def _explain_held(member: MemberView) -> str:
 
 def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if not view.job_id:
-        return "its submission is not complete: Slurm has not answered it yet"
+        return "its submission is not complete: Slurm has not answered yet"
     text = facts.fields.get("Reason", "") if view.slurm is None else view.slurm.reason
     word = text.split(",")[0]
     start = read_start(facts.fields)
@@ -187,7 +191,7 @@ def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
         # However many places become free.
         return "; ".join(filter(None, (why, describe_limit(facts.degree))))
     if why is None:
-        why = "its pack runs and has a place: it is about to start"
+        why = "its pack has a free place: it is about to start"
         if start.has_run:
             why = "it starts as soon as its pack has a place for it"
     cause = member.record.reason if start.has_run and member.record is not None else ""
@@ -238,7 +242,7 @@ def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningM
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     record = member.record
     if record is None or record.started_at is None:
-        return "its Slurm job runs; nothing else comes back from the node"
+        return "its Slurm job is running; the node reports nothing else"
     text = f"on {format_where(member)} since {format_moment(record.started_at, facts.now)}"
     if view.slurm_state is SlurmJobState.SUSPENDED:
         text += ", suspended by Slurm"
@@ -249,9 +253,9 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         return f"{text}, parked: its processes are paused until a place is free for it{end}"
     partners = [m for m in others if not m.is_parked]
     if not partners and not parked:
-        return f"{text}, alone in its pack at present{end}"
+        return f"{text}, alone in its pack{end}"
     if not partners:
-        return f"{text}, the only one that runs in its pack at present{end}"
+        return f"{text}, the only running member of its pack{end}"
     names = _join(
         [
             f"{m.member} (since {format_moment(m.record.started_at, facts.now)})"

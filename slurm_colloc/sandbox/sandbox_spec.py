@@ -85,7 +85,7 @@ class SandboxSpec:
                 raise UsageProblem(f"--{name} is {value}, it must be between {low} and {high}")
         for gpu_type in (self.gpu_type or "gpu").split(","):
             if not re.fullmatch(r"[A-Za-z][\w.-]{0,39}", gpu_type):
-                raise UsageProblem(f"--gpu-type '{gpu_type}' is no word that Slurm can use")
+                raise UsageProblem(f"--gpu-type '{gpu_type}' is not a word that Slurm can use")
         if self.hooks and os.geteuid() != 0:
             raise UsageProblem("--hooks needs to be root: hooks prepare MPS for other users")
         if self.mig and not self.simgpu:

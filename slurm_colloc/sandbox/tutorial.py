@@ -18,9 +18,8 @@ from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 HELP = """\
 Usage: csub tutorial
 
-Five minutes with csub, on a private Slurm of this machine: it starts one, shows the commands one
-after the other, runs them, and removes all of it at the end. On a terminal Enter goes on, and q
-ends it.
+Try csub for five minutes: this starts a private Slurm on this machine, shows and runs the main
+commands, and removes everything at the end. On a terminal, press Enter to go on and q to quit.
 """
 
 SCRIPT = """\
@@ -60,34 +59,36 @@ STEPS = (
         ("csub", "--array=1-4", "train.sh"),
     ),
     TutorialStep(
-        "Such a Slurm job is a pack, and each task one of its members, with a name of its own.",
+        "Such a Slurm job is a pack. Each task is one of its members, and has its own name.",
         ("csub", "queue"),
     ),
     TutorialStep(
-        "One of them fails; wait ends with its exit status, when all have ended.",
+        "One of them fails. wait returns when all have ended, with the exit status of the worst.",
         ("csub", "wait", "last"),
         1,
     ),
     TutorialStep("Why, in one line.", ("csub", "why", "last/3")),
-    TutorialStep("Its neighbours never noticed. What one has written:", ("csub", "logs", "last/1")),
-    TutorialStep("A long one, alone. The only GPU is busy now.", ("csub", "train.sh", "5", "90")),
-    TutorialStep("The next one has to wait ...", ("csub", "--join", "train.sh", "6")),
+    TutorialStep("The others went on. This is what one of them wrote:", ("csub", "logs", "last/1")),
     TutorialStep(
-        "... and one that comes meanwhile joins it: it is of the same kind, whatever its "
-        "arguments. At a terminal scripts do so by themselves, in programs where you say --join.",
+        "Now a long job, alone. It keeps the only GPU busy.", ("csub", "train.sh", "5", "90")
+    ),
+    TutorialStep("The next job has to wait ...", ("csub", "--join", "train.sh", "6")),
+    TutorialStep(
+        "... and one that comes meanwhile joins it, because it runs the same script, whatever its "
+        "arguments. Jobs that you type at a terminal do so without --join.",
         ("csub", "--join", "train.sh", "7"),
     ),
-    TutorialStep("What each one waits for:", ("csub", "why", "last")),
+    TutorialStep("This is what each of them waits for:", ("csub", "why", "last")),
     TutorialStep(
-        "Members are cancelled like jobs, one by one, or all of them.",
+        "Members are cancelled like jobs, one by one or all together.",
         ("csub", "cancel", "--yes", "all"),
     ),
     TutorialStep("What has run, and how it ended:", ("csub", "history")),
 )
 
 END = """\
-That is all. On a real cluster: csub doctor says whether csub works there, csub check train.sh
-whether a script is ready to share, csub plan what would share, and csub report what it gained.
+That is all. On a real cluster, csub doctor says whether csub works there, csub check train.sh
+whether a script is ready to share, csub plan what would share, and csub report what was gained.
 """
 
 
@@ -105,7 +106,9 @@ def run_tutorial(argv: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="cst", dir="/var/tmp"))
     sandbox = Sandbox(folder / "c")
     try:
-        sys.stdout.write("A private Slurm starts; it touches no other one, and goes away again.\n")
+        sys.stdout.write(
+            "Starting a private Slurm. It touches no other one, and is removed at the end.\n"
+        )
         sys.stdout.flush()
         sandbox.up(
             SandboxSpec(sandbox.directory, nodes=1, gpus_per_node=1, fake_gpus=True, simgpu=False)

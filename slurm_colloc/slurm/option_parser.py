@@ -134,7 +134,7 @@ class OptionParser:
             option = self._letters.get(letter)
             if option is None:
                 inside = f" (in {word.text})" if len(letters) > 1 else ""
-                told = self._problem(word, f"-{letter}{inside} is no {self._kind} option")
+                told = self._problem(word, f"-{letter}{inside} is not an {self._kind} option")
                 raise UnknownOption(told.message)
             attached = letters[position + 1 :]
             if option.argument is Argument.NONE:
@@ -176,9 +176,9 @@ class OptionParser:
         # Only for a message, so not worth loading on every call.
         from difflib import get_close_matches
 
-        message = f"--{name} is no {self._kind} option"
+        message = f"--{name} is not an {self._kind} option"
         if any(option.name == name for option in OWN_OPTIONS):
-            hint = "it is csub's own and stands on a #CSUB line"
+            hint = "it is csub's own and belongs on a #CSUB line"
             return self._problem(word, message, hint)
         if any(option.name == name for option in SRUN_ONLY):
             return self._problem(word, message, "it belongs to srun")

@@ -25,7 +25,7 @@ _BYTES_MOST = 16 << 20
 """Of a file that is read whole; none that csub writes comes near."""
 
 _WHAT_TO_DO = {
-    errno.ENOSPC: "the disk is full: make room, then try again; nothing was submitted half",
+    errno.ENOSPC: "the disk is full: make room, then try again; nothing was left half-submitted",
     errno.EDQUOT: "the disk quota is used up: make room, then try again",
     errno.EROFS: "the file system is read-only: set state_dir in the settings to another path",
     errno.EACCES: "set state_dir in the settings to a directory you may write",

@@ -27,7 +27,7 @@ def parse_foreign(data: bytes, where: str, *, strict: bool = False) -> Any:
     except RecursionError as error:
         raise UsageProblem(f"{where}: it is not JSON that csub reads: nested too deep") from error
     except UnicodeDecodeError as error:
-        raise UsageProblem(f"{where}: it is not JSON (byte {error.start} is no UTF-8)") from error
+        raise UsageProblem(f"{where}: it is not JSON (byte {error.start} is not UTF-8)") from error
     except (json.JSONDecodeError, _KeyTwice) as error:
         raise UsageProblem(f"{where}: it is not JSON ({error})") from error
     except ValueError as error:

@@ -103,8 +103,9 @@ def check_size(project: ProjectFiles) -> None:
     if total > MOST_BYTES or len(sizes) > MOST_FILES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise UsageProblem(
-            f"--snapshot: {project.root} has {len(sizes)} files with {total / 1e6:.0f} MB, and "
-            f"{MOST_FILES} with {MOST_BYTES / 1e6:.0f} MB are the most; the largest is {largest}",
+            f"--snapshot: {project.root} has {len(sizes)} files with {total / 1e6:.0f} MB, "
+            f"and {MOST_FILES} files with {MOST_BYTES / 1e6:.0f} MB may be copied; the largest is "
+            f"{largest}",
             hint="have git ignore data and results, or name what to copy: --snapshot=src,train.py",
         )
 

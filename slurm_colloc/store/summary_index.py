@@ -92,5 +92,5 @@ def keep_entries(root: Path, pack_ids: Iterable[str]) -> None:
 def _locked(root: Path) -> Iterator[None]:
     with hold_lock(root / f"{_INDEX}.index.lock", _WAIT_S) as lock:
         if not lock:
-            raise StateError("another csub writes it just now")
+            raise StateError("another csub is writing it")
         yield

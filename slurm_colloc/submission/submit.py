@@ -95,5 +95,5 @@ def _take_back(slurm: SlurmAccess, submitted: Sequence[Submitted], error: Colloc
     if not isinstance(error, SlurmNoAnswer):
         with contextlib.suppress(SlurmError):
             slurm.cancel(*ids)
-            return f"{shown} of this call, submitted before that, was cancelled"
-    return f"submitted before that, and not taken back: {shown}"
+            return f"{shown} of this call, which had already been submitted, was cancelled"
+    return f"already submitted, and not cancelled: {shown}"

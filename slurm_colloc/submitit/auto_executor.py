@@ -119,7 +119,7 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
             found.update(_translate_own(name.removeprefix("slurm_"), value))
         elif not name.startswith(_OTHER_CLUSTERS):
             raise UsageProblem(
-                f"{name}={value!r} is no option of submitit's",
+                f"{name}={value!r} is not an option of submitit's",
                 hint=f"slurm_{name} hands it to csub",
             )
     return found

@@ -94,14 +94,14 @@ def test_mig_parteds_own_example_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "label", "reason"),
     [
-        ([], "", "is no configuration of mig-parted's, version v1"),
-        ({"version": "v2"}, "", "is no configuration of mig-parted's"),
+        ([], "", "is not a configuration of mig-parted's, version v1"),
+        ({"version": "v2"}, "", "is not a configuration of mig-parted's"),
         ({"version": "v1"}, "", "has no mig-configs"),
         ({"version": "v1", "x\x1b": 1}, "", "has the unknown key x\\x1b"),
         ({"version": "v1", "mig-configs": {"a": [], "b": []}}, "", "has 2 configurations"),
         ({"version": "v1", "mig-configs": {"a": [1]}}, "b", "has no configuration b"),
         ({"version": "v1", "mig-configs": {"a": []}}, "", "without entries"),
-        ({"version": "v1", "mig-configs": {"a": [1]}}, "", "an entry that is no mapping: 1"),
+        ({"version": "v1", "mig-configs": {"a": [1]}}, "", "an entry that is not a mapping: 1"),
         (None, "devices=some", "neither numbers nor all as devices: some"),
         (None, "mig-enabled=yes", "neither true nor false as mig-enabled: yes"),
         (None, "mig-devices=x", "no profiles with counts as mig-devices"),

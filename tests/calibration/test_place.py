@@ -86,7 +86,7 @@ def test_what_is_worth_knowing_is_noted() -> None:
     alone = dataclasses.replace(H200, compute_mode="EXCLUSIVE_PROCESS")
     place = choose_place(answer(alone), "", {}, CORES)
     assert place.modes == (MPS,)
-    assert "time slices are not measured" in place.notes[0]
+    assert "time slicing is not measured" in place.notes[0]
     small = dataclasses.replace(H200, gpu_memory_total_mb=50_000)
     notes = choose_place(answer(small), "", {}, CORES).notes
     assert notes == ("left out, the GPU or the host has too little room: hog",)

@@ -128,9 +128,9 @@ def test_a_link_to_the_settings_stays_a_link(person: Person) -> None:
         (("slurm_access", "rest"), "must be auto, commands or pyslurm"),
         (("launcher", "ssh"), "must be auto, srun or process"),
         (("gpu_memory", "80G"), "gpu_memory is a table"),
-        (("gpu_memory.any", "80"), "gpu_memory.any: '80' is no GPU memory size"),
-        (("caps.join", "auto"), "caps.join is the site's to set"),
-        (("degree", "3", "--unset", "join"), "--unset stands alone"),
+        (("gpu_memory.any", "80"), "gpu_memory.any: '80' is not a GPU memory size"),
+        (("caps.join", "auto"), "only the site can set caps.join"),
+        (("degree", "3", "--unset", "join"), "--unset takes no other arguments"),
     ],
 )
 def test_a_wrong_value_changes_nothing(
@@ -186,7 +186,7 @@ def test_a_user_has_no_caps_to_set(person: Person) -> None:
         ("[caps]\nmembers = 3", "there is no setting 'caps.members'"),
         ("[caps]\nmembers_per_pack = -1", "caps.members_per_pack = -1 must be from 0 to 100000"),
         ("[caps]\nmembers_per_pack = true", "should be of the kind of 0"),
-        ('[caps]\npack_time = "long"', "caps.pack_time: 'long' is no time limit"),
+        ('[caps]\npack_time = "long"', "caps.pack_time: 'long' is not a time limit"),
         ('[caps]\njoin = "no"', "caps.join = 'no' must be auto, pending or never"),
         ("caps = 3", "caps = 3 should be of the kind of"),
         ("degree = [", "is not TOML"),

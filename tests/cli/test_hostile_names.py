@@ -122,7 +122,7 @@ def poison(path: Path) -> None:
         dataclasses.replace(
             record,
             name=EVIL,
-            reasons=(f"no further member {EVIL}",),
+            reasons=(f"takes no more members {EVIL}",),
             refusals=(EVIL,),
             closed=EVIL,
             submit_host=EVIL,

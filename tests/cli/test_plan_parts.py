@@ -218,7 +218,7 @@ def test_who_waits_for_any_gpu_is_not_joined_by_what_was_measured_on_one(node: L
     assert submit(node, ANY)["request"] is None
     (node.home / "other.sh").write_text("#!/bin/sh\n#SBATCH --gres=gpu:1\necho other\n")
     told = would_join(node, "--profile-like=any.sh", "--time=30:00", "other.sh")
-    assert told == "its jobs run another script, and --gpu-mem is not known of all"
+    assert told == "its jobs run another script, and --gpu-mem is not known for all of them"
 
 
 def test_a_job_whose_policy_or_goal_is_another_does_not_join(node: LoginNode) -> None:

@@ -260,7 +260,7 @@ def test_a_bad_file_is_one_sentence_and_changes_nothing(
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "bad.json" in done.stderr
-    assert done.stderr.endswith(": nothing was taken over\n")
+    assert done.stderr.endswith(": nothing was imported\n")
     assert list_profiles(person.state) == ([], [])
 
 
@@ -280,7 +280,7 @@ def test_an_item_that_is_wrong_is_named_and_none_is_taken_over(person: Person) -
     assert done.returncode == 2
     assert done.stderr == (
         f"csub: error: {second}: item 2: sm_active: cannot be less than 0, is -1: "
-        "nothing was taken over\n"
+        "nothing was imported\n"
     )
     assert list_profiles(person.state) == ([], [])
 
@@ -344,7 +344,7 @@ def test_calls_at_the_same_time_leave_all_or_none(person: Person) -> None:
     with concurrent.futures.ThreadPoolExecutor(len(words)) as pool:
         done = list(pool.map(lambda both: person.csub("profile", *both), words))
     assert {(each.returncode, each.stderr) for each in done} == {(0, "")}
-    counts = [int(each.stdout.split()[2].rstrip(":")) if "over" in each.stdout
+    counts = [int(each.stdout.split()[1]) if "Imported" in each.stdout
               else -int(each.stdout.split()[1]) for each in done]  # fmt: skip
     left, problems = list_profiles(person.state)
     assert (len(left), problems) == (sum(counts), [])
@@ -360,7 +360,7 @@ def test_a_pipe_can_be_imported(person: Person) -> None:
         env={"HOME": str(person.home), "PATH": os.defpath}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("Taken over: 2 usage profiles.\n", "")
+    assert (done.stdout, done.stderr) == ("Imported: 2 usage profiles.\n", "")
     assert len(list_profiles(person.state)[0]) == 2
 
 

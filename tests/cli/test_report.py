@@ -142,7 +142,7 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
         assert max(map(len, done.stdout.splitlines())) <= columns
         assert "L1/2" not in person.csub("top", "L1/1").stdout
         (pack / "latest.json").write_text(json.dumps({**latest, "at": T0}))
-        assert "last heard of" in person.csub("top", columns=columns).stdout
+        assert "its monitor last reported" in person.csub("top", columns=columns).stdout
         (pack / "latest.json").write_text("{")
         assert "is damaged" in " ".join(person.csub("top", columns=columns).stdout.split())
         running = person.csub("report", "L1", columns=columns)

@@ -67,7 +67,7 @@ def test_a_pack_of_a_node_is_shown_alongside(tmp_path: Path) -> None:
         (f"goal={'x' * 5000}", f"goal='{'x' * 57}...' is none of "),
         (f"degree={'9' * 5000}", f"degree='{'9' * 57}...': a number of at most 18 digits"),
         (f"max-slowdown={'1' * 5000}", f"max-slowdown='{'1' * 57}...': a number from 1 to 100"),
-        (f"gpu-mem={'1' * 5000}", f"gpu-mem='{'1' * 57}...': '{'1' * 57}...' is no GPU memory"),
+        (f"gpu-mem={'1' * 5000}", f"gpu-mem='{'1' * 57}...': '{'1' * 57}...' is not a GPU memory"),
         (
             "gpus-per-pack=many",
             "gpus-per-pack='many': a number from 1 to 64, node or auto is needed",

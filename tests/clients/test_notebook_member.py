@@ -68,8 +68,8 @@ def test_without_jupyter_it_says_so(user: CsubUser) -> None:
         (["--port"], "--port: --port= takes a whole number up to 65000"),
         (["train.sh"], "csub notebook takes no script: train.sh"),
         (["--gres=gpu:1", "-t", "5", "train.sh"], "csub notebook takes no script: train.sh"),
-        (["--array=0-3"], "csub notebook starts one server"),
-        (["--dry-run"], "--dry-run is not for csub notebook"),
+        (["--array=0-3"], "csub notebook starts a single server"),
+        (["--dry-run"], "csub notebook does not take --dry-run"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(user: CsubUser, words: list[str], sentence: str) -> None:

@@ -126,7 +126,7 @@ def test_the_lines_for_people_say_level_check_and_what_is_lost(mps_user: CsubUse
     assert [check for _, check in shown] == CHECKS
     assert {level for level, _ in shown} <= {"green", "yellow"}
     at = next(n for n, line in enumerate(lines) if line.split()[:2] == ["yellow", "hooks"])
-    assert lines[at + 1].strip().startswith("lost: packs start an MPS daemon of their own")
+    assert lines[at + 1].strip().startswith("effect: packs start an MPS daemon of their own")
     assert lines[-1].endswith(" yellow: csub works here")
     assert "\x1b" not in ended.stdout
     assert ended.stderr == ""
@@ -139,7 +139,7 @@ def test_without_a_job_the_node_is_not_known(mps_user: CsubUser) -> None:
         assert (found[check]["level"], found[check]["what"]) == ("unknown", "--no-job was given")
     assert mps_user.run(["squeue", "-h", "--states=all", "-o", "%i"]).stdout == before
     assert mps_user.csub("doctor", "--no-job").stdout.endswith(
-        "as far as could be seen csub works here\n"
+        "csub works here, as far as could be seen\n"
     )
 
 
@@ -448,7 +448,7 @@ def test_a_job_that_finds_no_room_is_cancelled_and_its_reason_told(mps_user: Csu
         assert found["job"]["level"] == "yellow"
         assert "did not start within 3 s, and was cancelled: " in found["job"]["what"]
         assert "(Resources)" in found["job"]["what"] or "(Priority)" in found["job"]["what"]
-        assert found["job"]["lost"] == "nothing is known of the nodes"
+        assert found["job"]["lost"] == "nothing is known about the nodes"
         assert "--timeout=6" in found["job"]["advice"]
         assert found["job"]["values"]["state"] == "PENDING"
         assert found["steps"]["what"] == "no job ran"

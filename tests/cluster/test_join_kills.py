@@ -415,7 +415,7 @@ def test_a_disk_that_fills_at_any_write_of_a_join_leaves_the_pack_as_it_was(
         assert ended.stderr.startswith("csub: error: cannot ")
         assert ended.stderr.endswith(
             ": No space left on device: the disk is full: make room, then try again; nothing was "
-            "submitted half\n"
+            "left half-submitted\n"
         )
         assert ended.stderr.count("\n") == 1
         assert look(user, job_id) == before

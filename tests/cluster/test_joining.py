@@ -478,5 +478,5 @@ def test_nobody_joins_whose_output_would_be_anothers_file(busy: CsubUser) -> Non
     other = join(busy, "-o", "run.log", "train.sh")
     assert "/" not in other
     told = busy.csub("why", other).stdout
-    assert f"it did not join pack {first}: its output would be that of {first}/1" in told
+    assert f"it did not join pack {first}: it would write to the output file of {first}/1" in told
     assert join(busy, "-o", "walk.log", "train.sh") == f"{first}/2"

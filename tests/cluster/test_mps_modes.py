@@ -78,15 +78,15 @@ def test_the_settings_and_the_script_say_how_to_share(mps_user: CsubUser) -> Non
         (
             ("--share=exclusive", "--degree=2", "t.sh", "t.sh"),
             (
-                "--share=exclusive gives each job a GPU of its own: leave --degree and --pack-size "
-                "out, or choose another --share"
+                "--share=exclusive gives each job a GPU of its own: leave out --degree and "
+                "--pack-size, or choose another --share"
             ),
         ),
         (
             ("one.sh", "other.sh"),
             (
-                "jobs of one call share in one way, not both mps (one.sh:2) and timeslice "
-                "(other.sh:2): give --share on the command line, or submit them apart"
+                "jobs of one call share in one way, not in both mps (one.sh:2) and timeslice "
+                "(other.sh:2): give --share on the command line, or submit them separately"
             ),
         ),
         (("bad.sh", "bad.sh"), "bad.sh:2: --share=fast is none of "),

@@ -131,7 +131,7 @@ def test_what_cannot_be_submitted_whole_is_not_submitted(user: CsubUser) -> None
             user.csub("cancel", refused.stdout.split()[-1])
             continue
         assert refused.stdout == ""
-        assert "submitted before that, was cancelled" in refused.stderr
+        assert "which had already been submitted, was cancelled" in refused.stderr
         wait_until(lambda: list_slurm(user) == [], "nothing is left of it")
 
 

@@ -150,7 +150,10 @@ def test_it_is_tried_again_while_slurm_is_away(
     path = small.environment["PATH"]
     small.extra["PATH"] = f"{folder}:{path}"
     told = small.csub("queue").stderr
-    assert "the next call of csub tries to submit again: Slurm's controller does not answer" in told
+    assert (
+        "the next call of csub will try to submit them again: Slurm's controller does not answer"
+        in told
+    )
     small.extra["PATH"] = path
     new = small.csub("queue").stderr.split()[-1]
     assert small.finish(new)[2]["state"] == "COMPLETED"

@@ -95,7 +95,7 @@ def test_an_option_that_no_one_knows_is_refused_in_one_sentence(user: CsubUser) 
     user.script("a.sh", "exit 0")
     ended = user.csub("--site-imagine=one", "a.sh", check=False)
     assert ended.returncode == 2
-    assert "--site-imagine is no sbatch or csub option" in ended.stderr
+    assert "--site-imagine is not an sbatch or csub option" in ended.stderr
 
 
 def test_srun_in_a_member_hands_on_what_only_the_site_knows(user: CsubUser) -> None:

@@ -151,7 +151,8 @@ def test_a_small_pack_is_not_watched_and_it_is_said_why(mps_user: CsubUser) -> N
     assert user.output(f"slurm-{job_id}_1.out") == "path= progress=\n"
     (event,) = journal(user, job_id, "not_watched")
     assert event["reason"].endswith(
-        " MB of host memory, and the monitor would take 90 MB; packs with 1024 MB are watched"
+        " MB of host memory, and the monitor would take 90 MB; packs with at least 1024 MB are "
+        "watched"
     )
     assert event["reason"] in " ".join(user.csub("report", job_id).stdout.split())
     assert list_progress(user) == []
@@ -249,7 +250,7 @@ def test_what_a_program_prints_is_its_progress_where_that_is_asked_for(mps_user:
         assert member["samples"] is None
     told = user.csub("pack", *OPTIONS, "--progress-regex=(", "solve.sh", "solve.sh", check=False)
     assert told.returncode == 2
-    assert "--progress-regex=(: it is no regular expression of Python's" in told.stderr
+    assert "--progress-regex=(: it is not a regular expression of Python's" in told.stderr
 
 
 def test_a_site_with_dcgm_has_it_asked_on_the_node(mps_user: CsubUser) -> None:

@@ -128,7 +128,7 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
         refused += 1
         assert ended.stderr.endswith(
             ": No space left on device: the disk is full: make room, then try again; nothing was "
-            "submitted half\n"
+            "left half-submitted\n"
         )
         # Only the rendered batch script is kept from one submission to the next, and for an hour
         # what Slurm has said of its QoS.

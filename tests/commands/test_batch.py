@@ -125,7 +125,7 @@ def test_watched_tables_grow_and_a_half_written_row_waits(user: CsubUser) -> Non
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=60)
     assert watching.returncode == 0
-    assert "no longer watched; the jobs go on" in told
+    assert "no longer watching; the jobs go on" in told
     assert {row["arguments"][0] for row in list_all(user)} == {"true", "echo one"}
 
 
@@ -252,18 +252,18 @@ def test_radts_column_of_collocation_is_checked_and_overruled(user: CsubUser) ->
         ("script,mem\ntrain.sh,1G\ntrain.sh,lots\n", "jobs.csv:3, column mem: --mem=lots: "),
         ("script,no-pause\ntrain.sh,maybe\n", "column no-pause: 'maybe' is neither yes nor no"),
         ("script,mem,mem-per-cpu\ntrain.sh,1G,1G\n", "exclude each other"),
-        ("script,command\ntrain.sh,true\n", "jobs.csv:2: a row has a script or a command"),
-        ("time\n5\n", "jobs.csv:2: a row has a script or a command"),
+        ("script,command\ntrain.sh,true\n", "jobs.csv:2: a row needs either a script or a command"),
+        ("time\n5\n", "jobs.csv:2: a row needs either a script or a command"),
         ("command,arguments\ntrue,x\n", "arguments belong to a script"),
         ("script,tiem\ntrain.sh,5\n", "no placeholder takes the parameter tiem"),
-        ("script,wait\ntrain.sh,yes\n", "--wait is said of a whole call, and not of a row"),
-        ("script,array\ntrain.sh,1-3\n", "--array is said of a whole call, and not of a row"),
+        ("script,wait\ntrain.sh,yes\n", "--wait applies to a whole call, not to a row"),
+        ("script,array\ntrain.sh,1-3\n", "--array applies to a whole call, not to a row"),
         ("script\nno.sh\n", "jobs.csv:2, column script: cannot read the script no.sh"),
         ("script,arguments\ntrain.sh,'a\n", 'jobs.csv:2, column arguments: "\'a": No closing'),
         ("script,gpu-mem,gpu_mem\ntrain.sh,1G,2G\n", "columns gpu-mem and gpu_mem mean the same"),
         ("script,name,job-name\ntrain.sh,a,b\n", "jobs.csv:2: the columns name and job-name mean"),
         ("script,args,arguments\ntrain.sh,a,b\n", "the columns args and arguments mean the same"),
-        ("script,uid\ntrain.sh,5\n", "column uid: csub cannot do --uid"),
+        ("script,uid\ntrain.sh,5\n", "column uid: csub does not support --uid"),
         ("script,export-file\ntrain.sh,no\n", "column export-file: --export-file=no: No such"),
         ("script,mem,mem-per-gpu\ntrain.sh,,1X\n", "column mem-per-gpu: --mem-per-gpu=1X: "),
     ],
@@ -283,7 +283,7 @@ def test_a_wrong_cell_is_named_and_nothing_is_submitted(
 def test_rows_that_cannot_share_are_said_so_once(user: CsubUser) -> None:
     (user.home / "jobs.csv").write_text("command,time\ntrue,3\nfalse,60\n")
     told = user.csub("batch", *SHARE, "--dry-run", "jobs.csv").stdout
-    assert told.count("groups: jobs share a pack only where") == 1
+    assert told.count("groups: jobs share a pack only if") == 1
     assert "2 groups: " in told
 
 

@@ -55,7 +55,7 @@ def test_what_is_decided_at_submission(user: CsubUser) -> None:
         (f"afterok:{job_id}/1", 2, f"can never be satisfied: {job_id}/1 is FAILED"),
         (f"afterok:{job_id}/9", 7, f"job {job_id} has no member 9"),
         ("afterok:999999/1", 7, "csub has no job 999999"),
-        (f"aftercorr:{job_id}/2", 2, "cannot be said of a member"),
+        (f"aftercorr:{job_id}/2", 2, "cannot be used with a member"),
         (f"after:{job_id}/2+10", 2, "a delay"),
         (f"afterok:{job_id}/2,afterok:1?afterok:2", 2, "not by both"),
         ("afterok:L1/1", 2, "runs without Slurm"),

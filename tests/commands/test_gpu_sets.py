@@ -104,7 +104,7 @@ def test_jobs_of_one_call_have_one_number_of_nodes(user: CsubUser) -> None:
     user.script("b.sh", "exit 0", directives="#CSUB --nodes-per-pack=3")
     ended = user.csub("pack", *EACH, "a.sh", "b.sh", check=False)
     assert ended.returncode == 2
-    assert "packs of one call have one number of nodes, not both 2 (a.sh" in ended.stderr
+    assert "all packs of one call have the same number of nodes, not 2 (a.sh" in ended.stderr
 
 
 def use_settings(user: CsubUser, text: str) -> None:

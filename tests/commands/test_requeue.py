@@ -36,8 +36,8 @@ def test_what_cannot_be_requeued_is_refused_in_one_sentence(user: CsubUser) -> N
         ),
         (f"{fixed}/2", 2, f"{fixed}/2: submitted with --no-requeue"),
         (fixed, 2, f"{fixed}/1, {fixed}/2: submitted with --no-requeue"),
-        (f"{pending}/1", 2, f"{pending}/1: pending already"),
-        (pending, 2, "pending already"),
+        (f"{pending}/1", 2, f"{pending}/1: already pending"),
+        (pending, 2, "already pending"),
         (f"{job_id}/7", 7, "has no member 7"),
     ):
         refused = user.csub("requeue", target, check=False)

@@ -46,7 +46,7 @@ def test_what_failed_runs_again_as_a_new_member_of_its_submission(user: CsubUser
     assert user.csub("wait", job_id).returncode == 0
     assert user.csub("wait", f"{job_id}/2", check=False).returncode == 3
     none = user.csub("retry", job_id, check=False)
-    assert (none.returncode, "no member that is to be tried again" in none.stderr) == (2, True)
+    assert (none.returncode, "no member to try again" in none.stderr) == (2, True)
 
 
 def test_how_they_ended_and_their_parameters_choose(user: CsubUser) -> None:
@@ -73,8 +73,8 @@ def test_a_retry_may_ask_for_more(user: CsubUser, slurm: FakeSlurm) -> None:
     assert min(limits) >= 3600
     check_refused(
         user, ("retry", job_id, "--output=x"), 2,
-        f"{job_id}: no member that is to be tried again: members that failed, ran out of time or "
-        "memory are; csub history shows them",
+        f"{job_id}: no member to try again: members that failed, or ran out of time "
+        "or memory, can be; see csub history",
     )  # fmt: skip
     user.csub("cancel", job_id)
     refused = user.csub("retry", f"{job_id}/3", "--output=x", check=False)
@@ -92,7 +92,7 @@ def test_a_job_alone_and_one_that_was_cancelled(user: CsubUser) -> None:
     job_id = user.submit("--hold", "--time=5", "sleep.sh")
     user.csub("cancel", job_id)
     user.finish(job_id)
-    assert "no member that is to be" in user.csub("retry", job_id, check=False).stderr
+    assert "no member to try" in user.csub("retry", job_id, check=False).stderr
     again = user.csub("retry", f"{job_id}/1")
     assert f"{job_id}/1: the environment was not kept" in again.stderr
     user.csub("cancel", "all")

@@ -117,7 +117,7 @@ def test_history_shows_what_has_ended_newest_first(user: CsubUser) -> None:
     assert table[2].split()[:4] == [f"{second}/1", "late", "COMPLETED", "0:0"]
     bad = user.csub("history", "--since=soon", check=False)
     assert bad.returncode == 2
-    assert "--since: 'soon' is no age" in bad.stderr
+    assert "--since: 'soon' is not an age" in bad.stderr
     # The state alone tells it: no Slurm is asked where nothing is open.
     user.csub("cancel", waiting)
     user.wait_for_states(waiting, "CANCELLED")

@@ -93,7 +93,7 @@ def test_a_submission_of_several_jobs_that_is_refused_half_way_is_taken_back(
     user.script("wide.sh", "exit 0", directives="#SBATCH --partition=nosuch")
     refused = user.csub("pack", *SHARE, "train.sh", "train.sh", "wide.sh", check=False)
     assert refused.returncode == 4
-    assert "of this call, submitted before that, was cancelled" in refused.stderr
+    assert "of this call, which had already been submitted, was cancelled" in refused.stderr
     assert {job["ending"] or job["state"] for job in slurm.look().values()} == {"CANCELLED"}
 
 
@@ -105,7 +105,7 @@ def test_tasks_that_wait_for_tasks_still_share(user: CsubUser, slurm: FakeSlurm)
     waiting = [job["dependency"] for job in slurm.look().values() if job["dependency"]]
     assert waiting == [[["afterany", f"{first}_999"]], [["afterany", f"{first}_1000"]]]
     refused = user.csub(*SHARE, f"-daftercorr:{first}_0", "next.sh", check=False)
-    assert (refused.returncode, "cannot be said of one task" in refused.stderr) == (2, True)
+    assert (refused.returncode, "cannot be used with a single task" in refused.stderr) == (2, True)
     # How they run is told in tests/cluster: what the end of a job starts does not outlive it here.
     user.csub("cancel", "all")
 

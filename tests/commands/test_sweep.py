@@ -64,7 +64,7 @@ def test_where_chooses_members_by_their_parameters(user: CsubUser, slurm: FakeSl
     assert [number for number in states if states[number] == "CANCELLED"] == [3, 4]
     check_refused(
         user, ("queue", "--where", "lr"), 2,
-        "--where: 'lr' is no condition: write NAME=VALUE, as in lr=0.1",
+        "--where: 'lr' is not a condition: write NAME=VALUE, as in lr=0.1",
     )  # fmt: skip
 
 
@@ -149,15 +149,15 @@ def test_zip_goes_along_and_sample_draws_the_same_each_time(user: CsubUser) -> N
         (("--from=twice.csv", "train.sh"), "twice.csv:1: two columns are called lr"),
         (("--from=short.csv", "train.sh"), "short.csv:3: 1 cells, and the header has 2"),
         (("--from=latin.csv", "train.sh"), "latin.csv:2: the byte 0xe9 is not UTF-8"),
-        (("--from=binary.csv", "train.sh"), "binary.csv is no table: it holds NUL bytes"),
+        (("--from=binary.csv", "train.sh"), "binary.csv is not a table: it holds NUL bytes"),
         (("--from=utf16.csv", "train.sh"), "utf16.csv is written in UTF-16: save it as UTF-8"),
         (("--from=twice.yaml", "train.sh"), "twice.yaml:2: lr stands there twice"),
-        (("--from=deep.yaml", "train.sh"), "deep.yaml, lr: a value is a text or a number"),
-        (("--from=null.json", "train.sh"), "a value is a text or a number, not null"),
-        (("--from=null.yaml", "train.sh"), "null.yaml, lr: a value is a text or a number, not"),
-        (("--from=bad.toml", "train.sh"), "bad.toml is no TOML"),
+        (("--from=deep.yaml", "train.sh"), "deep.yaml, lr: a value must be a text or a number"),
+        (("--from=null.json", "train.sh"), "a value must be a text or a number, not null"),
+        (("--from=null.yaml", "train.sh"), "null.yaml, lr: a value must be a text or a number,"),
+        (("--from=bad.toml", "train.sh"), "bad.toml is not TOML"),
         (("--from=empty.csv", "train.sh"), "empty.csv has no rows"),
-        (("--from=table.txt", "train.sh"), "table.txt: its name tells no format"),
+        (("--from=table.txt", "train.sh"), "table.txt: its name does not say which format it has"),
         (("--from=many.csv", "train.sh"), "many.csv has 100000 rows: one call takes"),
         (("--from=good.csv", "train.sh", "{lr}"), "good.csv:2: no placeholder takes the"),
         (("--array=1-3", "train.sh", "--a", "1,2"), "csub sweep takes no --array"),

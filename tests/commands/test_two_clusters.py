@@ -133,7 +133,7 @@ def test_while_it_is_not_known_which_cluster_this_is_nothing_is_settled_or_ended
     blind = dataclasses.replace(north, extra={"PATH": f"{away}:{north.environment['PATH']}"})
     calls = len(clusters[0].list_all_calls())
     sentence = (
-        f"csub: error: {job_id}: it is not known which cluster this is: nothing was changed; "
+        f"csub: error: {job_id}: cannot find out which cluster this is: nothing was changed; "
         "try again when scontrol show config answers here\n"
     )
     for command in ("cancel", "requeue", "hold"):

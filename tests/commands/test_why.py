@@ -33,11 +33,11 @@ def test_why_a_member_runs_or_waits_in_its_pack_and_how_it_ended(user: CsubUser)
     ), told
     told = why(user, f"{job_id}/3")
     assert re.match(
-        rf"{job_id}/3 PENDING: starts when one of {job_id}/1, {job_id}/2 \(left 1\d:\d\d at most\) "
-        rf"ends \(Degree 2\)",
+        rf"{job_id}/3 PENDING: starts when one of {job_id}/1, {job_id}/2 ends "
+        rf"\(at most 1\d:\d\d left\) \(Degree 2\)",
         told,
     ), told
-    assert f"ends, after {job_id}/3 (Degree 2)" in why(user, f"{job_id}/4")
+    assert f" left), after {job_id}/3 (Degree 2)" in why(user, f"{job_id}/4")
     user.csub("cancel", f"{job_id}/1")
     user.wait_for_states(job_id, {1: "CANCELLED", 3: "FAILED", 4: "RUNNING"})
     assert re.match(
@@ -53,7 +53,7 @@ def test_why_a_member_runs_or_waits_in_its_pack_and_how_it_ended(user: CsubUser)
     explained = user.csub("explain", f"{job_id}/3", "FAILED", "Priority").stdout
     assert f"csub logs {job_id}/3" in explained
     assert "csub logs ID" in explained
-    assert "jobs with a higher priority are before it" in explained
+    assert "jobs with a higher priority come first" in explained
 
 
 def test_why_a_member_runs_alone_and_which_partner_was_refused(user: CsubUser) -> None:
@@ -61,11 +61,11 @@ def test_why_a_member_runs_alone_and_which_partner_was_refused(user: CsubUser) -
     job_id = user.submit("--gres=gpu:2", "--time=10", "go.sh")
     user.wait_for_states(job_id, "RUNNING")
     told = why(user, f"{job_id}/1")
-    assert "alone in its pack at present" in told
+    assert "alone in its pack" in told
     assert "it runs alone: it asks for 2 GPUs" in told
     full = user.submit("--array=1-5", "--gres=gpu:1", "--degree=4", "--hold", "go.sh")
-    assert "no further member: full with 4 members" in why(user, f"{full}/1")
-    assert "no further member" not in why(user, f"{full}/5")
+    assert "takes no more members: it is full with 4 members" in why(user, f"{full}/1")
+    assert "takes no more members" not in why(user, f"{full}/5")
     user.csub("cancel", "all")
 
 
@@ -77,7 +77,7 @@ def test_why_without_an_answer_of_slurm(user: CsubUser) -> None:
     away = {"PATH": f"{stub.parent}:{user.environment['PATH']}"}
     told = user.run(["csub", "why", f"{job_id}/1"], environment=away, check=False)
     assert told.returncode == 4
-    assert f"{job_id}/1 PENDING: it had not started; as last written: " in told.stdout
+    assert f"{job_id}/1 PENDING: it had not started; as last recorded: " in told.stdout
     user.csub("cancel", job_id)
 
 
@@ -125,7 +125,7 @@ def test_one_unknown_word_leaves_the_others_explained(user: CsubUser) -> None:
     told = user.csub("explain", "PENDING", "nonsense", "TIMEOUT", check=False)
     assert told.returncode == 2
     assert re.findall(r"^[A-Z]\w+", told.stdout, re.MULTILINE) == ["PENDING", "TIMEOUT"]
-    assert "'nonsense' is no member, state, reason or word of a report" in told.stderr
+    assert "'nonsense' is not a member, state, reason or word of a report" in told.stderr
     assert "did you mean" not in told.stderr
     assert len(told.stderr.splitlines()) == 1
 

@@ -16,15 +16,15 @@ COMMAND_LINES = {
         ("--gres=gpu:a:b:c", "ok.sh"),
         2,
         (
-            "the command line: --gres=gpu:a:b:c: --gres=gpu:a:b:c: 'c' is no number of GPUs: write "
-            "for instance gpu:1"
+            "the command line: --gres=gpu:a:b:c: --gres=gpu:a:b:c: 'c' is not a number of GPUs: "
+            "write for example gpu:1"
         ),
     ),
     "more GPU memory than stated is no size": (
         ("--gpu-mem=lots", "ok.sh"),
         2,
         (
-            "the command line: --gpu-mem=lots: 'lots' is no GPU memory size: write a number and "
+            "the command line: --gpu-mem=lots: 'lots' is not a GPU memory size: write a number and "
             "its unit, as in 20G or 800M"
         ),
     ),
@@ -53,7 +53,7 @@ COMMAND_LINES = {
         2,
         (
             "plain.sh: this does not look like a batch script, for its first line does not begin "
-            "with #! and the path of an interpreter: begin it for instance with #!/bin/bash, or "
+            "with #! and the path of an interpreter: begin it with #!/bin/bash, for example, or "
             "give a command with --wrap"
         ),
     ),
@@ -61,19 +61,19 @@ COMMAND_LINES = {
         ("dos.sh",),
         2,
         (
-            "dos.sh:1: the batch script has DOS line breaks: convert it, for instance with: "
+            "dos.sh:1: the batch script has DOS line breaks: convert it, for example with: "
             "sed -i 's/\\r$//' dos.sh"
         ),
     ),
     "malformed value in a directive": (
         ("bad_time.sh",),
         2,
-        f"bad_time.sh:3: --time=abc: 'abc' is no time limit: {TIMES}",
+        f"bad_time.sh:3: --time=abc: 'abc' is not a time limit: {TIMES}",
     ),
     "unknown directive": (
         ("bad_name.sh",),
         2,
-        "bad_name.sh:2: --tiem is no sbatch option: did you mean --time?",
+        "bad_name.sh:2: --tiem is not an sbatch option: did you mean --time?",
     ),
     "open quote in a directive": (
         ("bad_quote.sh",),
@@ -109,14 +109,14 @@ COMMAND_LINES = {
     "time": (
         ("--time=1:2:3:4", "ok.sh"),
         2,
-        f"the command line: --time=1:2:3:4: '1:2:3:4' is no time limit: {TIMES}",
+        f"the command line: --time=1:2:3:4: '1:2:3:4' is not a time limit: {TIMES}",
     ),
     "host memory": (
         ("--mem=12Q", "ok.sh"),
         2,
         (
-            "the command line: --mem=12Q: '12Q' is no host memory size: write a whole number and "
-            "K, M, G or T, as in 16G"
+            "the command line: --mem=12Q: '12Q' is not a host memory size: write a whole number "
+            "and K, M, G or T, as in 16G"
         ),
     ),
     "signal": (
@@ -132,14 +132,14 @@ COMMAND_LINES = {
     "unknown option": (
         ("--gers=gpu:1", "ok.sh"),
         2,
-        "--gers is no sbatch or csub option: did you mean --gres?",
+        "--gers is not an sbatch or csub option: did you mean --gres?",
     ),
     "uid": (
         ("--uid=0", "ok.sh"),
         2,
         (
-            "the command line: csub cannot do --uid: a pack belongs to the user and group that "
-            "call csub: submit it with sbatch"
+            "the command line: csub does not support --uid: a pack belongs to the user and group "
+            "that call csub: submit it with sbatch"
         ),
     ),
     "clusters": (

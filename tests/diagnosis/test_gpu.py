@@ -104,7 +104,7 @@ def test_mps_that_works_says_how_quickly() -> None:
     found = judge_mps(SEEN, "auto")
     assert (found.level, found.what) == (
         Level.GREEN,
-        "a daemon of one's own works: control socket after 20 ms, server after 300 ms",
+        "a daemon of your own works: control socket after 20 ms, server after 300 ms",
     )
     prepared = judge_mps(mps(by="prolog", control_ms=None, active_ms=None), "auto")
     assert prepared.what == "the node's own daemon (prolog) works"

@@ -95,7 +95,7 @@ def test_a_job_that_is_refused_is_red_in_slurms_words() -> None:
 @pytest.mark.parametrize(
     ("reason", "level", "words"),
     [
-        ("Priority", Level.YELLOW, "jobs with a higher priority are before it (Priority)"),
+        ("Priority", Level.YELLOW, "jobs with a higher priority come first (Priority)"),
         ("Resources", Level.YELLOW, "what it asks for is not free (Resources)"),
         ("None", Level.YELLOW, "Slurm's reason is not known"),
         ("QOSMaxGRESPerUser", Level.YELLOW, "a limit of its QoS is reached"),
@@ -103,7 +103,7 @@ def test_a_job_that_is_refused_is_red_in_slurms_words() -> None:
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs", Level.RED, "drained"),
         ("InvalidAccount", Level.RED, "its account is not valid"),
         ("PartitionTimeLimit", Level.RED, "more time than its partition allows"),
-        ("launch_failed_requeued_held", Level.RED, "its start failed on the node"),
+        ("launch_failed_requeued_held", Level.RED, "it failed to start on the node"),
     ],
 )
 def test_a_job_that_waits_is_judged_by_its_reason(reason: str, level: Level, words: str) -> None:
@@ -127,13 +127,13 @@ def test_a_job_that_does_not_end_is_red() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "reason", "what"),
     [
-        ("NODE_FAIL", 0, "None", "job 4711 ended NODE_FAIL on n1 before it could look"),
+        ("NODE_FAIL", 0, "None", "job 4711 ended NODE_FAIL on n1 before its checks"),
         ("FAILED", 1, "NonZeroExitCode",
-         "job 4711 ended FAILED with exit status 1 on n1 (NonZeroExitCode) before it could look"),
+         "job 4711 ended FAILED with exit status 1 on n1 (NonZeroExitCode) before its checks"),
         ("TIMEOUT", 0, "TimeLimit",
-         "job 4711 ended TIMEOUT on n1 (TimeLimit) before it could look"),
+         "job 4711 ended TIMEOUT on n1 (TimeLimit) before its checks"),
         ("", None, "",
-         "job 4711 ended in a way that Slurm has forgotten on n1 before it could look"),
+         "job 4711 ended in a way that Slurm no longer knows on n1 before its checks"),
     ],
 )  # fmt: skip
 def test_a_job_that_ended_before_it_could_look(

@@ -20,7 +20,7 @@ def test_each_line_begins_with_its_level_and_says_what_is_lost_and_what_to_do() 
     assert render(FINDINGS).splitlines() == [
         "green    csub          0.1.0",
         "yellow   hooks         none on n1",
-        "                       lost: root's daemon",
+        "                       effect: root's daemon",
         "                       -> install them",
         "red      shared-state  it is not there",
         "                       -> set state_dir",
@@ -35,11 +35,11 @@ def test_colours_are_put_around_levels_alone() -> None:
 
 def test_the_last_line_counts() -> None:
     assert render_summary(FINDINGS) == (
-        "\n1 green, 1 yellow, 1 red, 1 unknown: csub does not work here as it should"
+        "\n1 green, 1 yellow, 1 red, 1 unknown: csub does not work properly here"
     )
     assert render_summary(FINDINGS[:2]) == "\n1 green, 1 yellow: csub works here"
     assert render_summary([FINDINGS[0], FINDINGS[3]]) == (
-        "\n1 green, 1 unknown: as far as could be seen csub works here"
+        "\n1 green, 1 unknown: csub works here, as far as could be seen"
     )
 
 

@@ -58,10 +58,10 @@ def test_a_wrong_option_is_refused_where_it_is_given(options: Any, sentence: str
 @pytest.mark.parametrize("what", ["train.sh", 3, None])
 def test_what_cannot_be_called_is_refused(tmp_path: Path, what: Any) -> None:
     executor = Executor(tmp_path / "calls")
-    with pytest.raises(UsageProblem, match=f"{what!r} is no function"):
+    with pytest.raises(UsageProblem, match=f"{what!r} is not a function"):
         executor.map_array(what, [1])
     if what != "train.sh":
-        with pytest.raises(UsageProblem, match="is no function"):
+        with pytest.raises(UsageProblem, match="is not a function"):
             executor.submit(what)
     assert not (tmp_path / "calls").exists()
 

@@ -140,7 +140,7 @@ def test_commands_and_the_job_environment(run_python: Run) -> None:
     ("options", "sentence"),
     [
         ({"tasks_per_node": 3}, "tasks_per_node=3: a job of several tasks has no single result"),
-        ({"gpu": 3}, "gpu=3 is no option of submitit's: slurm_gpu hands it to csub"),
+        ({"gpu": 3}, "gpu=3 is not an option of submitit's: slurm_gpu hands it to csub"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: Any, sentence: str) -> None:

@@ -122,7 +122,7 @@ def test_a_link_or_a_file_in_its_place_is_not_used(short_directory: Path) -> Non
     assert list(target.iterdir()) == []
     (short_directory / "run").unlink()
     (short_directory / "run").write_text("")
-    with pytest.raises(NodeError, match="no directory"):
+    with pytest.raises(NodeError, match="not a directory"):
         RunDirectory(str(short_directory / "run"), makes=True)
 
 

@@ -224,7 +224,7 @@ def test_directories_of_other_users_are_not_opened(base: Path) -> None:
     (theirs / "lock").write_text("")
     os.chown(theirs, NOBODY, NOBODY)
     assert list(list_private_directories((str(base),))) == []
-    with pytest.raises(NodeError, match="no directory that this user's packs have made"):
+    with pytest.raises(NodeError, match="not a directory that this user's packs have made"):
         open_private_directory(str(theirs))
 
 

@@ -89,5 +89,5 @@ def test_a_job_id_that_is_none_is_refused_in_one_sentence(bed: Bed, job_id: str)
         )
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr.count("\n") == 1
-        assert "is no job's number" in ended.stderr
+        assert "is not a job's number" in ended.stderr
     assert bed.read_audit() == []

@@ -358,16 +358,16 @@ def test_a_change_that_fails_gives_back_what_stood(mig: Bed) -> None:
 HOSTILE = (
     (b"", "breaks off"),
     (b"x" * 5000 + b"\n", "longer than 4096 bytes"),
-    (b"[1]\n", "no JSON object"),
-    (b"{\n", "no JSON"),
-    (b"[" * 4000 + b"\n", "no JSON"),
-    (b"\xff\xfe\n", "no JSON"),
+    (b"[1]\n", "not a JSON object"),
+    (b"{\n", "not JSON"),
+    (b"[" * 4000 + b"\n", "not JSON"),
+    (b"\xff\xfe\n", "not JSON"),
     (b'{"request": "destroy"}\n', "neither status nor change"),
     (b'{"request": "status"}\n', "names no gpu"),
     (b'{"request": "status", "gpu": "GPU-0"}\n', "none of this job's"),
     (b'{"request": "status", "gpu": "GPU-0", "run": "x"}\n', "unknown key 'run'"),
-    (b'{"request": "change", "gpu": "G", "destroy": "MIG"}\n', "no list of texts"),
-    (b'{"request": "change", "gpu": "G", "create": [1]}\n', "no list of texts"),
+    (b'{"request": "change", "gpu": "G", "destroy": "MIG"}\n', "not a list of texts"),
+    (b'{"request": "change", "gpu": "G", "create": [1]}\n', "not a list of texts"),
     (b'{"request": "change", "gpu": "G", "create": ["1g","1g","1g","1g","1g","1g","1g","1g"]}\n',
      "more than 7 entries"),
 )  # fmt: skip
@@ -386,8 +386,8 @@ def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig
         assert answer["reason"].isprintable()
     uuid = gpu["instances"][0]["uuid"]
     for request, reason in (
-        ({"destroy": [other["instances"][0]["uuid"]]}, "is no instance of this job's"),
-        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is no instance of this job's"),
+        ({"destroy": [other["instances"][0]["uuid"]]}, "is not an instance of this job's"),
+        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is not an instance of this job's"),
         ({"destroy": [uuid], "create": ["9g"]}, "which is none"),
         ({"destroy": [uuid], "create": ["7g"]}, "does not fit around what stands"),
         ({"create": ["1g"]}, "does not fit around what stands"),

@@ -292,7 +292,7 @@ def test_the_gpus_of_a_job_are_found(
         (answer(1), {"SLURM_JOB_GPUS": "0,1"}, "NVML shows 1 GPUs, the job has 2"),
         (answer(2), {}, "neither Slurm nor"),
         (answer(1), {"CUDA_VISIBLE_DEVICES": ""}, "neither Slurm nor"),
-        (answer(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "no GPU's UUID"),
+        (answer(2), {"CUDA_VISIBLE_DEVICES": "GPU-"}, "not a GPU's UUID"),
         (answer(2), {"CUDA_VISIBLE_DEVICES": "7"}, "does not say which GPU"),
         (
             NvmlAnswer(gpus=(Gpu(0, uuid=UUIDS[0], name="A"), Gpu(1, uuid=UUIDS[1], name="B"))),

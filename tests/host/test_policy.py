@@ -79,8 +79,8 @@ def test_every_key_is_read(path: Path) -> None:
         ("mig_slow_s = 3601", "no usable value for mig_slow_s"),
         ('audit_log = "hooks.log"', "no usable value for audit_log"),
         ("[enabled]", "no usable value for enabled"),
-        ("enabled = ", "no TOML"),
-        ("\x00", "no TOML"),
+        ("enabled = ", "not TOML"),
+        ("\x00", "not TOML"),
         ("#" * (LIMIT_BYTES + 1), "longer than 64 KiB"),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_is_not_understood_allows_nothing(path: Path, text: str, words: str
 
 def test_no_toml_in_no_known_encoding(path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(StateError, match="no TOML"):
+    with pytest.raises(StateError, match="not TOML"):
         read_policy(str(path))
 
 
@@ -113,7 +113,7 @@ def test_a_policy_below_a_directory_that_others_may_write_is_not_trusted(path: P
 def test_a_policy_of_somebody_else_is_not_trusted(path: Path) -> None:
     name = write(path, "")
     os.chown(path, 65534, 65534)
-    with pytest.raises(StateError, match="no file of root's"):
+    with pytest.raises(StateError, match="not a file of root's"):
         read_policy(name)
 
 
@@ -125,7 +125,7 @@ def test_links_fifos_and_directories_are_no_policy(path: Path) -> None:
         read_policy(str(path))
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(StateError, match="no file of root's"):
+    with pytest.raises(StateError, match="not a file of root's"):
         read_policy(str(path))
     path.unlink()
     path.mkdir()

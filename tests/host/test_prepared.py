@@ -101,10 +101,10 @@ def test_a_user_reads_what_root_has_written_and_believes_nobody_else(
     run = path.parent.parent
     assert read_as_user(run) == "mps"
     path.chmod(0o666)
-    assert "no file that only root can write" in read_as_user(run)
+    assert "not a file that only root can write" in read_as_user(run)
     path.chmod(0o644)
     for changed, words in (
-        (path, "no file that only root can write"),
+        (path, "not a file that only root can write"),
         (path.parent, "somebody else than root could change"),
         (run, "somebody else than root could change"),
     ):
@@ -122,7 +122,7 @@ def test_a_user_reads_what_root_has_written_and_believes_nobody_else(
     path.unlink()
     os.mkfifo(path)
     path.chmod(0o644)
-    assert "no file that only root can write" in read_as_user(run)
+    assert "not a file that only root can write" in read_as_user(run)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_daemon_that_is_not_there_is_not_adopted(short_directory: Path) -> Non
 
     with pytest.raises(NodeError, match="no process listens on the control socket"):
         adopt(pipe)
-    with pytest.raises(NodeError, match="is no pipe directory"):
+    with pytest.raises(NodeError, match="is not a pipe directory"):
         adopt(pipe.parent)
     with pytest.raises(NodeError, match="cannot be reached from here"):
         adopt(short_directory / "12" / "0" / "p")

@@ -250,7 +250,7 @@ def test_an_agent_of_roots_is_ended_by_its_record_and_no_other_process(
     # An earlier process with its pid, another user's, and one that leads no session.
     assert end_agent(ProcessId(identity.pid, identity.start_ticks - 1), "it is over") == GONE
     strange = start(uid=OTHER)
-    assert "no agent of root's" in end_agent(identify_child(strange), "it is over")
+    assert "not an agent of root's" in end_agent(identify_child(strange), "it is over")
     follower = subprocess.Popen(["sleep", "600"])
     try:
         assert "leads no session" in end_agent(identify_child(follower), "it is over")

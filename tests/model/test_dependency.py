@@ -39,12 +39,12 @@ def test_a_dependency_is_read(text: str, conditions: list[tuple[str, str]], is_a
     ("text", "words"),
     [
         ("afterok:7/3,afterok:8?afterok:9", "not by both"),
-        ("aftercorr:7/3", "cannot be said of a member"),
+        ("aftercorr:7/3", "cannot be used with a member"),
         ("after:7/3+10", "a delay"),
-        ("afterok:7/", "no member id"),
-        ("afterok:7/3/4", "no member id"),
+        ("afterok:7/", "not a member id"),
+        ("afterok:7/3/4", "not a member id"),
         ("afterok:L7/3", "runs without Slurm"),
-        ("afterok:x/3", "no member id"),
+        ("afterok:x/3", "not a member id"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, words: str) -> None:

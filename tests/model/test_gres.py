@@ -65,14 +65,14 @@ def test_gpus_are_found_in_tres_per_task(text: str, request_: GpuRequest) -> Non
 @pytest.mark.parametrize(
     ("text", "option", "sentence"),
     [
-        ("", "gres", "--gres= names nothing: write for instance gpu:1"),
-        (",", "gpus", "--gpus=, names nothing: write for instance 1"),
-        ("gpu:", "gres", "'' is no GPU type"),
-        ("gpu:a100:x", "gres", "'x' is no number of GPUs"),
-        ("gpu=x", "gres", "'x' is no number of GPUs"),
-        ("gpu:a:b:1", "gres", "'a:b' is no GPU type"),
-        ("a b:1", "gpus", "'a b' is no GPU type"),
-        ("gres/gpu=", "tres-per-task", "'' is no number of GPUs"),
+        ("", "gres", "--gres= names nothing: write for example gpu:1"),
+        (",", "gpus", "--gpus=, names nothing: write for example 1"),
+        ("gpu:", "gres", "'' is not a GPU type"),
+        ("gpu:a100:x", "gres", "'x' is not a number of GPUs"),
+        ("gpu=x", "gres", "'x' is not a number of GPUs"),
+        ("gpu:a:b:1", "gres", "'a:b' is not a GPU type"),
+        ("a b:1", "gpus", "'a b' is not a GPU type"),
+        ("gres/gpu=", "tres-per-task", "'' is not a number of GPUs"),
     ],
 )
 def test_a_malformed_entry_is_refused_with_a_sentence(

@@ -38,7 +38,7 @@ def test_types_are_read_as_sbatch_reads_them(
 
 @pytest.mark.parametrize("text", ["", "ends", "END FAIL"])
 def test_types_of_which_none_is_known_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="known are NONE, ALL"):
+    with pytest.raises(ValueError, match="valid ones are NONE, ALL"):
         parse_mail_types(text)
 
 

@@ -43,7 +43,7 @@ def test_every_form_of_a_time_limit_is_read(text: str, seconds: int | None) -> N
     ["", " ", "x", "1h", "-5", "1:2:3:4", "1-2-3", "1:", ":1", "1.5", "1-:3", "٣", "5 ", "9" * 30],
 )
 def test_what_is_no_time_limit_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no time limit: write minutes"):
+    with pytest.raises(ValueError, match=r"is not a time limit: write minutes"):
         parse_time_limit_s(text)
 
 
@@ -103,7 +103,7 @@ def test_host_memory_follows_the_rules_of_sbatch(text: str, memory_mb: int) -> N
 
 @pytest.mark.parametrize("text", ["", "G", "5B", "5.5G", "-5", "5GiB", "5 G", "5P", "all"])
 def test_what_is_no_host_memory_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no host memory size"):
+    with pytest.raises(ValueError, match="is not a host memory size"):
         parse_host_memory_mb(text)
 
 
@@ -128,13 +128,15 @@ def test_gpu_memory_takes_decimals_and_rounds_up(text: str, memory_mb: int) -> N
 
 
 def test_gpu_memory_without_a_unit_is_refused_because_it_could_mean_either() -> None:
-    with pytest.raises(ValueError, match=r"'20' is no GPU memory size: give the unit, as in 20G"):
+    with pytest.raises(
+        ValueError, match=r"'20' is not a GPU memory size: give the unit, as in 20G"
+    ):
         parse_gpu_memory_mb("20")
 
 
 @pytest.mark.parametrize("text", ["", "G", "0G", "0.0T", "-1G", "1.G", "1e3M", "half", "5%"])
 def test_what_is_no_gpu_memory_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no GPU memory size"):
+    with pytest.raises(ValueError, match="is not a GPU memory size"):
         parse_gpu_memory_mb(text)
 
 

@@ -140,10 +140,10 @@ def test_rubbish_is_no_request(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "it is empty"),
-        ("(", "it is no regular expression of Python's: missing )"),
+        ("(", "it is not a regular expression of Python's: missing )"),
         ("(?P<steps>[0-9]+)", "its group 'steps' means nothing: named groups are step and samples"),
         ("x" * (REGEX_MOST + 1), f"it has {REGEX_MOST + 1} characters, and may have {REGEX_MOST}"),
-        ("x*", "it matches where there is nothing"),
+        ("x*", "it matches empty text"),
     ],
 )
 def test_what_is_no_such_regex_is_told(text: str, words: str) -> None:

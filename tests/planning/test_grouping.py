@@ -170,7 +170,7 @@ def test_every_pack_says_why(jobs: list[Job], capacity: Capacity, policy: Policy
         if pack.request is None:
             degree = min(policy.degree, policy.running_limit or policy.degree)
             why = compute_reason_to_run_alone(first, dataclasses.replace(policy, degree=degree))
-            why = why or "no job came with it that could share its GPU"
+            why = why or "no job that could share its GPU was submitted with it"
             assert pack.reasons == (f"{first.name} runs alone: {why}",)
 
 
@@ -226,7 +226,7 @@ def test_waves_that_would_not_fit_into_the_partitions_limit_become_several_packs
     packs = make(build_jobs(8), Capacity(time_limit_max_s=2000), policy).packs
     assert [len(pack.members) for pack in packs] == [4, 4]
     assert packs[0].reasons[1] == (
-        "no further member: 5 members need 2700 s one after the other, MaxTime is 2000 s"
+        "takes no more members: 5 members need 2700 s one after the other, MaxTime is 2000 s"
     )
 
 
@@ -304,8 +304,9 @@ def test_members_that_get_less_than_they_asked_for_are_told() -> None:
 def test_a_sharing_mode_has_no_more_places_than_it_can(mode: SharingMode, most: int) -> None:
     first, *_ = make(build_jobs(60), policy=Policy(degree=60, mode=mode)).packs
     assert (len(first.members), first.degree) == (most, most)
-    assert f"no further member: full with {most} members, more cannot share by {mode}" in (
-        first.reasons
+    assert (
+        f"takes no more members: it is full with {most} members, no more can share by {mode}"
+        in (first.reasons)
     )
     sliced = Policy(degree=60, mode=SharingMode.TIMESLICE)
     assert make(build_jobs(60), policy=sliced).packs[0].degree == 60
@@ -333,14 +334,14 @@ def test_without_a_time_slurms_default_stands() -> None:
             Capacity(gpu_memory_mb=80_000),
             "3 at once need 90000 MB of GPU memory, 76000 MB are usable",
         ),
-        ({}, Capacity(), "full with 4 members"),
+        ({}, Capacity(), "it is full with 4 members"),
     ],
 )
 def test_a_closed_pack_names_the_limit_with_both_numbers(
     changes: dict[str, int], capacity: Capacity, reason: str
 ) -> None:
     first = make(build_jobs(5, **changes), capacity).packs[0]
-    assert f"no further member: {reason}" in first.reasons
+    assert f"takes no more members: {reason}" in first.reasons
 
 
 def test_one_is_not_told_as_several() -> None:
@@ -350,7 +351,7 @@ def test_one_is_not_told_as_several() -> None:
         "1 member, 1 at once, 1 CPU",
     )
     made = make(build_jobs(2), policy=Policy(degree=4, pack_size=1))
-    assert "no further member: full with 1 member" in made.packs[0].reasons
+    assert "takes no more members: it is full with 1 member" in made.packs[0].reasons
     made = make(build_jobs(2), policy=Policy(running_limit=1, pack_size=2))
     assert made.reasons[0] == "at most 1 member at the same time: 1 pack of degree 1"
 
@@ -368,7 +369,7 @@ def test_one_is_not_told_as_several() -> None:
         ({}, Policy(degree=1, mode=SharingMode.EXCLUSIVE),
          "each job gets a GPU of its own (share=exclusive)"),
         ({}, Policy(running_limit=1), "the degree is 1"),
-        ({}, Policy(), "no job came with it that could share its GPU"),
+        ({}, Policy(), "no job that could share its GPU was submitted with it"),
     ],
 )  # fmt: skip
 def test_a_job_that_runs_alone_gets_what_it_asked_for_and_says_why(
@@ -390,7 +391,7 @@ def test_jobs_of_two_partitions_never_share() -> None:
     jobs = [build_job(n, group=(("partition", "ab"[n % 2]),)) for n in range(1, 5)]
     made = make(jobs)
     assert [[m.job_index for m in pack.members] for pack in made.packs] == [[0, 2], [1, 3]]
-    assert made.reasons[0].startswith("2 groups: jobs share a pack only where partition")
+    assert made.reasons[0].startswith("2 groups: jobs share a pack only if partition")
 
 
 def test_a_pack_asks_for_what_its_largest_members_need_at_once() -> None:

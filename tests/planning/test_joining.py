@@ -101,7 +101,7 @@ def test_a_job_that_would_slow_a_waiting_pack_down_too_much_is_refused_with_numb
 
 
 def test_an_unknown_job_joins_no_known_one_and_an_unknown_one_by_its_users_words() -> None:
-    refusal = "what new takes of a GPU is not known yet, so it shares with no job that is known"
+    refusal = "what new uses of a GPU is not known yet, so it shares with no job that is known"
     assert join_waiting(("small", SMALL), ("new", None)) == refusal
     assert join_running(("small", SMALL), ("new", None)) == refusal
     planned = join_waiting(("old", None), ("new", None))
@@ -203,7 +203,7 @@ def test_a_measured_peak_counts_in_a_running_pack_where_no_load_is_known() -> No
 def test_another_rule_joins_nothing(rule: Rule) -> None:
     (job,), _ = build_call(("small", SMALL))
     reason = compute_reason_not_to_join(job, dataclasses.replace(POLICY, rule=rule))
-    assert reason == f"the rule {rule} makes its pack, and knows no joining"
+    assert reason == f"the rule {rule} makes its pack, and does not allow joining"
     assert not compute_reason_not_to_join(job, POLICY)
 
 

@@ -259,8 +259,8 @@ def test_unknown_jobs_do_not_share_with_known_ones() -> None:
     assert [list_names(jobs, pack) for pack in packs] == [["a", "b"], ["new", "new2"]]
     (_, lone) = make(("a", SMALL), ("new", None), ("b", SMALL)).packs
     assert lone.reasons[0] == (
-        "new runs alone: what it takes of a GPU is not known yet, and no other such job came "
-        "with it"
+        "new runs alone: what it uses of a GPU is not known yet, and no other such job was "
+        "submitted with it"
     )
 
 
@@ -275,7 +275,7 @@ def test_a_degree_that_was_asked_for_is_not_exceeded() -> None:
     policy = dataclasses.replace(POLICY, degree=3, degree_is_asked=True)
     packs = make(*[("small", SMALL)] * 6, policy=policy).packs
     assert [pack.degree for pack in packs] == [3, 3]
-    assert "no further member: full with 3 members" in packs[0].reasons
+    assert "takes no more members: it is full with 3 members" in packs[0].reasons
 
 
 def test_where_the_gpus_memory_is_unknown_no_more_than_the_degree_share() -> None:
@@ -368,7 +368,7 @@ def test_what_earlier_packs_showed_is_added_and_the_model_alone_stands_beside_it
 def test_one_job_is_planned_without_any_search() -> None:
     made = plan([build_job()], {0: SMALL}, ROOMY, POLICY, CALIBRATION)
     assert made.packs[0].reasons == (
-        "job1 runs alone: no job came with it that could share its GPU",
+        "job1 runs alone: no job that could share its GPU was submitted with it",
     )
 
 

@@ -69,10 +69,10 @@ def test_steps_that_a_pattern_counts_are_measured_too() -> None:
 
 
 def test_the_plan_says_why_it_has_no_margin() -> None:
-    held = "the bound is held as far as the prediction may be right"
+    held = "the bound is kept as far as the prediction may be right"
     for policy, said, unsaid in (
         (MEASURED, held, "the margin is doubled"),
-        (POLICY, "the margin is doubled", "the bound is held"),
+        (POLICY, "the margin is doubled", "the bound is kept"),
     ):
         pack, is_measured = make_largest(policy)
         text = " ".join(pack.reasons)
@@ -90,7 +90,7 @@ def test_one_of_the_same_gpu_is_planned_by_what_is_predicted() -> None:
     own = dataclasses.replace(DOUBTFUL, gpu_model=H200)
     jobs, known = build_call(*[("a.sh", own)] * 24)
     found = plan(jobs, known, ROOMY, MEASURED, CALIBRATION)
-    assert any("held without a margin" in text for text in found.packs[0].reasons)
+    assert any("kept without a margin" in text for text in found.packs[0].reasons)
 
 
 def test_what_is_too_slow_even_so_says_by_how_much() -> None:

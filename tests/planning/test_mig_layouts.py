@@ -151,7 +151,7 @@ def test_the_members_needs_choose_the_layout_and_the_picture_shows_who_sits_wher
     top = lines.index("+--------+--------+-----------------+-----------------------------------+")
     assert lines[top + 1].replace(" ", "") == "|1g|1g|2g|3g|"
     assert lines[top + 4].replace(" ", "") == "|/4|/3|/2|/1|"
-    assert "what MIG costs them against MPS is not known" in " ".join(text.split())
+    assert "what MIG costs them compared with MPS is not known" in " ".join(text.split())
     # Of what nobody has measured the time leaves room for the worst that an instance may do.
     walls = [member.wall_limit_s or 0 for member in pack.members]
     assert walls[3] > walls[1] > walls[0] > 1200
@@ -233,7 +233,7 @@ def test_the_names_of_a_layout_tell_the_gpu_that_nothing_else_does() -> None:
         ("4g+4g", "it has 8 compute slices, the GPU has 7"),
         ("3g+3g+1g", "it has 9 memory slices, the GPU has 8"),
         ("1g.20gb+1g.20gb+1g.20gb+1g.20gb+1g", "it has 9 memory slices"),
-        ("1g.10gb+me+1g.10gb+me", "it has 2 of 1g.10gb+me, the GPU takes 1"),
+        ("1g.10gb+me+1g.10gb+me", "it has 2 of 1g.10gb+me, the GPU holds at most 1"),
         ("1g.99gb", "no MIG profile 1g.99gb"),
     ],
 )
@@ -295,7 +295,7 @@ def test_auto_puts_known_culprits_behind_walls_and_one_alone_stays_alone() -> No
     (pack,) = plan_auto(jobs, {}).packs
     assert pack.mode is SharingMode.MIG
     assert len(pack.members) == 3
-    assert any("behind walls it stays with" in text for text in pack.reasons)
+    assert any("in a MIG instance it ends" in text for text in pack.reasons)
     (lone,) = plan_auto(jobs[:1], {}).packs
     assert lone.mode is SharingMode.EXCLUSIVE
     assert "its fault ended all clients" in lone.reasons[0]

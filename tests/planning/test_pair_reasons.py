@@ -231,7 +231,7 @@ def test_time_limits_that_are_too_different_are_told_with_both_numbers() -> None
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [
         ("duration", 600, 7200 / TIME_RATIO)
     ]
-    assert "short asks for 600 s, who shares there for 1800 to 7200 s" in pair.text
+    assert "short asks for 600 s, the jobs that share there for 1800 to 7200 s" in pair.text
 
 
 @pytest.mark.parametrize("profile", [SMALL, None])

@@ -42,7 +42,7 @@ def test_a_shorter_limit_is_worth_a_little_gpu_time() -> None:
     chosen, reason = choose_by_queue((ONE, TWO), WAITS)
     assert chosen is TWO
     assert "2 packs instead of 1" in reason
-    assert "53 min in the mean instead of 220 min (of which they wait 1 and 120 min)" in reason
+    assert "53 min on average instead of 220 min (of which they wait 1 and 120 min)" in reason
 
 
 def test_more_gpu_time_than_that_is_not_spent() -> None:

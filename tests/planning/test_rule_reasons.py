@@ -82,7 +82,7 @@ def test_a_rule_cannot_tell_of_a_job_that_nobody_measured() -> None:
     policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
     (pair,) = explain_jobs(*build_call(("a", SMALL), ("new", None)), policy).pairs
     assert [b.constraint for b in pair.broken] == ["unknown"]
-    assert "what new takes of a GPU is not known: the rule carma cannot tell" in pair.text
+    assert "what new uses of a GPU is not known: the rule carma cannot tell" in pair.text
 
 
 @pytest.mark.parametrize(

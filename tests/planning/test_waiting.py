@@ -154,7 +154,7 @@ def test_a_pack_that_was_cut_at_max_time_says_so() -> None:
     packs = plan(jobs, known, capacity, policy, CALIBRATION).packs
     assert [len(pack.members) for pack in packs] == [8, 8, 8]
     assert packs[0].reasons[-2] == (
-        "no further member: with more than 8 members a pack may last longer than 1440 s"
+        "takes no more members: with more than 8 members a pack may last longer than 1440 s"
     )
 
 

@@ -212,7 +212,7 @@ def _go_unwatched(summary: Summary) -> None:
     summary["coverage"] |= {
         "share": None,
         "not_watched": "the pack has 200 MB of host memory, and the monitor would take 90 MB; "
-        "packs with 1024 MB are watched",
+        "packs with at least 1024 MB are watched",
     }
     summary["pack"]["serial_s"] = None
     for member in summary["members"]:

@@ -168,7 +168,7 @@ def test_frames_of_packs_without_a_gpu_that_run_or_of_no_packs(tmp_path: Path) -
     assert found.members["exit_code"].isna().all()
     assert len(found.gpu_samples) == 0
     assert len(load_packs(since="1h", state_dir=tmp_path).members) == 1
-    with pytest.raises(UsageProblem, match="is no age"):
+    with pytest.raises(UsageProblem, match="is not an age"):
         load_packs(since="yesterday", state_dir=tmp_path)
 
 

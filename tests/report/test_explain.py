@@ -90,7 +90,7 @@ def test_a_word_that_is_a_reason_too_is_the_word_in_small_letters() -> None:
         ("MaxJobsPerAccount", "a limit of its partition or QoS is reached"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "a node that it needs is down"),
         ("ReqNodeNotAvail, May be reserved for other job", "a node that it needs is down"),
-        ("Priority", "jobs with a higher priority are before it"),
+        ("Priority", "jobs with a higher priority come first"),
     ],
 )
 def test_slurms_reasons_in_words(text: str, words: str) -> None:
@@ -100,7 +100,7 @@ def test_slurms_reasons_in_words(text: str, words: str) -> None:
 
 def test_a_reason_of_a_later_release_is_shown_as_it_is() -> None:
     assert describe_reason("MoonPhase") == "Slurm's reason is MoonPhase"
-    with pytest.raises(UsageProblem, match="'MoonPhase' is no member, state, reason or word"):
+    with pytest.raises(UsageProblem, match="'MoonPhase' is not a member, state, reason or word"):
         explain_word("MoonPhase")
     with pytest.raises(UsageProblem, match=re.escape("did you mean Resources?")):
         explain_word("resource")

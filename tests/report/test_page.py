@@ -349,7 +349,7 @@ def test_with_open_and_no_screen_it_says_where_the_page_is(home: Path) -> None:
         (("4711", "--html", "folder.html"), 1, "directory"),
         (("4711", "--html", "a.html", "b.html"), 2, "one page is written, not 2"),
         (("4711", "page.html"), 2, "is the name of a page"),
-        (("all", "--html"), 2, "a page is of one submission, and 2 were named"),
+        (("all", "--html"), 2, "a page shows one submission, but 2 were named"),
         (("4711", "--html", "--json"), 2, "--json and --html exclude each other"),
         (("4711", "--html", "--name", "nobody"), 2, "nothing to report"),
     ],

@@ -261,10 +261,10 @@ def test_pairs_with_one_job_in_common_and_one_reason_are_told_in_one_sentence() 
     found = explain_by(POLICY, *kinds)
     text = " ".join(render_plan(found, 80, explain=True).partition("Not together:")[2].split())
     # With the two that are alike, five pairs.
-    assert "new and each of a, b 2, huge, 4 such pairs: what new takes of a GPU is not" in text
+    assert "new and each of a, b 2, huge, 4 such pairs: what new uses of a GPU is not" in text
     assert text.count("is not known yet") == 1
     value = build_plan_json(found)["not_together"]
-    assert sum("what new takes" in pair["text"] for pair in value) == 3, "JSON has all"
+    assert sum("what new uses" in pair["text"] for pair in value) == 3, "JSON has all"
 
 
 def test_of_many_jobs_in_one_sentence_some_are_named() -> None:
@@ -272,7 +272,7 @@ def test_of_many_jobs_in_one_sentence_some_are_named() -> None:
     found = explain_by(POLICY, *kinds, ("new", None))
     text = " ".join(render_plan(found, 80, explain=True).partition("Not together:")[2].split())
     names = ", ".join(f"j{n}" for n in range(1, 9))
-    assert text.startswith(f"new and each of {names} and 4 more: what new takes of a GPU")
+    assert text.startswith(f"new and each of {names} and 4 more: what new uses of a GPU")
 
 
 def test_a_bar_ends_where_all_is_taken_and_its_figure_goes_on() -> None:

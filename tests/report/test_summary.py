@@ -371,7 +371,7 @@ def test_a_failure_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_something_that_is_no_pack_is_refused(tmp_path: Path) -> None:
     (tmp_path / "packs" / "x").mkdir(parents=True)
-    with pytest.raises(NotFound, match="is no pack"):
+    with pytest.raises(NotFound, match="is not a pack"):
         build_summary(tmp_path / "packs" / "x", tmp_path)
 
 

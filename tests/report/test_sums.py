@@ -136,7 +136,7 @@ def test_a_pack_that_never_began_is_no_pack_without_a_summary(week: Week) -> Non
             (pack / "attempt").unlink()
     for _ in range(2):
         assert week.sums()["notes"] == [
-            "1 pack has ended without a summary, as where nothing was watched: not in the sums"
+            "1 pack has ended without a summary, as when nothing was watched: not in the sums"
         ]
 
 

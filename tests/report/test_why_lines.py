@@ -98,7 +98,7 @@ def test_waiting_for_slurm(state: State) -> None:
         "Slurm expects to start it at 2026-11-21 12:00:00"
     )
     assert line(look(state, "PENDING", "Priority"), 1) == (
-        "4711/1 PENDING: jobs with a higher priority are before it (Priority); "
+        "4711/1 PENDING: jobs with a higher priority come first (Priority); "
         "Slurm has not planned its start yet"
     )
     fields = {"Dependency": "afterok:12(unfulfilled)"}
@@ -133,10 +133,12 @@ def test_waiting_in_a_pack(state: State) -> None:
     run(state, 1, 2)
     view = look(state, "RUNNING", degree=2)
     assert line(view, 3) == (
-        "4711/3 PENDING: starts when one of 4711/1, 4711/2 (left 1:00:00 at most) ends (Degree 2)"
+        "4711/3 PENDING: starts when one of 4711/1, 4711/2 ends (at most 1:00:00 left) (Degree 2)"
     )
     run(state, 1, limit_s=None)
-    assert "starts when one of 4711/1, 4711/2 (left" in line(look(state, "RUNNING", degree=2), 3)
+    assert "starts when one of 4711/1, 4711/2 ends (at most" in line(
+        look(state, "RUNNING", degree=2), 3
+    )
     view = look(state, "RUNNING", degree=3)
     assert "it is about to start" in line(view, 3)
 
@@ -230,9 +232,7 @@ def test_a_parked_member_runs_and_is_said_to_be_paused(state: State) -> None:
     assert not any(member.is_parked for member in gone.members)
     write_degree(path, dataclasses.replace(record, parked=(2, 3)))
     alone = look(state, "RUNNING", degree=4)
-    assert "the only one that runs in its pack at present; 4711/2 and 4711/3 are parked" in line(
-        alone, 1
-    )
+    assert "the only running member of its pack; 4711/2 and 4711/3 are parked" in line(alone, 1)
 
 
 def test_running_with_partners_says_nothing_of_a_slowdown_that_is_not_known(state: State) -> None:
@@ -322,11 +322,11 @@ def test_how_fast_a_member_is_goes_without_its_pauses(state: State) -> None:
 def test_refused_partners_are_named(state: State) -> None:
     view = look(
         state, "PENDING", "Priority",
-        reasons=("3 members, 3 at once", "no further member: 12 CPUs would exceed 8"),
+        reasons=("3 members, 3 at once", "takes no more members: 12 CPUs would exceed 8"),
         refusals=("pack 12: 5 members would exceed 4",),
     )  # fmt: skip
     told = line(view, 1)
-    assert "; no further member: 12 CPUs would exceed 8; " in told
+    assert "; takes no more members: 12 CPUs would exceed 8; " in told
     assert told.endswith("it did not join pack 12: 5 members would exceed 4")
     closed = look(state, "PENDING", "Priority", closed="it asks for 2 GPUs", request=None)
     assert "it runs alone: it asks for 2 GPUs" in line(closed, 1)
@@ -353,6 +353,11 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     assert line(view, 1).endswith(f"; it runs alone: {single}")
     view = look(state, "PENDING", "Priority", request=None, reasons=told, closed="it asks for 2")
     assert line(view, 1).endswith("; it runs alone: it asks for 2")
+    # Nor where it has tried to join.
+    tried = ("pack 12: all 3 places are taken",)
+    view = look(state, "PENDING", "Priority", request=None, reasons=told, refusals=tried)
+    assert "it runs alone" not in line(view, 1)
+    assert line(view, 1).endswith("; it did not join pack 12: all 3 places are taken")
 
 
 def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -> None:
@@ -387,11 +392,11 @@ def test_what_is_only_known_from_the_files(state: State) -> None:
     view = look(state, None)
     told = line(view, 1, unreachable="Slurm's controller does not answer")
     assert told.startswith("4711/1 RUNNING: on n1:0 since 09:30:00, alone in its pack")
-    assert told.endswith("; as last written: Slurm's controller does not answer")
+    assert told.endswith("; as last recorded: Slurm's controller does not answer")
     assert "it had not started" in line(view, 2, unreachable="no answer")
     away = State(state.root, "there")
     [view] = survey_packs(away, ["s.0"], {})
-    assert line(view, 1).endswith("as last written: ask csub on the cluster here")
+    assert line(view, 1).endswith("as last recorded: ask csub on the cluster here")
 
 
 @pytest.mark.parametrize(

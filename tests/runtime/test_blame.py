@@ -130,7 +130,7 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
     (
         Circumstances(suspects=(2,), findings=signs(Sign.FAULT)),
         EndCause.MPS_SUSPECT,
-        "a fault on the GPU, of which the MPS server says nothing; it runs again apart from MPS",
+        "a fault on the GPU, about which the MPS server says nothing; it runs again apart from MPS",
         Retries(faults=1, apart=True, suspected=True),
     ),
     (
@@ -155,13 +155,13 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
     (
         Circumstances(findings=signs(Sign.MPS_REFUSED)),
         EndCause.MPS_VICTIM,
-        "the MPS server took no new client, as after a fault of another; it runs again",
+        "the MPS server took no new client, as happens after another client's fault; it runs again",
         Retries(faults=1),
     ),
     (
         Circumstances(findings=signs(Sign.MPS_FULL)),
         EndCause.MPS_FULL,
-        "the MPS server had as many clients as it takes; it runs again apart from MPS",
+        "the MPS server had as many clients as it accepts; it runs again apart from MPS",
         Retries(faults=1, apart=True),
     ),
     (

@@ -183,7 +183,7 @@ def test_nothing_is_measured_where_members_have_walls(bed: Bed) -> None:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ([], "what is no answer"),
+        ([], "an answer that cannot be read"),
         ({"ok": True}, "the node's MIG agent refuses"),
         ({"ok": False, "reason": "in use"}, "in use"),
         ({"ok": True, "instances": [{"uuid": "MIG-x"}]}, "refuses"),

@@ -159,7 +159,7 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             "MIG instances are made for the members of one submission",
         ),
         (OPEN, {"cluster": "there"}, "its cluster is there, not here"),
-        (dataclasses.replace(OPEN, pack_size=9), {}, "its limits of sharing are others"),
+        (dataclasses.replace(OPEN, pack_size=9), {}, "its limits on sharing differ"),
     ],
 )
 def test_what_must_not_share_stays_and_the_reason_is_written_down(
@@ -331,7 +331,7 @@ def tell_why(two: Two) -> list[str]:
         (
             OPEN,
             (("account", "b"), ("partition", "p")),
-            "; does not start in the pack of 7, which runs the same script: it has --account=b",
+            "; it does not start in the pack of 7, which runs the same script: it has --account=b",
         ),
         (Policy(), (("account", "b"), ("partition", "p")), ""),
     ],
@@ -349,6 +349,16 @@ def test_csub_why_says_what_keeps_it_from_a_pack_of_the_same_script(
     assert told.startswith("9/1 PENDING: ")
     assert said in told
     assert ("does not start in the pack" in told) == bool(said)
+
+
+def test_csub_why_compares_no_pack_with_a_job_that_runs_alone(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.submit(1, policy=OPEN, group=(("account", "b"), ("partition", "p")), request=None)
+    two.begin(monkeypatch)
+    (told,) = tell_why(two)
+    assert "it runs alone" in told
+    assert "does not start in the pack" not in told
 
 
 def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_just_come(

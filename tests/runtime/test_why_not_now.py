@@ -74,13 +74,13 @@ LARGER = describe_larger_place("4711/3", 8)
         ),
         (
             StartFacts(running=(RunningMember("4711/1", left_s=90),)),
-            "starts when 4711/1 (left 1:30 at most) ends (Degree 1)",
+            "starts when 4711/1 ends (at most 1:30 left) (Degree 1)",
         ),
         (
             StartFacts(
                 degree=2, running=(RunningMember("4711/1", left_s=90), RunningMember("x", 1, -5))
             ),
-            "starts when one of 4711/1, x (left 0:00 at most) ends (Degree 2)",
+            "starts when one of 4711/1, x ends (at most 0:00 left) (Degree 2)",
         ),
         # One that runs takes more than its place.
         (

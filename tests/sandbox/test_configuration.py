@@ -138,7 +138,7 @@ def test_unequal_gpus_of_a_node_are_told_apart() -> None:
     lines = render_gres_conf(plan).splitlines()
     assert lines[1].endswith("Name=gpu Type=h100 File=/var/tmp/box/dev/gpu0")
     assert lines[2].endswith("Name=gpu Type=a100 File=/var/tmp/box/dev/gpu1")
-    with pytest.raises(UsageProblem, match="'' is no word"):
+    with pytest.raises(UsageProblem, match="'' is not a word"):
         replace(plan.spec, gpu_type="h100,").check()
     assert replace(plan.spec, gpu_type="h100,a100,a30").name_gpu_types(8) == (
         "h100", "h100", "h100", "a100", "a100", "a100", "a30", "a30",

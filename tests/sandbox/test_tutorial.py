@@ -33,7 +33,7 @@ def test_the_tutorial_does_what_it_says() -> None:
     # The pack of four, and the one that another has joined.
     assert re.search(r"members (\d+)/1-\1/4 in 1 pack", ended.stderr)
     assert re.search(r"member (\d+)/2 shares a pack with \1/1: the same script", ended.stderr)
-    assert ended.stdout.rstrip().endswith("what it gained.")
+    assert ended.stdout.rstrip().endswith("what was gained.")
     assert set(Path("/var/tmp").glob("cst*")) == before
 
 

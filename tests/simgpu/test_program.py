@@ -337,7 +337,7 @@ def test_without_a_simulation_it_says_what_to_do(simulation: Simulation) -> None
     ended = simulation.run("run", extra={"SIMGPU_ROOT": "/nowhere"})
     assert ended.returncode == 7
     assert ended.stderr == (
-        "simgpu: error: SIMGPU_ROOT='/nowhere' is no simulation of GPUs: make one with "
+        "simgpu: error: SIMGPU_ROOT='/nowhere' is not a simulation of GPUs: make one with "
         "'csub sandbox up --fake-gpus' and use 'csub sandbox env'\n"
     )
 

@@ -200,7 +200,7 @@ def test_a_file_that_is_wrong_is_named_and_the_next_one_counts(
         (b"[" * 100_000, "it is not JSON that csub reads: nested too deep"),
         (b'{"schema": 1' + b"0" * 5000 + b"}", "a number has too many digits"),
         (b'{"schema": 1, "packs": 1, "packs": 2}', "the key 'packs' comes twice"),
-        (b"\xff\xfe", "it is not JSON .byte 0 is no UTF-8"),
+        (b"\xff\xfe", "it is not JSON .byte 0 is not UTF-8"),
         (b"[]", "a calibration is a JSON object"),
         (b"null", "a calibration is a JSON object"),
         (b" " * (256 * 1024 + 1), "it is larger than 256 kB"),

@@ -82,7 +82,7 @@ def test_old_packs_go_with_their_index_and_young_ones_stay(state: State) -> None
     assert list(state.packs.iterdir()) == list(state.making.iterdir()) == []
     bad = csub(state, "clean", "--older-than", "30")
     assert bad.returncode == 2
-    assert "--older-than: '30' is no age" in bad.stderr
+    assert "--older-than: '30' is not an age" in bad.stderr
 
 
 def test_what_is_open_unfinished_or_of_another_cluster_stays(state: State) -> None:

@@ -89,7 +89,7 @@ def test_a_full_disk_is_told_with_what_to_do(small_disk: Path) -> None:
     )  # fmt: skip
     assert ended.stdout == (
         f"cannot write {small_disk}/file: No space left on device: the disk is full: make room, "
-        "then try again; nothing was submitted half\n[]\n"
+        "then try again; nothing was left half-submitted\n[]\n"
     )
 
 

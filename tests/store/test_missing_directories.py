@@ -23,7 +23,7 @@ from slurm_colloc.store.missing_directories import find_missing_directories
         ("%x/x.out", None),
         # A backslash switches expansion off.
         ("there/%x\\/x.out", "there/%x\\"),
-        # A file is no directory.
+        # A file is not a directory.
         ("file/x.out", "file"),
         ("/nonexistent/x.out", "/nonexistent"),
     ],

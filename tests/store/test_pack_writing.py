@@ -279,7 +279,7 @@ def test_a_child_that_inherits_the_lock_keeps_the_sweep_away(state: State) -> No
     deadline = time.monotonic() + PATIENCE_S
     while state.is_being_submitted("s"):
         assert time.monotonic() < deadline, "the lock outlived its holders"
-    assert sweep_with(state) == ["a submission of job was interrupted before Slurm had it"]
+    assert sweep_with(state) == ["a submission of job was interrupted before it reached Slurm"]
     assert list_tree(state.root) == EMPTY
 
 

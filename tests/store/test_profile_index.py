@@ -191,7 +191,7 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
         monkeypatch.setattr("slurm_colloc.store.learned.profile_updates._LOCK_WAIT_S", 0.0)
         with pytest.raises(StateError) as told:
             forget_profiles(tmp_path, records)
-    assert str(told.value) == f"{lock} is kept by another csub: try again"
+    assert str(told.value) == f"{lock} is being written by another csub: try again"
     assert path.exists()
 
 

@@ -151,7 +151,7 @@ def test_conditions_are_joined_as_slurm_reads_them() -> None:
     assert join_conditions(["afterok:1?afterok:2"] * 2) == "afterok:1?afterok:2"
     assert add_condition("", "afterany:3") == "afterany:3"
     assert add_condition("singleton", "afterany:3") == "singleton,afterany:3"
-    with pytest.raises(UsageProblem, match="cannot be said together"):
+    with pytest.raises(UsageProblem, match="cannot be combined"):
         add_condition("afterok:1?afterok:2", "afterany:3")
 
 

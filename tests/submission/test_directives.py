@@ -96,18 +96,18 @@ def test_bytes_that_are_no_utf8_come_through() -> None:
     [
         (
             "#SBATCH --tiem=5",
-            "train.sh:3: --tiem is no sbatch option: did you mean --time?",
+            "train.sh:3: --tiem is not an sbatch option: did you mean --time?",
         ),
         ("#SBATCH --time", "train.sh:3: --time needs a value"),
-        ("#SBATCH -N1 stray", "train.sh:3: 'stray' is no option, and #SBATCH lines hold only"),
-        ("#CSUB stray", "train.sh:3: 'stray' is no option, and #CSUB lines hold only"),
+        ("#SBATCH -N1 stray", "train.sh:3: 'stray' is not an option, and #SBATCH lines hold only"),
+        ("#CSUB stray", "train.sh:3: 'stray' is not an option, and #CSUB lines hold only"),
         ("#SBATCH -J 'x", "train.sh:3: the quote ' is never closed"),
         ("#SBATCH -N1 :", "train.sh:3: there is an unexpected ':'"),
         ("#SBATCH hetjob", "train.sh:3: #SBATCH hetjob asks for a heterogeneous job"),
         ("#SBATCH PackJob x", "train.sh:3: #SBATCH PackJob asks for a heterogeneous job"),
         (
             "#SBATCH --degree=2",
-            "train.sh:3: --degree is no sbatch option: it is csub's own and stands on a #CSUB line",
+            "train.sh:3: --degree is not an sbatch option: it is csub's own and belongs on a #CSUB",
         ),
         ("#CSUB --degre", "train.sh:3: --degree needs a value"),
         ("#SBATCH --hold=1", "train.sh:3: --hold takes no value, but has '1'"),

@@ -52,7 +52,7 @@ def test_why_a_job_runs_alone_is_told_without_control_characters(tmp_path: Path)
     found = collect(tmp_path, f"--nodes={ODD}", "--gres=gpu:1")
     assert found.job.alone_because == f"it asks for --nodes={SHOWN}"
     found = collect(tmp_path, f"--gres=gpu:1,{ODD}")
-    assert found.job.alone_because == f"it asks for other GRES too: {SHOWN}"
+    assert found.job.alone_because == f"it also asks for other GRES: {SHOWN}"
     assert collect(tmp_path, "--nodes=2").job.alone_because == "it asks for --nodes=2"
 
 

@@ -105,7 +105,7 @@ def test_relatives_that_disagree_tell_no_more_than_their_memory(tmp_path: Path) 
         gpu_memory_peak_mb=6000, known_by=KnownBy.UNKNOWN, gpu_model="NVIDIA H200"
     )
     assert "differ by more than 10 %" in unknown.reasons[0]
-    assert "no more than their largest GPU memory" in unknown.reasons[0]
+    assert "only their largest GPU memory" in unknown.reasons[0]
 
 
 def test_the_memory_counts_where_a_gpu_tells_no_activity(tmp_path: Path) -> None:

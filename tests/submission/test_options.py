@@ -105,12 +105,12 @@ def test_a_shortened_name_means_what_it_means_to_sbatch_even_if_it_fits_an_own_o
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tiem=5"], "--tiem is no sbatch or csub option: did you mean --time?"),
-        (["--xyzzy"], "--xyzzy is no sbatch or csub option"),
+        (["--tiem=5"], "--tiem is not an sbatch or csub option: did you mean --time?"),
+        (["--xyzzy"], "--xyzzy is not an sbatch or csub option"),
         (["--exc=a"], "--exc is ambiguous: --exclude or --exclusive"),
-        (["--unbuffered"], "--unbuffered is no sbatch or csub option: it belongs to srun"),
-        (["-y"], "-y is no sbatch or csub option"),
-        (["-Hy"], "-y (in -Hy) is no sbatch or csub option"),
+        (["--unbuffered"], "--unbuffered is not an sbatch or csub option: it belongs to srun"),
+        (["-y"], "-y is not an sbatch or csub option"),
+        (["-Hy"], "-y (in -Hy) is not an sbatch or csub option"),
         (["--time"], "--time needs a value"),
         (["-t"], "-t needs a value"),
         (["--part"], "--partition needs a value"),
@@ -201,7 +201,7 @@ def test_srun_lines_are_read_with_the_options_of_srun() -> None:
 
 
 def test_srun_lines_refuse_what_only_sbatch_takes() -> None:
-    with pytest.raises(UsageProblem, match="--array is no srun option"):
+    with pytest.raises(UsageProblem, match="--array is not an srun option"):
         parse_srun_line(["--array=1"])
 
 

@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     from slurm_colloc.cli.admin.admin_fleet import add_fleet
 
     parser = _Parser(
-        prog="csub admin", description="Hooks on the nodes: put in place, tried, shown, removed."
+        prog="csub admin", description="Install, test, show and remove the hooks on the nodes."
     )
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_install(commands)
@@ -62,8 +62,8 @@ def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
 
     parser = commands.add_parser(
         "install-hooks",
-        help="put prolog and epilog in place",
-        description="Put prolog and epilog in place: first on every node (--node), then in "
+        help="install prolog and epilog",
+        description="Install prolog and epilog: first on every node (--node), then in "
         "slurm.conf (--controller). Nothing is changed in slurm.conf unless --slurm-conf names it.",
     )
     _add_parts(parser)
@@ -161,7 +161,7 @@ def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--job", metavar="ID", help="only this job")
     parser.add_argument("--user", metavar="NAME", help="only this user's jobs, by name or number")
     parser.add_argument(
-        "--outcome", choices=OUTCOMES, help="only runs that went so, or that did this"
+        "--outcome", choices=OUTCOMES, help="only runs with this outcome, or that did this"
     )
     parser.add_argument("--hook", metavar="NAME", help="only prolog, epilog or recover")
     parser.add_argument("--last", type=int, metavar="N", help="only the newest N lines")
@@ -174,7 +174,7 @@ def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
     from slurm_colloc.cli.admin.admin_node import show_status
 
     parser = commands.add_parser(
-        "status", help="for which jobs something is prepared on this node, as root"
+        "status", help="jobs for which something is prepared on this node, as root"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.set_defaults(run=show_status)
@@ -185,7 +185,7 @@ def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
 
     parser = commands.add_parser(
         "recover",
-        help="undo what jobs have left that are gone, as root",
+        help="undo what jobs that are gone have left, as root",
         description="Undo what jobs have left that are gone, say so for each job, and end with "
         f"{NOT_FIT} where the node is not fit for jobs. What may belong to a job that lives is "
         "left alone.",

@@ -137,7 +137,7 @@ def show_table(options: argparse.Namespace) -> int:
     """Print sums by day, account and partition.
 
     Raises:
-        CollocError: They cannot be read, or `--since` is no age.
+        CollocError: They cannot be read, or `--since` is not an age.
     """
     rows = sum_fleet(read_days(options.store, _choose_since(options.since or _TABLE_AGE)))
     if options.json:
@@ -164,7 +164,7 @@ def show_gpus(options: argparse.Namespace) -> int:
     """Print GPUs by their pace, the slowest first.
 
     Raises:
-        CollocError: They cannot be read, or `--since` is no age.
+        CollocError: They cannot be read, or `--since` is not an age.
     """
     paces = compare_gpus(read_days(options.store, _choose_since(options.since or _GPU_AGE)))
     if options.json:

@@ -106,19 +106,19 @@ def parse_file(data: bytes, origin: str) -> Any:
 
     Raises:
         UsageProblem: It is neither.
-        StateError: It is no JSON, and there is nothing that reads YAML.
+        StateError: It is not JSON, and there is nothing that reads YAML.
     """
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UsageProblem(f"{origin} is no UTF-8") from error
+        raise UsageProblem(f"{origin} is not UTF-8") from error
     except (ValueError, RecursionError):
         pass
     try:
         import yaml
     except ImportError as error:
         raise StateError(
-            f"{origin} is no JSON, and PyYAML is not installed for {sys.executable}",
+            f"{origin} is not JSON, and PyYAML is not installed for {sys.executable}",
             hint="install python3-yaml there, or give it JSON: nvidia-mig-parted export -o json",
         ) from error
     try:

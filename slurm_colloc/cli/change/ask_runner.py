@@ -67,7 +67,7 @@ def require_here(session: Session, view: PackView) -> None:
         return
     if not session.state.cluster:
         raise SlurmUnreachable(
-            f"{view.shown_id}: it is not known which cluster this is",
+            f"{view.shown_id}: cannot find out which cluster this is",
             hint="nothing was changed; try again when scontrol show config answers here",
         )
     raise UsageProblem(

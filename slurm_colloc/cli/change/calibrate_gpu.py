@@ -38,10 +38,10 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         typer.Argument(metavar="[ROWS.csv]...", help="With --fit: the rows.", show_default=False),
     ] = None,
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="UUID|INDEX", help="The GPU, where there are several.")
+        str, typer.Option("--gpu", metavar="UUID|INDEX", help="The GPU, if there are several.")
     ] = "",
     minutes: Annotated[
-        float, typer.Option("--minutes", help="How long it may measure; less is less exact.")
+        float, typer.Option("--minutes", help="How long to measure; less time means less accuracy.")
     ] = 8.0,
     out: Annotated[
         Path | None,
@@ -59,25 +59,27 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
             "--raw",
             parser=_parse_path,
             metavar="FILE.csv",
-            help="Append the rows to this table, and fit all that it holds.",
+            help="Append the rows to this table, and fit all its rows.",
         ),
     ] = None,
     fit: Annotated[
         bool,
-        typer.Option("--fit", help="Measure nothing, fit rows from files; writes only with --out."),
+        typer.Option("--fit", help="Measure nothing; fit rows from files. Writes only with --out."),
     ] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Measure although somebody else uses the GPU.")
+        bool, typer.Option("--shared", help="Measure even if someone else is using the GPU.")
     ] = False,
     idle_power: Annotated[
         float | None,
         typer.Option(
             "--idle-power",
             metavar="WATTS",
-            help="With --fit: of the GPU with nothing on it, where no row tells.",
+            help="With --fit: power of the idle GPU, if no row has it.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For drawing which trainings meet.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed for choosing which trainings run together.")
+    ] = 1,
     scale: Annotated[str, typer.Option("--scale", hidden=True)] = "full",
     as_json: Json = False,
 ) -> None:
@@ -93,7 +95,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
     if fit and not files:
         raise UsageProblem("--fit needs files of rows", hint="csub calibrate --fit rows.csv")
     if fit and raw is not None:
-        raise UsageProblem("--raw is where rows are measured into; with --fit nothing is measured")
+        raise UsageProblem("--raw takes measured rows, and with --fit nothing is measured")
     if idle_power is not None and not fit:
         raise UsageProblem("--idle-power is read only with --fit")
     if not 0 < minutes <= _MINUTES_MOST:
@@ -185,11 +187,11 @@ def _fit(
 
     measured = build_measurements(read_rows(files))
     if measured.cells_left_out:
-        note(f"{measured.cells_left_out} cells are not whole, or make no sense; they are left out")
+        note(f"{measured.cells_left_out} cells are incomplete or make no sense, and were left out")
     if measured.idle_power_w is None:
         measured = dataclasses.replace(measured, idle_power_w=idle_power_w)
     if (out or own) is not None and not measured.gpu_model:
-        raise UsageProblem("no row says which GPU model it is of, so nothing can be written")
+        raise UsageProblem("no row names its GPU model, so nothing can be written")
     fitted = fit_all(measured)
     evaluated, noise = evaluate(measured, fitted), compute_noise(measured)
     target = own if out is None else choose_file(out, measured.gpu_model)

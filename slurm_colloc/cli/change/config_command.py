@@ -200,7 +200,7 @@ def parse_value(name: str, text: str | None) -> Any:
     table, _, key = name.rpartition(".")
     if name.partition(".")[0] == "caps":
         raise UsageProblem(
-            f"{name} is the site's to set", hint="caps stand in the site's settings alone"
+            f"only the site can set {name}", hint="caps can be set only in the site's settings"
         )
     known = {field.name: getattr(Settings(), field.name) for field in dataclasses.fields(Settings)}
     if table == "gpu_memory" and key:

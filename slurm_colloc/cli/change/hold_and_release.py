@@ -184,7 +184,7 @@ def _release_in(
     waiting = [member for member in alive if member.state is MemberState.PENDING]
     for member in alive:
         if member not in waiting:
-            note(f"{member.member} runs, it is not held")
+            note(f"{member.member} is running, not held")
     if not waiting:
         return
     if view.slurm_state is SlurmJobState.PENDING:
@@ -244,7 +244,7 @@ def _start_elsewhere(session: Session, view: PackView, left: list[MemberView]) -
         ):
             if time.monotonic() > deadline:
                 raise StateError(
-                    f"{join_names(left)}: the pack is just ending", hint="try again in a moment"
+                    f"{join_names(left)}: the pack is ending", hint="try again in a moment"
                 )
             time.sleep(POLL_S)
         return

@@ -64,11 +64,11 @@ def _requeue_in(
         raise session.unreachable
     running = [member for member in alive if member.state is not MemberState.PENDING]
     if not running:
-        raise UsageProblem(f"{join_names(alive)}: pending already")
+        raise UsageProblem(f"{join_names(alive)}: already pending")
     is_all = len(members) == len(view.members) and not view.record.local
     if is_all and not list_others(session, view, chosen):
         if view.record.carried:
-            note(f"{view.job_id}: what its members have done is not known here, all start again")
+            note(f"{view.job_id}: what its members have done is not known here, so all start again")
         # The allocation is given back; members that have ended do not run again.
         session.slurm.requeue(view.job_id)
         if view.job_id:
@@ -81,7 +81,7 @@ def _requeue_in(
             hint=f"csub requeue {view.shown_id} requeues the whole pack",
         )
     if view.slurm_state not in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED):
-        raise UsageProblem(f"{join_names(running)}: the pack is just ending")
+        raise UsageProblem(f"{join_names(running)}: the pack is ending")
     path = session.state.pack_path(view.record.pack_id)
     for member in running:
         number = member.place

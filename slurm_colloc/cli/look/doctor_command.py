@@ -37,24 +37,24 @@ def _option(name: str, short: str, help_text: str) -> Any:
 
 
 def doctor(  # noqa: PLR0917 - typer makes options of them
-    partition: Annotated[str, _option("partition", "-p", "Look at this partition.")] = "",
+    partition: Annotated[str, _option("partition", "-p", "Check this partition.")] = "",
     account: Annotated[str, _option("account", "-A", "The account of the job.")] = "",
     qos: Annotated[str, _option("qos", "-q", "Its QoS.")] = "",
     gres: Annotated[
         str, _option("gres", "", "What it asks for; a GPU where there is one, none for no GPU.")
     ] = "",
-    constraint: Annotated[str, _option("constraint", "-C", "Features of its node.")] = "",
+    constraint: Annotated[str, _option("constraint", "-C", "Features of the node.")] = "",
     reservation: Annotated[str, _option("reservation", "", "Its reservation.")] = "",
-    nodelist: Annotated[str, typer.Option("--nodelist", "-w", help="Look at this node.")] = "",
+    nodelist: Annotated[str, typer.Option("--nodelist", "-w", help="Check this node.")] = "",
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for the job.")
     ] = 120.0,
     no_job: Annotated[
-        bool, typer.Option("--no-job", help="Look from this machine only, and submit no job.")
+        bool, typer.Option("--no-job", help="Check from this machine only, and submit no job.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Look whether csub works here, on this machine and on a node, by one job of a few seconds."""
+    """Check whether csub works on this machine and on a node, with one job of a few seconds."""
     if not 1 <= timeout <= 86400:
         raise UsageProblem(f"--timeout={timeout:g} must be from 1 to 86400 seconds")
     options = {
@@ -180,7 +180,7 @@ def render(findings: Sequence[Finding], *, coloured: bool = False) -> str:
             level = f"\x1b[{_COLOURS[finding.level.value]}m{level}\x1b[0m"
         what, lost, advice = map(escape_controls, (finding.what, finding.lost, finding.advice))
         lines.append(f"{level}  {finding.check.ljust(_CHECK_WIDTH)}  {what}")
-        lines += [f"{indent}lost: {lost}"] if lost else []
+        lines += [f"{indent}effect: {lost}"] if lost else []
         lines += [f"{indent}-> {advice}"] if advice else []
     return "\n".join(lines)
 
@@ -192,9 +192,9 @@ def render_summary(findings: Sequence[Finding]) -> str:
         counts[finding.level.value] += 1
     said = [f"{count} {level}" for level, count in counts.items() if count]
     if counts["red"]:
-        verdict = "csub does not work here as it should"
+        verdict = "csub does not work properly here"
     elif counts["unknown"]:
-        verdict = "as far as could be seen csub works here"
+        verdict = "csub works here, as far as could be seen"
     else:
         verdict = "csub works here"
     return f"\n{', '.join(said)}: {verdict}"

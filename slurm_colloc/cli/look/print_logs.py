@@ -27,10 +27,10 @@ class LogRequest:
     """How output is to be printed.
 
     Attributes:
-        follow: Go on until the members have ended.
-        error: The file of --error instead.
+        follow: Follow the output until the members have ended.
+        error: Print the --error file instead.
         tail: The last lines alone; None for all.
-        prefix: Each line behind its member's name.
+        prefix: Begin each line with its member's name.
     """
 
     follow: bool = False

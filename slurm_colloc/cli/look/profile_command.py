@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 profile = typer.Typer(
     name="profile",
-    help="Usage profiles: what jobs use alone, as their runs have shown.",
+    help="Usage profiles: what jobs use when they run alone.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -58,7 +58,7 @@ def list_all(as_json: Json = False) -> None:
         if ProfileNames(root).names:
             say(f"None of the usage profiles in {shown} can be read.")
         else:
-            say(f"There are no usage profiles in {shown}: a job that runs alone makes one.")
+            say(f"There are no usage profiles in {shown}: a job that runs alone leaves one.")
     else:
         styled = is_styled(sys.stdout)
         say(render_list(records, choose_width(), styled=styled), styled=styled)
@@ -82,7 +82,7 @@ def forget(
     patterns: Annotated[
         list[str] | None, typer.Argument(metavar="[SIGNATURE|NAME]...", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All usage profiles.")] = False,
 ) -> None:
     """Forget usage profiles, such as those of a job whose data have changed."""
     from slurm_colloc.store.learned.profile_updates import forget_profiles
@@ -117,8 +117,8 @@ def import_all(
     records = [record for file in files for record in _read_file(file)]
     written = import_profiles(Session.open_own().state.root, records)
     kept = len(records) - len(written)
-    more = f"; {kept} not, as those here are made of as many runs or more" if kept else ""
-    say(f"Taken over: {_count(len(written))}{more}.")
+    more = f"; {kept} not: the existing ones have as many runs or more" if kept else ""
+    say(f"Imported: {_count(len(written))}{more}.")
 
 
 def _count(number: int) -> str:
@@ -182,12 +182,12 @@ def _read_file(file: str) -> list[ProfileRecord]:
             raise UsageProblem(f"{where}: it has {len(value)} items, {_PROFILES_MOST} at most")
         return [parse_profile(item, f"{where}: item {n}") for n, item in enumerate(value, start=1)]
     except UsageProblem as problem:
-        raise UsageProblem(problem.message, hint="nothing was taken over") from problem
+        raise UsageProblem(problem.message, hint="nothing was imported") from problem
 
 
 def _read_limited(file: str, where: str) -> bytes:
     if not file:
-        raise UsageProblem("an empty name is no file's")
+        raise UsageProblem("an empty name is not a file's")
     # Any pipe will do, such as that of `csub profile export`.
     try:
         if file == "-":

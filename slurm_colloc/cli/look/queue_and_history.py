@@ -44,7 +44,7 @@ from slurm_colloc.report.terminal_tables import is_styled
 def queue(
     targets: Targets = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Members that have ended, too.")
+        bool, typer.Option("--all", "-a", help="Also show members that have ended.")
     ] = False,
     state: States = "",
     name: Name = "",
@@ -96,7 +96,9 @@ def history(
     since: Annotated[
         str,
         typer.Option(
-            "--since", metavar="AGE", help="Ended within this time: 12h, 7d (the default), 4w."
+            "--since",
+            metavar="AGE",
+            help="Only members that ended within this time: 12h, 7d (the default), 4w.",
         ),
     ] = "",
     state: States = "",
@@ -191,7 +193,7 @@ def why(
     user: User = "",
     as_json: Json = False,
 ) -> None:
-    """Say in one line for each member what it waits for, with whom it shares, or how it ended."""
+    """Say in one line for each member what it waits for, what it shares with, or how it ended."""
     from slurm_colloc.cli.look import why_and_explain
 
     session = Session.open(user=user)
@@ -228,15 +230,15 @@ def logs(
     where: Where = None,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the members have ended.")
+        bool, typer.Option("--follow", "-f", help="Follow the output until the members have ended.")
     ] = False,
-    error: Annotated[bool, typer.Option("--error", help="The file of --error instead.")] = False,
+    error: Annotated[bool, typer.Option("--error", help="Print the --error file instead.")] = False,
     tail: Annotated[
         int | None,
         typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0),
     ] = None,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="Each line behind its member's name.")
+        bool, typer.Option("--prefix", help="Begin each line with its member's name.")
     ] = False,
     user: User = "",
 ) -> None:
@@ -276,7 +278,7 @@ def find_ended(session: Session, choice: Choice, since: str, now: float) -> list
         now: Seconds since the epoch.
 
     Raises:
-        UsageProblem: `since` is no age.
+        UsageProblem: `since` is not an age.
         NotFound: There is no such pack or member.
     """
     named = any(selection.job != ALL for selection in choice.selections)

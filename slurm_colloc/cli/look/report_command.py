@@ -46,35 +46,42 @@ def report(
     since: Annotated[
         str,
         typer.Option(
-            "--since", metavar="AGE", help="Sums over packs that have ended within this time: 7d."
+            "--since",
+            metavar="AGE",
+            help="Sums over packs that ended within this time, such as 7d.",
         ),
     ] = "",
     by: Annotated[
         str,
-        typer.Option("--by", metavar="WHAT", help="Sums by script (the default), user, gpu, mode."),
+        typer.Option(
+            "--by", metavar="WHAT", help="Sums by script (the default), user, gpu or mode."
+        ),
     ] = "",
     user: User = "",
     as_json: Json = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a line for each member, with commas.")
+        bool, typer.Option("--csv", help="Print one line for each member, as CSV.")
     ] = False,
     parquet: Annotated[
         Path | None,
         typer.Option(
-            "--parquet", metavar="FILE", help="Write a row for each member.", show_default=False
+            "--parquet",
+            metavar="FILE",
+            help="Write a row for each member, as Parquet.",
+            show_default=False,
         ),
     ] = None,
     as_html: Annotated[
         bool,
         typer.Option(
-            "--html", help="Write a page with the time line, as FILE.html or csub-report-ID.html."
+            "--html", help="Write a web page with a time line, as FILE.html or csub-report-ID.html."
         ),
     ] = False,
     opened: Annotated[
         bool, typer.Option("--open", help="Open that page in a browser; implies --html.")
     ] = False,
     detail: Annotated[
-        bool, typer.Option("--detail", help="Tell all figures: STP, ANTT, energy, the GPU's use.")
+        bool, typer.Option("--detail", help="Show all figures: STP, ANTT, energy, use of the GPU.")
     ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", hidden=True, metavar="PACK", show_default=False)
@@ -98,7 +105,7 @@ def report(
         if targets or state or name or parquet is not None or as_html or detail:
             raise UsageProblem(
                 "--since and --by are about all packs",
-                hint="they go with --user, --json and --csv alone",
+                hint="they can be used only with --user, --json and --csv",
             )
         from slurm_colloc.cli.look.sums_command import show_sums
 

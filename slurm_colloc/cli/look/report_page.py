@@ -35,7 +35,7 @@ def write_page(sources: Sequence[Source], file: str | None, *, opens: bool) -> N
         raise UsageProblem("there is nothing to report", hint="csub history shows what has ended")
     if len(groups) > 1:
         raise UsageProblem(
-            f"a page is of one submission, and {len(groups)} were named",
+            f"a page shows one submission, but {len(groups)} were named",
             hint="csub report ID --html, once for each",
         )
     (group,) = groups

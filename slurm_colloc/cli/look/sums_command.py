@@ -32,7 +32,7 @@ def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) ->
         grouping = Grouping(by or Grouping.SCRIPT)
     except ValueError:
         raise UsageProblem(
-            f"--by: there are no sums by {by!r}", hint=f"known are {', '.join(Grouping)}"
+            f"--by: there are no sums by {by!r}", hint=f"valid ones are {', '.join(Grouping)}"
         ) from None
     age = since or DEFAULT_AGE
     moment = time.time() - parse_age("--since", age)
@@ -72,8 +72,8 @@ def _tell_left_out(found: FoundEntries, owner: str) -> list[str]:
     if found.without:
         have = "has" if found.without == 1 else "have"
         notes.append(
-            f"{_count(found.without)}{of} {have} ended without a summary, as where nothing was "
-            "watched: not in the sums"
+            f"{_count(found.without)}{of} {have} ended without a summary, as when "
+            "nothing was watched: not in the sums"
         )
     return notes
 

@@ -53,7 +53,7 @@ def top(
     where: Where = None,
     *,
     user: User = "",
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Show live what running members do; q ends it, arrows scroll."""
     choice = Choice.parse(targets or (ALL,), state, name, where)
@@ -208,7 +208,7 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
         return [*lines, ("", "its monitor has measured nothing yet")]
     age_s = now - _number(value.get("at"), 0.0)
     if age_s > STALE_S:
-        lines.append(("", f"its monitor was last heard of {format_span(age_s)} ago"))
+        lines.append(("", f"its monitor last reported {format_span(age_s)} ago"))
     gpus, indexes = value.get("gpus"), value.get("indexes")
     for uuid, columns in (gpus if isinstance(gpus, dict) else {}).items():
         told = _tell_gpu(str(uuid), columns if isinstance(columns, dict) else {})

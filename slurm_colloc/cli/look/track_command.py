@@ -25,12 +25,12 @@ def track(
     to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="mlflow or wandb.")] = "",
     uri: Annotated[
         str,
-        typer.Option("--uri", metavar="URI", help="MLflow's; MLFLOW_TRACKING_URI by itself."),
+        typer.Option("--uri", metavar="URI", help="For MLflow; by default MLFLOW_TRACKING_URI."),
     ] = "",
     project: Annotated[
         str,
         typer.Option("--project", metavar="NAME",
-                     help="Experiment or project of members without a run of their own."),
+                     help="Experiment or project for members without a run of their own."),
     ] = _PROJECT,
     offline: Annotated[
         bool, typer.Option("--offline", help="W&B: write files for `wandb sync`.")
@@ -40,7 +40,7 @@ def track(
     if not to:
         raise UsageProblem("no tracker was named", hint="csub track ID --to mlflow, or --to wandb")
     if to not in ("mlflow", "wandb"):
-        raise UsageProblem(f"--to: {to!r} is no tracker", hint="known are mlflow and wandb")
+        raise UsageProblem(f"--to: {to!r} is not a tracker", hint="valid ones are mlflow and wandb")
     if (uri and to != "mlflow") or (offline and to != "wandb"):
         raise UsageProblem("--uri is MLflow's, and --offline is W&B's")
     from slurm_colloc.report.summary.stored_summary import find_summary

@@ -71,11 +71,14 @@ class Inquiry:
     def _find_kept_apart(self, view: PackView, member: MemberView) -> tuple[str, ...]:
         """Why it does not start in running packs of the same script that its user submitted before.
 
-        Nothing is said where its submission is to stay by itself, as in each script's call.
+        Nothing is said where its submission is to stay by itself, as in each script's call, nor of
+        a job that runs alone: why it does is said anyway.
         """
         waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
         policy = view.record.policy
         if not waits or view.attempt or policy is None or policy.join != "auto":
+            return ()
+        if view.record.request is None:
             return ()
         pack_id = view.record.pack_id
         if pack_id not in self._apart:
@@ -150,8 +153,8 @@ def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
             stays = compute_reason_to_stay(record.policy, record.group)
             if reason or stays:
                 job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
-                told = f": {reason}" if reason else f" and lets none in: {stays}"
-                yield f"does not start in the pack of {job_id}, which runs the same script{told}"
+                told = f": {reason}" if reason else f" and takes no other jobs: {stays}"
+                yield f"it does not start in the pack of {job_id}, which runs the same script{told}"
 
 
 def _read_last_line(view: PackView, member: MemberView) -> str:

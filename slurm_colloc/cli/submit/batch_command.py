@@ -84,7 +84,7 @@ def read_table(argv: Sequence[str], environ: Mapping[str, str], directory: str) 
     if shown == "-" and (options.flag("resume") or options.flag("watch")):
         raise UsageProblem("--resume and --watch need a file, and not standard input")
     if options.flag("watch") and (options.flag("wait") or options.flag("dry-run")):
-        raise UsageProblem("--watch goes on by itself, without --wait and --dry-run")
+        raise UsageProblem("--watch cannot be used with --wait or --dry-run")
     return TableBatch(shown, line, options, environ, directory)
 
 
@@ -125,7 +125,7 @@ class TableBatch:
         try:
             self._watch()
         except KeyboardInterrupt:
-            note("no longer watched; the jobs go on")
+            note("no longer watching; the jobs go on")
         return 0
 
     def _watch(self) -> None:
@@ -238,7 +238,7 @@ class TableBatch:
         state.prepare()
         with hold_lock(state.root / f"table.{self.table}.lock", LOCK_WAIT_S) as locked:
             if not locked:
-                why = locked.problem or "another csub batch is at work on it"
+                why = locked.problem or "another csub batch is using it"
                 raise StateError(f"cannot lock {self.shown}: {why}")
             yield session
 

@@ -20,8 +20,8 @@ _FITS = {0: "does not fit", 1: "1 fits"}
 HELP = """\
 Usage: csub check [OPTIONS] SCRIPT [ARGUMENTS]
 
-Say what would collide when SCRIPT shares a GPU, and how many of it fit on one. Nothing is run
-and nothing is submitted; OPTIONS are those of csub and sbatch, as you would submit it.
+Say what would collide if SCRIPT shared a GPU, and how many such jobs fit on one. Nothing is run
+and nothing is submitted. OPTIONS are those with which you would submit it.
 
   --json   Print one JSON object.
 

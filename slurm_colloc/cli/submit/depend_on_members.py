@@ -236,7 +236,7 @@ def _check_followed(
     for view, member in members:
         if view.record.carried or not session.settings.state_shared:
             raise UsageProblem(
-                f"--dependency={text}: how {member.member} ends is not seen from here and there",
+                f"--dependency={text}: the new job could not see how {member.member} ends",
                 hint=f"wait for its whole pack, --dependency=afterany:{view.job_id}",
             )
         if not view.job_id or view.slurm_state not in _WAITED_FOR:

@@ -102,7 +102,7 @@ class DependencyTargets:
             if condition.kind not in MEMBER_KINDS or plus:
                 what = "a delay (+minutes)" if plus else condition.kind
                 raise UsageProblem(
-                    f"--dependency={text}: {what} cannot be said of one task, {target}",
+                    f"--dependency={text}: {what} cannot be used with a single task, {target}",
                     hint=f"afterok:{target} waits for its success",
                 )
             numbers = (n for first, last in ranges for n in range(first, last + 1))
@@ -117,7 +117,7 @@ class DependencyTargets:
             count = len(slurm_jobs)
             which = f"became {count} Slurm jobs" if count > 1 else "has members in other Slurm jobs"
             raise UsageProblem(
-                f"--dependency={text}: {known} {which}, of which {said} cannot be said together",
+                f"--dependency={text}: {known} {which}, of which {said} cannot be used together",
                 hint=f"name its members, as in {kind}:{known}/{min(self._find_numbers(known))}",
             )
         if has_left:

@@ -25,14 +25,14 @@ HELP = f"""\
 Usage: csub notebook [--idle=MINUTES] [--port=PORT] [OPTIONS]
 
 Start a Jupyter server as a member that shares a GPU with others, and say how to reach it.
-OPTIONS are those of csub and sbatch, such as --gres=gpu:1 --time=4:00:00. Its neighbours stand
-back for it (--priority=fast), unless another --priority is given.
+OPTIONS are those of csub and sbatch, such as --gres=gpu:1 --time=4:00:00. The members that share
+its GPU make way for it (--priority=fast), unless another --priority is given.
 
-  --idle=MINUTES   Kernels that have done nothing for so long are ended, and the server after the
+  --idle=MINUTES   Kernels that have been idle for this long are ended, and the server after the
                    last one ({IDLE_MIN}; 0 for never). A kernel that computes is not idle.
   --port=PORT      The first port to try on the node ({PORT}).
 
-`jupyter` is the one in PATH, in the environment that you call this from.
+csub runs the `jupyter` in the PATH of this call.
 """
 
 # Its node may have several; the first free port from here on is taken.
@@ -79,10 +79,10 @@ def run_notebook(argv: Sequence[str]) -> int:
         [*defaults, *words, f"--wrap={command}"], environment, directory, pack=False
     )
     if call.array is not None:
-        raise UsageProblem("csub notebook starts one server", hint="leave --array out")
+        raise UsageProblem("csub notebook starts a single server", hint="leave --array out")
     for name in _NOT_HERE:
         if call.options.flag(name):
-            raise UsageProblem(f"--{name} is not for csub notebook", hint="csub notebook --help")
+            raise UsageProblem(f"csub notebook does not take --{name}", hint="csub notebook --help")
     refuse_options_of_others(call.options, "notebook")
     session = Session.open()
     local = call.options.flag("local")
@@ -179,7 +179,11 @@ def _build_failure(view: PackView, member: MemberView) -> MemberFailed:
 
 def _describe(member: str, node: str, port: int, token: str, idle_min: int) -> str:
     login = os.uname().nodename
-    end = f"It ends after {idle_min} minutes without use" if idle_min else "It ends with its time"
+    end = (
+        f"It ends after {idle_min} minutes without use"
+        if idle_min
+        else "It ends when its time is up"
+    )
     return "\n".join(
         [
             f"{member} runs on {node}, port {port}. {end}, or by: csub cancel {member}",

@@ -137,7 +137,7 @@ def check_snapshot(call: Call, session: Session, directory: str) -> None:
 
 def _refuse_unshared(session: Session) -> None:
     if not session.settings.state_shared:
-        raise UsageProblem("--snapshot lies in the state, which nodes do not share here")
+        raise UsageProblem("--snapshot needs a state directory that the nodes share")
 
 
 def _join_or_submit(

@@ -43,9 +43,9 @@ Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGU
 Shows which jobs would share a GPU, how many, in which mode and with which limits, and how fast
 each would be. Takes all options of a submission (csub submit --help) and submits nothing.
 
-  --explain           all reasons, and for jobs that were not put together what is in the way
+  --explain           all reasons, and what keeps jobs apart that are not in one pack
   --json              one JSON object
-  --what-if=CHANGES   the plan alongside one with other values, with commas between them:
+  --what-if=CHANGES   also show the plan with other values, separated by commas:
                       degree=4, mode=mps|timeslice|mig|exclusive, max-slowdown=2,
                       goal=throughput|latency|energy, gpu-mem=10G,
                       policy=csub|exclusive|first-fit|carma|additive
@@ -62,7 +62,7 @@ def run_plan(argv: Sequence[str]) -> int:
     calls = _collect(words, command, directory)
     if len(calls) > 1 and calls[0][1].options.flag("json"):
         raise UsageProblem(
-            f"--json is of one plan, and these are {len(calls)}", hint="plan them without it"
+            f"--json is for a single plan, and these are {len(calls)}", hint="leave --json out"
         )
     for title, call in calls:
         refuse_options_of_others(call.options, "plan", also=command)
@@ -98,7 +98,7 @@ def _plan(call: Call, directory: str) -> None:
     room = describe_open_room(call, policy, session, local=local)
     if room and not as_json:
         say(room)
-        say("By itself it would be planned so:")
+        say("Without these changes, the plan would be:")
     slurm = None if local else session.slurm
     made = plan_call(call, policy, session.settings, slurm, looks_at_queue=True)
     explanation = explain_call_plan(made)
@@ -196,7 +196,7 @@ def _list_sources(made: CallPlan) -> list[str]:
     queue = [f"Queue: no estimate: {unknown}"] if unknown else []
     used = [_describe(calibration) for calibration in _list_calibrations(made)]
     if not used:
-        none = "Calibration: none needed, as what the jobs take of a GPU is not known yet"
+        none = "Calibration: none needed, because what the jobs use of a GPU is not known yet"
         return [none, *queue]
     return [*dict.fromkeys(used), *queue]
 

@@ -90,12 +90,12 @@ def run_retry(argv: Sequence[str]) -> int:
     state.prepare()
     with hold_lock(state.root / "retry.lock", LOCK_WAIT_S) as locked:
         if not locked:
-            raise StateError("another csub retry is at work")
+            raise StateError("another csub retry is running")
         names = list(_retry_each(session, request))
     if not names:
         raise UsageProblem(
-            f"{request.choice}: no member that is to be tried again",
-            hint="members that failed, ran out of time or memory are; csub history shows them",
+            f"{request.choice}: no member to try again",
+            hint="members that failed, or ran out of time or memory, can be; see csub history",
         )
     if request.options.flag("wait") and not request.options.flag("dry-run"):
         from slurm_colloc.cli.change.wait_for_members import wait_for
@@ -137,7 +137,7 @@ def parse_retry(argv: Sequence[str]) -> RetryRequest:
     options = merge_options(command_line=given)
     for item in options.givens:
         if item.option.name not in _CALL_OPTIONS and item.option.concern.value in ("call", "alone"):
-            raise UsageProblem(f"--{item.option.name} is no option of csub retry")
+            raise UsageProblem(f"--{item.option.name} is not an option of csub retry")
     choice = Choice.parse(targets, where=conditions, ended=True)
     return RetryRequest(choice, frozenset(ends), options)
 
@@ -241,7 +241,7 @@ def _retry(
         names[f"{job_id}/{number}"] = str(member.member)
     if missing:
         shown = ", ".join(str(member.member) for member in missing)
-        note(f"{shown}: the environment was not kept; the present one is taken instead")
+        note(f"{shown}: the environment was not kept; the present one is used instead")
     call = build_call(candidates, request.options)
     if is_dry:
         say(render_jobs(call))
@@ -329,20 +329,20 @@ Usage: csub retry ID... [--failed] [--timeout] [--oom] [--where NAME=VALUE] [OPT
 
 Submits members that did not complete again, as new members of the same submission: 4711/3 may
 become 4711/41. The script, its arguments and its environment are those of the first submission,
-whatever has changed since then. Of each member the last try counts: what has completed at its
+whatever has changed since then. The last try of each member counts: a member that completed at its
 second try is not tried a third time.
 
   ID           4711 for all of a submission, 4711/3 or 4711/2-5,8 for some, last for the newest
   --failed     only members that failed, or whose node failed
   --timeout    only members that reached their time limit
   --oom        only members that ran out of host or GPU memory
-  --where      only members with such a parameter
+  --where      only members with this parameter
   --dry-run    print the jobs, and submit nothing
   --wait       wait until they have ended
 
   --time, --mem, --cpus-per-task, --gpu-mem, and options of a whole pack such as --partition and
-  --qos take the place of what was asked for first.
+  --qos replace those of the first submission.
 
-A script finds SLURM_COLLOC_CHECKPOINT, 4711_3, the same at each try: name checkpoints after it.
-csub submit --retries=N has the runner start a job again by itself where it fails.
+Name checkpoints after the variable SLURM_COLLOC_CHECKPOINT (4711_3): it is the same at each try.
+With csub submit --retries=N, a job that fails is started again automatically.
 """

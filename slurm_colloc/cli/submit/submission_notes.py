@@ -10,7 +10,7 @@ from slurm_colloc.store.missing_directories import find_missing_directories
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.plan_call import CallPlan
 
-_MARKS = ("runs alone: ", "no further member: ")
+_MARKS = ("runs alone: ", "takes no more members: ")
 
 
 def list_missing_directories(call: Call) -> list[str]:

@@ -173,7 +173,7 @@ def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -
         if is_for_people:
             longest_s = choose_patience(job).window_s
             note(
-                f"it ends by itself once its rate is known, after {longest_s:g} s at most; "
+                f"it ends by itself when its rate is known, after {longest_s:g} s at most; "
                 f"then: csub profile show {job.name}"
             )
         return 0

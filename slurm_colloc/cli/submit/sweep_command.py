@@ -57,16 +57,16 @@ Submits SCRIPT once for each combination of values, as one submission whose jobs
 
   --lr 0.1,0.2  --lr=0.1,0.2  lr=0.1,0.2   two values of the parameter lr
   --seed 0:5                               0 1 2 3 4; 0:10:2 takes every second
-  '[64,32],[8]'                            commas in brackets and quotes divide nothing
-  --                                       behind it no argument is a list of values
-  {lr}                                     its value: in arguments, --wrap, -J, -o and -e;
+  '[64,32],[8]'                            commas in brackets and quotes do not separate
+  --                                       after this, no argument is a list of values
+  {lr}                                     the value, in arguments, --wrap, -J, -o and -e;
                                            {{lr}} stands for {lr} itself
 
   --from=FILE    values from a file: *.csv with a row for each job; *.yaml, *.toml or *.json
-                 with names and lists, of which all combinations are made, or a list of rows;
-                 *.jsonl. Where no argument has a placeholder, each name becomes an option.
-  --zip          the first values together, then the second ones, ... instead of all combinations
-  --sample=N     N drawn from all combinations, the same ones each time; N:SEED draws others
+                 with a list of rows, or with names and lists, for all combinations of them;
+                 *.jsonl. If no argument has a placeholder, each name becomes an option.
+  --zip          combine the first values, then the second ones, ... instead of all combinations
+  --sample=N     N random combinations, the same ones each time; N:SEED chooses others
   --dry-run      print the jobs, and submit nothing
 
 All other options are those of csub submit, for each job: csub submit --help.

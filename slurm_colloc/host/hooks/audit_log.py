@@ -43,7 +43,7 @@ def write_audit(path: str, entry: Mapping[str, Any], *, syslog: str = _SYSLOG) -
     except OSError as error:
         return f"{path}: {error.strerror}"
     if descriptor is None:
-        return f"{path} is no file in a directory of root's alone"
+        return f"{path} is not a file in a directory of root's alone"
     try:
         os.write(descriptor, line.encode("ascii") + b"\n")
     except OSError as error:

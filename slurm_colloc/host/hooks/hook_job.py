@@ -58,7 +58,7 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if not is_job_id(job_id):
-        raise UsageProblem("SLURM_JOB_ID is no job's number: this is for slurmd to call")
+        raise UsageProblem("SLURM_JOB_ID is not a job's number: this is for slurmd to call")
     return HookJob(
         job_id=job_id,
         uid=_read_id(environ, "SLURM_JOB_UID"),

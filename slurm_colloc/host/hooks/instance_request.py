@@ -53,9 +53,9 @@ def parse_request(data: bytes) -> InstanceRequest:
     try:
         value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise NodeError("the request is no JSON") from error
+        raise NodeError("the request is not JSON") from error
     if not isinstance(value, Mapping):
-        raise NodeError("the request is no JSON object")
+        raise NodeError("the request is not a JSON object")
     kind = value.get("request")
     if kind not in ("status", "change"):
         raise NodeError("the request is neither status nor change")
@@ -73,7 +73,7 @@ def parse_request(data: bytes) -> InstanceRequest:
 def _read_words(value: Mapping[str, Any], key: str) -> tuple[str, ...]:
     words = value.get(key, [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise NodeError(f"the request's {key} is no list of texts")
+        raise NodeError(f"the request's {key} is not a list of texts")
     if len(words) > _MOST_WORDS:
         raise NodeError(f"the request's {key} has more than {_MOST_WORDS} entries")
     return tuple(words)

@@ -120,7 +120,7 @@ def read_policy(path: str) -> NodePolicy:
 
             value = tomllib.loads(text)
     except (ImportError, ValueError) as error:
-        raise StateError(f"the policy {path} is no TOML that can be read ({error})") from error
+        raise StateError(f"the policy {path} is not TOML that can be read ({error})") from error
     return parse_policy(value, path)
 
 
@@ -157,7 +157,7 @@ def _read_trusted(path: str) -> bytes:
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise StateError(f"the policy {path} is no file of root's")
+                raise StateError(f"the policy {path} is not a file of root's")
             if status.st_mode & 0o022:
                 raise StateError(f"the policy {path} may be written by others than root")
             data = file.read(LIMIT_BYTES + 1)

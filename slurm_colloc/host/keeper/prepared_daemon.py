@@ -141,7 +141,7 @@ def read_prepared(run: str, job_id: str) -> PreparedSetup | None:
             or (os.geteuid() != 0 and status.st_uid == os.geteuid())
             or status.st_uid not in read_trusted_uids()
         ):
-            raise NodeError(f"{path}/{SETUP} is no file that only root can write")
+            raise NodeError(f"{path}/{SETUP} is not a file that only root can write")
         data = file.read(_LIMIT_BYTES)
     try:
         value = json.loads(data.decode("ascii"))
@@ -185,7 +185,7 @@ def adopt_daemon(options: MpsOptions) -> RunningMps:
     pipe = options.adopt
     path, name = os.path.split(pipe)
     if name != PIPE:
-        raise NodeError(f"{pipe} is no pipe directory of the node's MPS daemon")
+        raise NodeError(f"{pipe} is not a pipe directory of the node's MPS daemon")
     programs = find_programs(options.path)
     try:
         descriptor = open_root_directory(path)

@@ -147,7 +147,7 @@ def choose_going(gpu: MigGpu, claim: MigClaim, destroy: Sequence[str]) -> tuple[
         going.append(instance)
     if named - known:
         shown = escape_controls(cut(min(named - known)))
-        raise NodeError(f"{shown} is no instance of this job's on {gpu.uuid}")
+        raise NodeError(f"{shown} is not an instance of this job's on {gpu.uuid}")
     return tuple(going)
 
 

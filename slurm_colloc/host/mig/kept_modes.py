@@ -29,11 +29,11 @@ def keep_mode(state: str, uuid: str, boot: str) -> None:
         boot: This boot.
 
     Raises:
-        NodeError: The directory is not root's alone, or this is no GPU's UUID.
+        NodeError: The directory is not root's alone, or this is not a GPU's UUID.
         OSError: It cannot be written.
     """
     if not _UUID.fullmatch(uuid):
-        raise NodeError(f"{uuid!r} is no GPU's UUID")
+        raise NodeError(f"{uuid!r} is not a GPU's UUID")
     directory = _open(state, makes=True)
     try:
         write_json(directory, uuid, {"schema": 1, "boot": boot}, 0o600)

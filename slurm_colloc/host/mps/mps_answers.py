@@ -63,7 +63,7 @@ def parse_ps(text: str) -> tuple[ListedClient, ...]:
 
 
 def parse_percentage(answer: Outcome) -> float | None:
-    """Read a thread percentage; None where the answer is no number."""
+    """Read a thread percentage; None where the answer is not a number."""
     with contextlib.suppress(ValueError):
         return float(answer.stdout.strip())
     return None

@@ -66,7 +66,7 @@ def recover(
     Raises:
         BlockingIOError: Its keeper lives.
         FileNotFoundError: It is not there, or not any more.
-        NodeError: It is no directory of this user's packs.
+        NodeError: It is not a directory of this user's packs.
         StateError: Its state cannot be read.
         OSError: It cannot be opened.
     """

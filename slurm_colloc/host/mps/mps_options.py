@@ -50,7 +50,7 @@ class MpsOptions:
             raise UsageProblem("an MPS daemon needs at least one GPU")
         for gpu in self.gpus:
             if not gpu.startswith(("GPU-", "MIG-")) or "," in gpu:
-                raise UsageProblem(f"{gpu!r} is no GPU's UUID")
+                raise UsageProblem(f"{gpu!r} is not a GPU's UUID")
         percentage = self.default_thread_percentage
         if percentage is not None and not 0 < percentage <= 100:
             raise UsageProblem(f"a thread percentage is above 0 and at most 100, not {percentage}")

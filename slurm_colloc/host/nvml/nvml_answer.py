@@ -240,7 +240,7 @@ def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
         elif UUID.fullmatch(word):
             complete.append(word)
         else:
-            return JobGpus((), f"CUDA_VISIBLE_DEVICES has {word}, which is no GPU's UUID")
+            return JobGpus((), f"CUDA_VISIBLE_DEVICES has {word}, which is not a GPU's UUID")
     return JobGpus(tuple(dict.fromkeys(complete)), "CUDA_VISIBLE_DEVICES has UUIDs")
 
 

@@ -231,7 +231,7 @@ def open_private_directory(
     lock = -1
     try:
         if not name.startswith(prefix) or os.fstat(descriptor).st_uid != os.geteuid():
-            raise NodeError(f"{path} is no directory that this user's packs have made")
+            raise NodeError(f"{path} is not a directory that this user's packs have made")
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes_lock else 0)
         lock = os.open(LOCK, flags, 0o600, dir_fd=descriptor)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

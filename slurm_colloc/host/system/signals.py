@@ -207,7 +207,7 @@ def end_agent(identity: ProcessId, reason: str) -> str:
         if process is None or process.id != identity or process.has_ended:
             return GONE
         if set(read_uids(identity.pid) or ()) != {os.geteuid()}:
-            return RECORD.refuse(f"process {identity.pid} is no agent of root's")
+            return RECORD.refuse(f"process {identity.pid} is not an agent of root's")
         if process.session_id != identity.pid:
             return RECORD.refuse(f"process {identity.pid} leads no session")
         _send(descriptor, identity.pid, KILL)

@@ -80,7 +80,7 @@ def open_own_directory(parent: int, name: str, mode: int, path: str, *, makes: b
         makes: Make it where it is missing, and set its mode.
 
     Raises:
-        NodeError: Others may write in it, or it is no directory.
+        NodeError: Others may write in it, or it is not a directory.
         OSError: It cannot be opened or made.
     """
     if makes:
@@ -89,7 +89,7 @@ def open_own_directory(parent: int, name: str, mode: int, path: str, *, makes: b
     try:
         descriptor = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
     except NotADirectoryError as error:
-        raise NodeError(f"{path} is no directory") from error
+        raise NodeError(f"{path} is not a directory") from error
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(descriptor)

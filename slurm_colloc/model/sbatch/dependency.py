@@ -85,7 +85,7 @@ def add_condition(text: str, condition: str) -> str:
     if "?" in text:
         raise UsageProblem(
             f"--dependency={text}: its jobs become several Slurm jobs that wait for each other, "
-            "which cannot be said together with `?`",
+            "which cannot be combined with `?`",
             hint="leave out the limit of --array, or join the conditions by `,`",
         )
     return f"{text},{condition}" if text else condition
@@ -115,14 +115,14 @@ def parse_dependency(text: str) -> Dependency:
 def _check_member(kind: str, target: str) -> None:
     if kind not in MEMBER_KINDS:
         raise ValueError(
-            f"{kind} cannot be said of a member, only {', '.join(sorted(MEMBER_KINDS))}"
+            f"{kind} cannot be used with a member, only {', '.join(sorted(MEMBER_KINDS))}"
         )
     if "+" in target:
-        raise ValueError(f"{target}: a delay (+minutes) cannot be said of a member")
+        raise ValueError(f"{target}: a delay (+minutes) cannot be used with a member")
     if target.startswith("L"):
         raise ValueError(f"{target} runs without Slurm, no Slurm job can wait for it")
     if not _MEMBER.fullmatch(target):
-        raise ValueError(f"{target!r} is no member id, one is written 4711/3")
+        raise ValueError(f"{target!r} is not a member id, one is written 4711/3")
 
 
 def judge_member(kind: str, state: MemberState, *, has_started: bool) -> ConditionOutlook:

@@ -48,7 +48,7 @@ def parse_gpu_request(text: str, *, option: str = "gres") -> GpuRequest:
         return GpuRequest(0)
     entries = [entry for entry in text.split(",") if entry]
     if not entries:
-        raise ValueError(f"--{option}={text} names nothing: write for instance {_EXAMPLE[option]}")
+        raise ValueError(f"--{option}={text} names nothing: write for example {_EXAMPLE[option]}")
     for entry in entries:
         gpu = _split_gpu_entry(entry, option)
         if gpu is None:
@@ -97,10 +97,10 @@ def _parse_type_and_count(rest: str, whole: str, option: str) -> tuple[str | Non
         gpu_type, count = last, 1
     else:
         raise ValueError(
-            f"{whole}: {last!r} is no number of GPUs: write for instance {_EXAMPLE[option]}"
+            f"{whole}: {last!r} is not a number of GPUs: write for example {_EXAMPLE[option]}"
         )
     if gpu_type is not None and not _TYPE.fullmatch(gpu_type):
         raise ValueError(
-            f"{whole}: {gpu_type!r} is no GPU type: write for instance {_EXAMPLE[option]}"
+            f"{whole}: {gpu_type!r} is not a GPU type: write for example {_EXAMPLE[option]}"
         )
     return gpu_type, count

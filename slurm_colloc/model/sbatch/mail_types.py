@@ -77,7 +77,9 @@ def parse_mail_types(text: str) -> tuple[tuple[str, ...], bool]:
             events.add(word)
     known = events or "ARRAY_TASKS" in words or _NOT_OF_A_MEMBER & set(words)
     if not known:
-        raise ValueError(f"known are NONE, ALL, ARRAY_TASKS, {', '.join(MailEvent.__members__)}")
+        raise ValueError(
+            f"valid ones are NONE, ALL, ARRAY_TASKS, {', '.join(MailEvent.__members__)}"
+        )
     return tuple(sorted(events)), "ARRAY_TASKS" in words
 
 

@@ -34,7 +34,7 @@ def parse_time_limit_s(text: str) -> int | None:
     to minutes when it takes a request; here the seconds stay exact.
 
     Raises:
-        ValueError: The text is no time limit, or one longer than Slurm can count.
+        ValueError: The text is not a time limit, or one longer than Slurm can count.
     """
     if text.upper() in ("-1", "INFINITE", "UNLIMITED"):
         return None
@@ -47,7 +47,7 @@ def parse_time_limit_s(text: str) -> int | None:
         else:
             days, hours, minutes, seconds = 0, int(first), int(second), int(third)
     else:
-        raise ValueError(f"{text!r} is no time limit: write {_TIME_FORMS}, or UNLIMITED")
+        raise ValueError(f"{text!r} is not a time limit: write {_TIME_FORMS}, or UNLIMITED")
     time_limit_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if time_limit_s > _MAX_TIME_S:
         raise ValueError(f"{text!r} is longer than Slurm can count: write UNLIMITED for no limit")
@@ -80,11 +80,11 @@ def parse_age_s(text: str) -> int:
     """Return the seconds that an age such as `30d`, `12h`, `90m`, `45s` or `2w` stands for.
 
     Raises:
-        ValueError: The text is no age.
+        ValueError: The text is not an age.
     """
     match = _AGE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no age: write a number and s, m, h, d or w, as in 30d")
+        raise ValueError(f"{text!r} is not an age: write a number and s, m, h, d or w, as in 30d")
     return int(match[1]) * _AGE_UNIT_S[match[2]]
 
 
@@ -111,7 +111,7 @@ def parse_host_memory_mb(text: str) -> int:
     match = _HOST_MEMORY.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{text!r} is no host memory size: write a whole number and K, M, G or T, as in 16G"
+            f"{text!r} is not a host memory size: write a whole number and K, M, G or T, as in 16G"
         )
     return _round_up_to_mb(text, int(match[1]) * _KB_OF_UNIT[(match[2] or "M").upper()])
 
@@ -128,13 +128,13 @@ def parse_gpu_memory_mb(text: str) -> int:
     match = _GPU_MEMORY.fullmatch(text)
     if match is None:
         hint = "give the unit" if text.strip().isdecimal() else "write a number and its unit"
-        raise ValueError(f"{text!r} is no GPU memory size: {hint}, as in 20G or 800M")
+        raise ValueError(f"{text!r} is not a GPU memory size: {hint}, as in 20G or 800M")
     whole, _, fraction = match[1].partition(".")
     # In whole numbers throughout: a float would make 0.1T an MB too much.
     scale = 10 ** len(fraction)
     kb = -(-int(whole + fraction) * _KB_OF_UNIT[match[2].upper()] // scale)
     if kb == 0:
-        raise ValueError(f"{text!r} is no GPU memory size: it must be more than 0")
+        raise ValueError(f"{text!r} is not a GPU memory size: it must be more than 0")
     return _round_up_to_mb(text, kb)
 
 

@@ -45,7 +45,7 @@ def find_differences(
         )
     one, other = keys[i], keys[j]
     if (one.group, one.gpu_type) != (other.group, other.gpu_type):
-        text = "partition, account, QoS, GPU type or another option for sbatch is not equal"
+        text = "partition, account, QoS, GPU type or another sbatch option differs"
         return (Broken("group", None, None, text),)
     counts = [question.jobs[index].gpus for index in (i, j)]
     if counts[0] != counts[1] and not question.policy.mixes_gpus:
@@ -101,7 +101,7 @@ def _build_duration(
     longest_s = keys[long].longest_s or 0
     least_s = -(-longest_s // TIME_RATIO)
     text = (
-        f"{names[short]} asks for {asked[short]} s, who shares there for {least_s} to {longest_s} "
-        "s: a short job is not to wait like a long one"
+        f"{names[short]} asks for {asked[short]} s, the jobs that share there for {least_s} to "
+        f"{longest_s} s: a short job should not wait as long as a long one"
     )
     return Broken("duration", asked[short], least_s, text)

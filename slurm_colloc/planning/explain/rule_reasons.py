@@ -49,7 +49,7 @@ def find_by_rule(
         return (Broken("rule", 2, 1, f"the rule {rule} gives each job a GPU of its own"),), ()
     for index in pair:
         if subjects[index].load is None or subjects[index].gpu_memory_mb is None:
-            text = f"what {names[index]} takes of a GPU is not known: the rule {rule} cannot tell"
+            text = f"what {names[index]} uses of a GPU is not known: the rule {rule} cannot tell"
             return (Broken("unknown", None, None, text),), ()
     places = {index: _find_place(rule, subjects, index) for index in (*packs[0], *packs[1])}
     (earlier, pack), (new, _) = sorted(

@@ -31,7 +31,7 @@ SEVERAL_GPUS_DEGREE = 2
 """Jobs of several GPUs that share a GPU set, where nothing is known of them: their neighbours wait
 whenever they exchange gradients, so the runner begins with few and measures whether that pays."""
 
-_NO_OTHER = "no other job that needs as many GPUs came with it"
+_NO_OTHER = "no other job that needs as many GPUs was submitted with it"
 
 
 def plan_gpu_sets(

@@ -22,7 +22,7 @@ from slurm_colloc.planning.unknown_packs import build_unknown_pack, compute_refu
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     """Say why a job joins no pack, and why none joins its own; empty if it may."""
     if policy.rule is not Rule.CSUB:
-        return f"the rule {policy.rule} makes its pack, and knows no joining"
+        return f"the rule {policy.rule} makes its pack, and does not allow joining"
     reason = compute_reason_to_run_alone(dataclasses.replace(job, came_together=True), policy)
     if not reason and job.gpus > 1:
         return f"it asks for {job.gpus} GPUs, and only jobs of one GPU join each other"

@@ -35,7 +35,7 @@ def find_difference(own: Asked, other: Asked) -> str:
         if ours.get(name) != theirs.get(name):
             return _tell_option(name, ours.get(name), theirs.get(name))
     if own.group != other.group:
-        return "its options for Slurm are others"
+        return "its Slurm options differ"
     if own.gpu_type != other.gpu_type:
         return f"its GPU type is {other.gpu_type or 'any'}, not {own.gpu_type or 'any'}"
     return ""
@@ -52,9 +52,9 @@ def compute_own_meaning(group: Sequence[tuple[str, str]]) -> str:
     """Why options that look the same mean something else to another call; empty where none does."""
     for name, value in group:
         if name in ("begin", "deadline") and not _WITH_A_DATE.fullmatch(value):
-            return f"its --{name}={value} means another moment for another job"
+            return f"its --{name}={value} would mean a different time for another job"
         if name == "dependency" and "singleton" in value:
-            return "it came with --dependency=singleton"
+            return "it was submitted with --dependency=singleton"
     return ""
 
 
@@ -95,7 +95,7 @@ def compare_policies(own: Policy, other: Policy) -> str:
     if (own.degree_is_asked, own.degree) != (other.degree_is_asked, other.degree):
         return f"its degree is {other.degree}, not {own.degree}"
     if _leave_out_own(own) != _leave_out_own(other):
-        return "its limits of sharing are others"
+        return "its limits on sharing differ"
     return ""
 
 

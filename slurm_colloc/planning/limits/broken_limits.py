@@ -256,7 +256,7 @@ def describe_goal(goal: Goal, priced: Priced) -> tuple[str, str]:
 
 def build_unknown(name: str) -> Broken:
     """A job of unknown load."""
-    text = f"what {name} takes of a GPU is not known yet, so it shares with no job that is known"
+    text = f"what {name} uses of a GPU is not known yet, so it shares with no job that is known"
     return Broken("unknown", None, None, text)
 
 

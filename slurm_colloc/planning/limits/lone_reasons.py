@@ -12,7 +12,7 @@ _KINDS_MOST = 100
 _PARTNERS_MOST = 6
 
 _MANY = "no pack that was looked at keeps every limit and bound and saves GPU time"
-_NOBODY = "no job that is known came with it"
+_NOBODY = "no known job was submitted with it"
 
 
 class Declining:
@@ -101,12 +101,12 @@ class Declining:
         together = (*members, position)
         if len(members) == 1 or position in members:
             # Local search does not always find it.
-            return f"it could share with {name}; so many jobs are not divided exactly"
+            return f"it could share with {name}; with so many jobs not every division is tried"
         names = {i: self._labels[i] for i in members} | {position: "it"}
         broken = weighing.find_broken(together, names)
         if broken:
             texts = "; ".join(b.text for b in broken)
-            return f"{name} saves more with others, and alongside them {texts}"
+            return f"{name} saves more with others, and together with them {texts}"
         priced, joined = weighing.pricing.price(members), weighing.pricing.price(together)
         alone = weighing.pricing.price((position,))
         assert priced is not None

@@ -11,8 +11,8 @@ from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.planning.priced_packs import Limits, Subject
 
 _UNKNOWN = (
-    "what MIG costs them against MPS is not known: their load has not been measured. Within walls "
-    "none can use what another leaves idle, and none can take bandwidth from another"
+    "what MIG costs them compared with MPS is not known: their load has not been measured. In MIG "
+    "instances none can use what another leaves idle, and none can take bandwidth from another"
 )
 
 
@@ -41,8 +41,8 @@ def describe_cost_of_walls(
     mig_s = duration_s + SETUP_S[SharingMode.MIG]
     change = 100.0 * (mig_s / free.gpu_s - 1.0)
     told = (
-        f"against MPS: {mig_s:.0f} s of the GPU, {SETUP_S[SharingMode.MIG]:.0f} s for cutting it "
-        f"among them, where MPS would take {free.gpu_s:.0f} s ({_describe_change(change)})"
+        f"compared with MPS: {mig_s:.0f} s of the GPU, {SETUP_S[SharingMode.MIG]:.0f} s of it for "
+        f"dividing it, where MPS would take {free.gpu_s:.0f} s ({_describe_change(change)})"
     )
     names = [question.jobs[subject.index].name for subject in subjects]
     passed = list_too_slow(names, subjects, free.slowdowns)

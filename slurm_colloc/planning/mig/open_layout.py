@@ -66,7 +66,7 @@ class OpenLayout:
         """Why a job does not come on top; empty where it does."""
         policy, count = self._question.policy, len(self.members) + 1
         if policy.pack_size is not None and count > policy.pack_size:
-            return f"full with {describe_count(policy.pack_size, 'member')}"
+            return f"it is full with {describe_count(policy.pack_size, 'member')}"
         if not (self._has_seated or self._is_seated(one)):
             return "all of them need larger instances than the layout has"
         largest = self._keep_largest(one)

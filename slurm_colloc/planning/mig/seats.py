@@ -163,5 +163,7 @@ def _describe_excess(profiles: Sequence[InstanceProfile], gpu: PlannedGpu) -> st
     for profile in profiles:
         count = profiles.count(profile)
         if count > profile.instances_max:
-            return f"it has {count} of {profile.name}, the GPU takes {profile.instances_max}"
+            return (
+                f"it has {count} of {profile.name}, the GPU holds at most {profile.instances_max}"
+            )
     return "no placement is left for all of its instances"

@@ -18,8 +18,8 @@ from slurm_colloc.planning.priced_packs import Subject
 from slurm_colloc.planning.unknown_packs import fill_packs
 
 _CULPRIT = (
-    "MIG: under MPS a fault of theirs would end their neighbours, and behind walls it stays with "
-    "the member that has it"
+    "MIG: under MPS a fault of these jobs would end their neighbours; in a MIG instance it ends "
+    "only its own member"
 )
 
 

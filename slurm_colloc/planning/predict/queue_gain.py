@@ -73,7 +73,7 @@ def choose_by_queue(plans: Sequence[Plan], waits: WaitTable) -> tuple[Plan, str]
         return best, ""
     return best, (
         f"{len(best.packs)} packs instead of {len(plans[0].packs)}: with the queue as it was "
-        f"lately, jobs end after {best_outlook.mean_finish_s / 60:.0f} min in the mean instead of "
+        f"lately, jobs end after {best_outlook.mean_finish_s / 60:.0f} min on average instead of "
         f"{first.mean_finish_s / 60:.0f} min (of which they wait "
         f"{best_outlook.mean_wait_s / 60:.0f} and {first.mean_wait_s / 60:.0f} min), for "
         f"{best_outlook.gpu_s / 3600:.2f} instead of {first.gpu_s / 3600:.2f} GPU hours"

@@ -30,7 +30,7 @@ _KINDS_MOST = 16
 """Kinds of jobs up to which the heaviest neighbours are sought for each of them."""
 _SAME_GPU_TIME = 0.05
 """How much longer GPUs may be held for the sake of fewer packs, relatively."""
-_UNLIKE = "only like jobs can take each other's places, and these are not"
+_UNLIKE = "only similar jobs can take each other's places, and these differ"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _fill(
             needs, question.capacity, policy, find_cut_gpu(queued, [s.index for s in members])
         )
         if at_once == 1:
-            return "no two of its members fit at once by their users' words"
+            return "by their stated needs, no two of its members fit at once"
         slowdowns = _predict_beside_heaviest(members, at_once, setting, question.calibration)
         if slowdowns is None:
             return _UNLIKE

@@ -181,7 +181,7 @@ def _parse_codes(text: str) -> tuple[tuple[MemberField, int] | str, ...]:
         if field is None:
             raise UsageProblem(
                 f"--format: %{match['code']} says nothing of a member",
-                hint=f"known are {', '.join(f'%{code}' for code in _BY_CODE)}",
+                hint=f"valid ones are {', '.join(f'%{code}' for code in _BY_CODE)}",
             )
         width = int(match["width"] or 0)
         parts.append((field, width if match["right"] else -width))
@@ -203,7 +203,7 @@ def _parse_names(text: str) -> tuple[tuple[MemberField, int] | str, ...]:
         if match is None or field is None:
             raise UsageProblem(
                 f"--format: there is no field {word!a}",
-                hint=f"known are {', '.join(field.name for field in FIELDS)}",
+                hint=f"valid ones are {', '.join(field.name for field in FIELDS)}",
             )
         # sacct pads to the right of its fields; a negative width is to the left.
         parts += [(field, int(match["width"] or 0)), "|" if not match["width"] else " "]

@@ -93,7 +93,7 @@ def thin(place: Places, values: Floats, count: int) -> ThinSeries:
 
 
 def shorten(values: Floats) -> Numbers:
-    """Numbers of few digits, as JSON writes them in little room; None for what is no number."""
+    """Numbers of few digits, as JSON writes them in little room; None for what is not a number."""
     import numpy as np
 
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

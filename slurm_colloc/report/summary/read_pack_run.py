@@ -47,7 +47,7 @@ def look_at_pack(path: Path) -> PackView:
     """
     views = survey_packs(StateReader(path.parent.parent), [path.name], None)
     if not views:
-        raise NotFound(f"{path} is no pack of csub")
+        raise NotFound(f"{path} is not a pack of csub")
     return views[0]
 
 
@@ -162,7 +162,7 @@ def _find_stops(
     stops = []
     for pause in pauses:
         end = ends.get(pause.start) if pause.end is None else pause.end
-        # What it did not live through is nothing, nor is what is no number.
+        # What it did not live through is nothing, nor is what is not a number.
         if end is not None and end > pause.begin:
             stops.append((max(first, pause.begin), min(last, end)))
     return stops

@@ -88,7 +88,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _iterate(file: Any, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Batches with all the columns: one that a file lacks is null, and so is what is no number.
+    """Batches with all the columns: one that a file lacks is null, and so is what is not a number.
 
     Rows without a member or a time are left out.
 

@@ -26,8 +26,8 @@ _FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("energy_kwh", "energy of the GPUs, kWh", format_figure),
 )
 _MEANS = (
-    ("steps_per_s", "mean steps/s of a member"),
-    ("slowdown", "mean slowdown against alone"),
+    ("steps_per_s", "mean steps/s per member"),
+    ("slowdown", "mean slowdown compared with alone"),
 )
 
 
@@ -125,11 +125,11 @@ def _tell(
             same = f"{len(ratios)} of {same}, the others with an unknown rate"
         lines.append(("Rate", f"{same}: {mean:.2f} times as fast in {second.name} on average"))
     if not pairs:
-        lines.append(("Note", "they have no job with the same script and arguments in common"))
+        lines.append(("Note", "they share no job with the same script and arguments"))
     for side, count in zip((first, second), left, strict=True):
         if pairs and count:
             members = "1 member" if count == 1 else f"{count} members"
-            lines.append(("Note", f"{members} of {side.name} without a like in the other"))
+            lines.append(("Note", f"{members} of {side.name} without a counterpart in the other"))
     return lines
 
 

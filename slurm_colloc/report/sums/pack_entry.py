@@ -161,12 +161,12 @@ def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
             ),
         )
     except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"it is no entry ({error})") from error
+        raise ValueError(f"it is not an entry ({error})") from error
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 

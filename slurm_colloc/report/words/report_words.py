@@ -28,18 +28,18 @@ WORDS: dict[str, str] = {
     "SLOWDOWN": "How many times slower than alone it ran while others were there: rate alone / "
     "rate in company. 1 is as fast as alone; up to the accepted slowdown it was asked for.",
     "PREDICTED": "The slowdown that the plan expected.",
-    "GPU_MEM": "The most GPU memory that it held.",
+    "GPU_MEM": "The most GPU memory that it used.",
     "GPU SM": "How much of the GPU's processors (streaming multiprocessors) its kernels kept busy, "
-    "on average. A GPU can be 97 % utilized while 12 % of them work.",
+    "on average. A GPU can be 97 % utilized while 12 % of them are busy.",
     "ENERGY": "Its part of the energy that the GPU used.",
     "CPUS": "CPUs that it kept busy, on average.",
     "DATA WAIT": "The part of its time in which training waited for its DataLoader.",
     # How a number was obtained.
-    "EXACT": "It was measured, and no one else was on what was measured.",
-    "PER_PROCESS": "The driver tells it for each process.",
+    "EXACT": "It was measured while no other process used what was measured.",
+    "PER_PROCESS": "The driver reports it for each process.",
     "MODELLED": "It was not measured but computed, from what the member uses alone and its rate: a "
     "GPU that is shared tells its activity only as a whole.",
-    "WHOLE_GPU": "It is of the whole GPU and cannot be split among those on it.",
+    "WHOLE_GPU": "It is for the whole GPU and cannot be split among the members on it.",
     "UNKNOWN": "It could not be read, or needs something that could not. It is never 0.",
     # Of the whole pack.
     "GAIN": "The time that the jobs would have taken one after the other, each alone on the GPU, "
@@ -58,12 +58,12 @@ WORDS: dict[str, str] = {
     "DEGREE": "How many members run on the GPU at the same time.",
     "ROOM": "How many more members like those that ran would have fitted on the GPU, by what its "
     "runner measured.",
-    "PARKED": "Paused until a place on the GPU is free for it; its time does not count meanwhile.",
+    "PARKED": "Paused until a place on the GPU is free for it; this time does not count.",
     "PAUSED": "Stopped for a moment, so that the others could be measured without it. Paused time "
     "counts for no member.",
-    "JOINED": "It came into a pack that already ran.",
+    "JOINED": "It joined a pack that was already running.",
     "NOT SPLIT": "What was measured of the whole GPU, less what the members' models explain.",
-    "COVERAGE": "The part of the readings due that the monitor took.",
+    "COVERAGE": "The part of the monitor's scheduled readings that were taken.",
     "UTILIZATION": "The part of the time in which any kernel ran on the GPU, however small. It "
     "says little about room for others: GPU SM does.",
     "TENSOR": "The part of the time in which the GPU's tensor cores worked.",
@@ -73,7 +73,7 @@ WORDS: dict[str, str] = {
     "HOST": "The part of its time alone in which it neither waited for data nor had a kernel "
     "running: Python, and launching kernels.",
     "DEVICE": "The part of its time alone in which it had a kernel running on the GPU.",
-    "INTERFERENCE": "How its rate changed as others came or went.",
+    "INTERFERENCE": "How its rate changed as other members came or went.",
     # How a GPU is shared.
     "SWEEP": "One submission of a script with many values: csub sweep train.sh --lr 0.1,0.2.",
     "PARAMETERS": "What tells a job from the others of its sweep or table, such as lr=0.1; "

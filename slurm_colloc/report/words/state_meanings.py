@@ -39,12 +39,12 @@ class Meaning:
 
 _RETRY = ("csub retry {id}", "try it again, with what was stored at submission")
 _SHOW = ("csub show {id}", "request, limits and files")
-_LOGS = ("csub logs {id}", "what it wrote")
+_LOGS = ("csub logs {id}", "what it printed")
 _CANCEL = ("csub cancel {id}", "end it")
 _WHY = ("csub show {id}", "which lines show it (Evidence)")
-_LIMITS = ("csub --gpu-mem=... SCRIPT", "submit it again with what it needs of the GPU's memory")
+_LIMITS = ("csub --gpu-mem=... SCRIPT", "submit it again and say how much GPU memory it needs")
 
-_NEVER = "Waiting does not help: it does not start unless its request or Slurm's settings change."
+_NEVER = "Waiting does not help: it starts only if its request or Slurm's settings change."
 
 MEANINGS: dict[MemberState, Meaning] = {
     MemberState.PENDING: Meaning(
@@ -60,7 +60,7 @@ MEANINGS: dict[MemberState, Meaning] = {
         "Its script runs.",
         "It ends by itself, or at its wall limit: SIGTERM, then SIGKILL after KillWait.",
         (
-            ("csub logs -f {id}", "what it writes"),
+            ("csub logs -f {id}", "what it prints"),
             ("csub shell {id}", "a shell inside its CPUs and environment"),
             ("csub requeue {id}", "end it and start it again"),
             _CANCEL,
@@ -70,40 +70,43 @@ MEANINGS: dict[MemberState, Meaning] = {
         "Its script ended with exit code 0.", "Nothing more.", (_LOGS, _SHOW)
     ),
     MemberState.FAILED: Meaning(
-        "Its script ended with another exit code than 0, by a signal, or could not be started.",
-        "Nothing more. Its neighbours are not touched.",
+        "Its script ended with an exit code other than 0 or by a signal, or could not start.",
+        "Nothing more. The other members are not affected.",
         (_LOGS, _SHOW, _RETRY),
     ),
     MemberState.CANCELLED: Meaning(
-        "Somebody ended it: csub cancel, scancel, or scancel from inside the script.",
+        "It was ended by csub cancel, by scancel, or by scancel inside its script.",
         "Nothing more.",
         (_LOGS, _SHOW),
     ),
     MemberState.TIMEOUT: Meaning(
         "It reached its wall limit (--time multiplied by the accepted slowdown), or its pack's.",
-        "Nothing more. Its neighbours are not touched, unless the whole pack ran out of time.",
+        "Nothing more. The other members go on, unless the whole pack ran out of time.",
         (_LOGS, ("csub retry {id} --time=...", "try it again with more time")),
     ),
     MemberState.OUT_OF_MEMORY: Meaning(
         "It used more host memory than its limit, and the kernel ended it. This is not the "
         "GPU's memory.",
-        "Nothing more. Its neighbours are not touched.",
+        "Nothing more. The other members are not affected.",
         (_LOGS, _SHOW, ("csub retry {id} --mem=...", "try it again with more host memory")),
     ),
     MemberState.PREEMPTED: Meaning(
         "Slurm gave its pack's place to a job with a higher priority and did not requeue it.",
         "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
-        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next one survives this")),
+        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next run survives this")),
     ),
     MemberState.NODE_FAIL: Meaning(
         "The node of its pack failed, and Slurm did not requeue the job.",
         "Nothing more. With --requeue, or the site's JobRequeue, it would start again.",
-        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next one survives this")),
+        (_LOGS, _RETRY, ("csub --requeue SCRIPT", "so that the next run survives this")),
     ),
     MemberState.REQUEUED: Meaning(
         "Its pack was over before it started, and csub submitted it again in another pack.",
-        "It goes on under the new id; csub follows the old one where you name it.",
-        (("csub show {id}", "the member under its new id"), ("csub queue", "all that wait or run")),
+        "It continues under the new id; csub also finds it by the old one.",
+        (
+            ("csub show {id}", "the member under its new id"),
+            ("csub queue", "all members that wait or run"),
+        ),
     ),
     MemberState.LOST: Meaning(
         "Its Slurm job is gone, and how the member ended was not recorded: its node or runner was "
@@ -117,83 +120,92 @@ MEANINGS: dict[MemberState, Meaning] = {
 HELD = Meaning(
     "It is held: it keeps its place but is not started.",
     "Nothing until it is released.",
-    (("csub release {id}", "let it go on"), _CANCEL),
+    (("csub release {id}", "release it"), _CANCEL),
 )
 
 CAUSES: dict[str, Meaning] = {
     EndCause.SUCCESS: MEANINGS[MemberState.COMPLETED],
     EndCause.EXIT_CODE: Meaning(
-        "Its script ended by itself, with another exit code than 0.",
-        "Nothing more. Its neighbours are not touched.",
+        "Its script ended by itself with an exit code other than 0.",
+        "Nothing more. The other members are not affected.",
         (_LOGS, _SHOW),
     ),
     EndCause.SIGNAL: Meaning(
-        "A signal ended its script: a crash (SIGSEGV, SIGABRT), or somebody's kill.",
-        "Nothing more. Its neighbours are not touched.",
+        "A signal ended its script: a crash (SIGSEGV, SIGABRT) or a kill command.",
+        "Nothing more. The other members are not affected.",
         (_LOGS, _SHOW),
     ),
     EndCause.TIME_LIMIT: MEANINGS[MemberState.TIMEOUT],
     EndCause.CUDA_OUT_OF_MEMORY: Meaning(
-        "The GPU's memory was not enough for it: its limit under MPS, or what its neighbours left.",
-        "Where it may be requeued it waits and runs again with twice its share, in the end alone; "
-        "its neighbours go on. Where alone was not enough either, it fails.",
-        (_LOGS, _LIMITS, ("csub --share=exclusive SCRIPT", "submit it again for a GPU of its own")),
+        "It needed more GPU memory than its limit under MPS, or than the other members left.",
+        "If it may be requeued, it runs again with twice its share, in the end alone; the other "
+        "members go on. It fails if it runs out of memory even alone.",
+        (_LOGS, _LIMITS, ("csub --share=exclusive SCRIPT", "submit it again, alone on a GPU")),
     ),
     EndCause.HOST_OUT_OF_MEMORY: MEANINGS[MemberState.OUT_OF_MEMORY],
     EndCause.CUDA_FAULT: Meaning(
-        "Its program failed on the GPU, in a way that stays with it: a device-side assert, or an "
+        "Its program failed on the GPU, without affecting others: a device-side assert, or an "
         "illegal address outside MPS.",
-        "Nothing more. Its neighbours are not touched.",
-        (_LOGS, ("CUDA_LAUNCH_BLOCKING=1", "set it and run again: the traceback then fits")),
+        "Nothing more. The other members are not affected.",
+        (
+            _LOGS,
+            (
+                "CUDA_LAUNCH_BLOCKING=1",
+                "run again with it set: the traceback then shows the right line",
+            ),
+        ),
     ),
     EndCause.MPS_CULPRIT: Meaning(
-        "Its program used an address on the GPU that is not its own, or the like. Under MPS that "
-        "ends all clients on the GPU. It came again when it ran apart from them, or it was the "
-        "only client, so it is its own fault.",
+        "Its program had a fatal fault on the GPU, such as an illegal address. Under MPS that ends "
+        "all clients on the GPU. The fault is its own: it occurred again when the program ran "
+        "apart from the others, or the program was the only client.",
         "It is not started again. The same script with the same arguments runs alone until it has "
         "succeeded alone once.",
         (
             _LOGS,
             _WHY,
             ("compute-sanitizer PROGRAM", "NVIDIA's tool, finds the faulty kernel"),
-            ("csub --share=timeslice SCRIPT", "share without MPS: a fault stays with its process"),
+            (
+                "csub --share=timeslice SCRIPT",
+                "share without MPS: a fault ends only its own process",
+            ),
         ),
     ),
     EndCause.MPS_VICTIM: Meaning(
-        "A neighbour's fault on the GPU ended it: under MPS all clients of a GPU fall with one.",
-        "Where it may be requeued it runs again, apart from MPS, and its output goes on in the "
-        "same file; at most twice.",
-        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        "Another member's fault on the GPU ended it: under MPS, it ends all clients on the GPU.",
+        "If it may be requeued, it runs again without MPS, at most twice; its output is appended "
+        "to the same file.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.MPS_SUSPECT: Meaning(
-        "A fault on the GPU ended all clients of MPS, it among them, and neither MPS nor the "
-        "driver says whose fault it was.",
-        "Where they may be requeued all of them run again apart from MPS, where a fault stays "
-        "with its process: who has it again is the culprit, the others finish. At most twice.",
-        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        "A fault on the GPU ended all clients of MPS, including this one, and neither MPS nor the "
+        "driver says which of them caused it.",
+        "If they may be requeued, all run again without MPS, where a fault ends only its own "
+        "process: the one that fails again is the culprit, and the others finish. At most twice.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.MPS_GONE: Meaning(
         "The pack's MPS server or daemon was ended, and with it the GPU work of all its members.",
-        "Where it may be requeued it runs again under a new one, at most twice; its output goes "
-        "on in the same file.",
-        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        "If it may be requeued, it runs again under a new one, at most twice; its output is "
+        "appended to the same file.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.MPS_FULL: Meaning(
-        "The MPS server had as many clients as it takes (48 on a GPU, 60 since CUDA 13.1): members "
-        "with several GPU processes count several times.",
-        "Where it may be requeued it runs again apart from MPS, at most twice.",
+        "The MPS server had as many clients as it accepts (48 on a GPU, 60 since CUDA 13.1): "
+        "members with several GPU processes count several times.",
+        "If it may be requeued, it runs again without MPS, at most twice.",
         (_LOGS, ("csub --degree=N SCRIPT", "submit it again with fewer members at a time")),
     ),
     EndCause.GPU_LOST: Meaning(
-        "A GPU of its pack was lost: the driver does not show it any more.",
-        "Where it may be requeued it runs again on another GPU of its Slurm job, at most twice; "
-        "its output goes on in the same file.",
-        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again, so that it survives this")),
+        "A GPU of its pack was lost: the driver no longer shows it.",
+        "If it may be requeued, it runs again on another GPU of its Slurm job, at most twice; its "
+        "output is appended to the same file.",
+        (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.NOT_STARTED: Meaning(
-        "It could not be started, or the GPU could not be shared in the only way that was allowed.",
+        "It could not be started, or its GPU could not be shared in the only mode allowed.",
         "Nothing more.",
-        (("csub show {id}", "why"), ("csub --share=auto SCRIPT", "allow any mode of sharing")),
+        (("csub show {id}", "why"), ("csub --share=auto SCRIPT", "allow any sharing mode")),
     ),
     EndCause.NODE_FAILURE: MEANINGS[MemberState.NODE_FAIL],
     EndCause.CANCELLED: MEANINGS[MemberState.CANCELLED],
@@ -219,7 +231,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
         meaning = dataclasses.replace(meaning, next=_NEVER)
     lines += _render_meaning(meaning, str(member.member))
     if reason is not None and reason.advice and not held:
-        lines.append(f"  To know:   {_render_advice(reason, view.job_id or '')}")
+        lines.append(f"  Hint:      {_render_advice(reason, view.job_id or '')}")
     return "".join(f"{escape_controls(line)}\n" for line in lines)
 
 
@@ -252,14 +264,14 @@ def explain_word(text: str) -> str:
         # Slurm's reason `None` is near to many a word, and meant by few.
         near = difflib.get_close_matches(text.lower(), known.keys() - {"none"}, n=1)
         raise UsageProblem(
-            f"{text!r} is no member, state, reason or word of a report that csub knows",
+            f"{text!r} is not a member, state, reason or word of a report that csub knows",
             hint=f"did you mean {known[near[0]]}?"
             if near
             else "csub queue shows states and reasons, squeue(1) lists all of Slurm's",
         )
     lines = [name, f"  Means:     {reason.meaning}."]
     if reason.advice:
-        lines.append(f"  To know:   {_render_advice(reason, '')}")
+        lines.append(f"  Hint:      {_render_advice(reason, '')}")
     return "\n".join(lines) + "\n"
 
 

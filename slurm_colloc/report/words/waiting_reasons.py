@@ -34,12 +34,12 @@ REASONS: dict[str, Reason] = {
         "a smaller request starts sooner: fewer CPUs, less host memory, a shorter --time",
     ),
     "Priority": Reason(
-        "jobs with a higher priority are before it",
-        "a shorter --time lets it slip into gaps; sprio -l shows what priorities are made of",
+        "jobs with a higher priority come first",
+        "a shorter --time lets it slip into gaps; sprio -l shows what priorities consist of",
     ),
     "Dependency": Reason("a job that it depends on has not ended"),
     "DependencyNeverSatisfied": Reason(
-        "a job that it depends on ended otherwise than it demands, so it will never start",
+        "a job that it depends on did not end as required, so it will never start",
         "cancel it, or drop the condition: scontrol update JobId=ID Dependency=",
         is_for_ever=True,
     ),
@@ -49,14 +49,14 @@ REASONS: dict[str, Reason] = {
         "scontrol show job tells more; only an administrator can release it",
     ),
     "BeginTime": Reason(
-        "its time to begin has not come",
+        "its begin time has not come",
         "scontrol update JobId=ID StartTime=now lets it start at once",
     ),
-    "JobArrayTaskLimit": Reason("as many packs of its array run as its %limit allows"),
-    "PartitionDown": Reason("its partition starts no jobs at present", "sinfo shows partitions"),
-    "PartitionInactive": Reason("its partition takes no jobs at present", "sinfo shows partitions"),
+    "JobArrayTaskLimit": Reason("as many packs of its array are running as its %limit allows"),
+    "PartitionDown": Reason("its partition is not starting jobs", "sinfo shows partitions"),
+    "PartitionInactive": Reason("its partition is not accepting jobs", "sinfo shows partitions"),
     "PartitionNodeLimit": Reason(
-        "its partition does not allow so many nodes, or has none of them up",
+        "its partition does not allow that many nodes, or they are down",
         "scontrol show partition shows the limits",
     ),
     "PartitionTimeLimit": Reason(
@@ -71,7 +71,7 @@ REASONS: dict[str, Reason] = {
     ),
     "ReqNodeNotAvail": Reason(
         "a node that it needs is down, drained or reserved",
-        "sinfo -R shows which and why; --nodelist and --exclude name others",
+        "sinfo -R shows which and why; choose others with --nodelist or --exclude",
     ),
     "NodeDown": Reason("a node that it needs is down", "sinfo -R shows why"),
     "BadConstraints": Reason(
@@ -95,13 +95,13 @@ REASONS: dict[str, Reason] = {
         "submit it with another --qos or --partition",
         is_for_ever=True,
     ),
-    "QOSJobLimit": Reason("as many jobs run as its QoS allows"),
+    "QOSJobLimit": Reason("as many jobs are running as its QoS allows"),
     "QOSResourceLimit": Reason("the resources that its QoS allows are in use"),
     "QOSTimeLimit": Reason(
-        "its QoS does not allow so much time", "submit it with a shorter --time", is_for_ever=True
+        "its QoS does not allow that much time", "submit it with a shorter --time", is_for_ever=True
     ),
-    "QOSUsageThreshold": Reason("its account has used more than its QoS demands"),
-    "AssociationJobLimit": Reason("as many jobs run as its account allows"),
+    "QOSUsageThreshold": Reason("its account's usage is above the threshold of its QoS"),
+    "AssociationJobLimit": Reason("as many jobs are running as its account allows"),
     "AssociationResourceLimit": Reason("the resources that its account allows are in use"),
     "AssociationTimeLimit": Reason("its account has used its time"),
     "MaxMemPerLimit": Reason(
@@ -110,15 +110,15 @@ REASONS: dict[str, Reason] = {
         is_for_ever=True,
     ),
     "Prolog": Reason("the node is being prepared for it"),
-    "Cleaning": Reason("its last attempt is being cleaned up; it starts again after that"),
+    "Cleaning": Reason("its last attempt is being cleaned up; then it starts again"),
     "NodeNotAvail": Reason("a node that it needs is not available"),
     "BurstBufferResources": Reason("it waits for burst buffer space"),
     "BurstBufferStageIn": Reason("its files are being staged in"),
     "DeadLine": Reason(
-        "it cannot end before its --deadline", "submit it with a later one", is_for_ever=True
+        "it cannot end before its --deadline", "submit it with a later --deadline", is_for_ever=True
     ),
     "launch_failed_requeued_held": Reason(
-        "its start failed on the node, and Slurm holds it",
+        "it failed to start on the node, and Slurm holds it",
         "scontrol release ID lets it try again; the node's prolog may have failed",
     ),
     "JobHoldMaxRequeue": Reason(
@@ -130,8 +130,8 @@ REASONS: dict[str, Reason] = {
         "it starts by itself as soon as a place becomes free",
     ),
     PARKED: Reason(
-        "it runs, and its processes are paused until a place is free for it",
-        "it goes on by itself; csub why says which degree is best in its pack",
+        "it has started, and its processes are paused until a place is free for it",
+        "it continues by itself; csub why says which degree is best in its pack",
     ),
 }
 

@@ -117,16 +117,16 @@ def _judge_lost(verdict: Verdict, around: Circumstances, evidence: tuple[str, ..
 
 def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
     if around.find(Sign.MPS_FULL):
-        reason = "the MPS server had as many clients as it takes"
+        reason = "the MPS server had as many clients as it accepts"
         return _restart_or_fail(verdict, around, EndCause.MPS_FULL, evidence, reason, apart=True)
-    reason = "the MPS server took no new client, as after a fault of another"
+    reason = "the MPS server took no new client, as happens after another client's fault"
     return _restart_or_fail(verdict, around, EndCause.MPS_VICTIM, evidence, reason)
 
 
 def _judge_fault(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
     cause = EndCause.MPS_SUSPECT
     if not around.fault:
-        reason = "a fault on the GPU, of which the MPS server says nothing"
+        reason = "a fault on the GPU, about which the MPS server says nothing"
         return _restart_or_fail(verdict, around, cause, evidence, reason, apart=True)
     evidence = (f"MPS server: {around.fault}", *evidence)
     if len(around.suspects) == 1:

@@ -61,7 +61,7 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
     if not is_watched(host_memory_mb):
         return (
             f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
-            f"packs with {WATCHED_FROM_MB} MB are watched"
+            f"packs with at least {WATCHED_FROM_MB} MB are watched"
         )
     return ""
 

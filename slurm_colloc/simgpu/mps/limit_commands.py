@@ -91,7 +91,7 @@ def set_default_limit(conversation: Conversation) -> None:
     defaults = conversation.daemon.defaults
     word, value = conversation.word(0), conversation.word(1)
     if parse_number(word) == 0 and re.match(r"[+-]?\d", word) is None:
-        # What is no number ends the reading: ordinal 0 and no value.
+        # What is not a number ends the reading: ordinal 0 and no value.
         value = value if conversation.daemon.profile.limits_by_uuid else ""
     is_known = word.startswith(("GPU-", "MIG-")) or 0 <= parse_number(word) < wire_format.DEVICES
     if conversation.daemon.profile.limits_by_uuid and not is_known:

@@ -232,7 +232,7 @@ def open_node(environment: Mapping[str, str]) -> Node:
     names = sorted(_list_names(Path(root) / "nodes")) if root else []
     if not names:
         raise NotFound(
-            f"{ROOT_VARIABLE}='{root}' is no simulation of GPUs",
+            f"{ROOT_VARIABLE}='{root}' is not a simulation of GPUs",
             hint="make one with 'csub sandbox up --fake-gpus' and use 'csub sandbox env'",
         )
     wanted = environment.get("SLURMD_NODENAME", "")

@@ -70,7 +70,7 @@ def parse_size_mb(text: str) -> int:
     """Read 2G, 512M or a number of MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 2G or 512M")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 2G or 512M")
     return math.ceil(float(match[1]) * (1024 if match[2].upper() == "G" else 1))
 
 
@@ -133,7 +133,7 @@ def parse_job(argv: Sequence[str]) -> TrainingJob:
 
 def _parse_gpus(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of GPUs")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of GPUs")
     return int(text)
 
 
@@ -147,5 +147,5 @@ def _parse_positive(text: str, low: float = 1e-6) -> float:
     except ValueError:
         value = math.nan
     if not (low <= value < math.inf):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return value

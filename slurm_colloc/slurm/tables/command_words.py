@@ -35,7 +35,7 @@ class CommandOptions:
         """Options as (letter or name, value, the words as they stood), and all other words.
 
         Returns:
-            None where a word is no option of this command.
+            None where a word is not an option of this command.
         """
         options: list[tuple[str, str | None, list[str]]] = []
         operands: list[str] = []

@@ -52,7 +52,7 @@ def _locked(root: Path) -> Iterator[None]:
             with explain_os_errors("lock", path):
                 raise lock.problem
         if not lock:
-            raise StateError(f"{path} is kept by another csub", hint="try again")
+            raise StateError(f"{path} is being written by another csub", hint="try again")
         yield
 
 

@@ -214,7 +214,7 @@ def merge_for_script(
     )
     for given in options.select(Concern.REFUSED):
         raise UsageProblem(
-            f"{given.origin}: csub cannot do --{given.option.name}: {given.option.reason}",
+            f"{given.origin}: csub does not support --{given.option.name}: {given.option.reason}",
             hint="submit it with sbatch",
         )
     if options.flag("clusters"):

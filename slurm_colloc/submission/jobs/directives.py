@@ -37,7 +37,7 @@ def check_script(script: bytes, *, name: str) -> None:
         raise UsageProblem(
             f"{name}: this does not look like a batch script, for its first line does not begin "
             "with #! and the path of an interpreter",
-            hint="begin it for instance with #!/bin/bash, or give a command with --wrap",
+            hint="begin it with #!/bin/bash, for example, or give a command with --wrap",
         )
     if (at := script.find(b"\0")) >= 0:
         line_number = script.count(b"\n", 0, at) + 1
@@ -46,7 +46,7 @@ def check_script(script: bytes, *, name: str) -> None:
         line_number = script.count(b"\n", 0, at) + 1
         raise UsageProblem(
             f"{name}:{line_number}: the batch script has DOS line breaks",
-            hint=f"convert it, for instance with: sed -i 's/\\r$//' {name}",
+            hint=f"convert it, for example with: sed -i 's/\\r$//' {name}",
         )
 
 
@@ -105,7 +105,7 @@ def _parse(
     if parsed.words:
         stray = words[len(words) - len(parsed.words)]
         raise UsageProblem(
-            f"{stray.origin}: {stray.text!r} is no option, and {mark} lines hold only options",
+            f"{stray.origin}: {stray.text!r} is not an option, and {mark} lines hold only options",
             hint="check the dashes, and the quotes around values with spaces",
         )
     return parsed.values
@@ -126,7 +126,7 @@ def _split_line(text: str, origin: str) -> list[str]:
         if text[position] == ":":
             raise UsageProblem(
                 f"{origin}: there is an unexpected ':'",
-                hint="a word of a directive may not begin with it",
+                hint="no word of a directive may begin with it",
             )
         if text[position] == "#":
             break

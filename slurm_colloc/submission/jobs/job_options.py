@@ -56,7 +56,7 @@ def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
     if tasks:
         return tasks
     if gpus.other_gres:
-        return f"it asks for other GRES too: {escape_controls(','.join(gpus.other_gres))}"
+        return f"it also asks for other GRES: {escape_controls(','.join(gpus.other_gres))}"
     if read_option(options, "mem", parse_host_memory_mb) == 0:
         return "--mem=0 asks for all host memory of a node"
     return ""
@@ -267,7 +267,7 @@ def parse_slowdown(text: str) -> float:
     """How many times slower than alone a job may get.
 
     Raises:
-        ValueError: It is no number from 1 to 100.
+        ValueError: It is not a number from 1 to 100.
     """
     is_number = _DECIMAL.fullmatch(text) is not None
     if not is_number or not 1.0 <= float(text) <= SLOWDOWN_MOST:
@@ -302,12 +302,12 @@ def parse_progress_regex(text: str) -> str:
     try:
         compiled = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"it is no regular expression of Python's: {error}") from error
+        raise ValueError(f"it is not a regular expression of Python's: {error}") from error
     others = sorted(compiled.groupindex.keys() - set(REGEX_GROUPS))
     if others:
         raise ValueError(
             f"its group {others[0]!r} means nothing: named groups are {' and '.join(REGEX_GROUPS)}"
         )
     if compiled.match("") is not None and not compiled.groupindex:
-        raise ValueError("it matches where there is nothing, so every line would be a step")
+        raise ValueError("it matches empty text, so every line would count as a step")
     return text

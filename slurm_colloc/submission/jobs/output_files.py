@@ -73,7 +73,7 @@ def refuse_shared_files(jobs: Iterable[Job]) -> None:
                 raise UsageProblem(
                     f"member {other.number} ({other.script_name}) and member {job.number} "
                     f"({job.script_name}) would both write {path}",
-                    hint="give them --output and --error that differ in more than the number",
+                    hint="use --output and --error patterns that differ in more than the number",
                 )
 
 

@@ -116,7 +116,7 @@ def _count_devices(text: str, place: str) -> int:
     if text in _ALONE:
         return 1
     if not all(device.isdecimal() for device in devices):
-        raise UsageProblem(f"{place}, column Devices: {cut(text)!r} is no list such as 0 or 0+1")
+        raise UsageProblem(f"{place}, column Devices: {cut(text)!r} is not a list such as 0 or 0+1")
     return len(devices)
 
 

@@ -47,7 +47,7 @@ def read_call_script(words: Sequence[str], wrap: str | None, directory: str) -> 
     """The script of `csub [options] SCRIPT [ARGUMENTS]`, of --wrap, or of standard input.
 
     Raises:
-        UsageProblem: It is missing, cannot be read, or is no script.
+        UsageProblem: It is missing, cannot be read, or is not a script.
     """
     if wrap is not None:
         if words:
@@ -89,7 +89,7 @@ def read_script(shown: str, arguments: tuple[str, ...], directory: str) -> Scrip
     """Read a script file.
 
     Raises:
-        UsageProblem: It cannot be read, or is no script.
+        UsageProblem: It cannot be read, or is not a script.
     """
     path = find_script(shown, directory)
     try:
@@ -131,7 +131,7 @@ def read_pack_words(words: Sequence[str], directory: str) -> list[Script]:
         except ValueError as error:
             raise UsageProblem(f"csub pack: {word!r}: {error}") from error
         if not parts:
-            raise UsageProblem("csub pack: an empty word is no script")
+            raise UsageProblem("csub pack: an empty word is not a script")
         scripts.append(read_script(parts[0], tuple(parts[1:]), directory))
     return scripts
 

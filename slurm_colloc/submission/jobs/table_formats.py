@@ -35,7 +35,8 @@ def parse_table(text: str, shown: str) -> list[Axis]:
     parse = PARSERS.get(ending)
     if parse is None:
         raise UsageProblem(
-            f"{shown}: its name tells no format", hint=f"name it *.{', *.'.join(PARSERS)}"
+            f"{shown}: its name does not say which format it has",
+            hint=f"name it *.{', *.'.join(PARSERS)}",
         )
     axes = [axis for axis in parse(text, shown) if axis]
     if not axes:
@@ -43,8 +44,8 @@ def parse_table(text: str, shown: str) -> list[Axis]:
     for axis in axes:
         if len(axis) > JOBS_MOST:
             raise UsageProblem(
-                f"{shown} has {len(axis)} rows: one call takes {JOBS_MOST}",
-                hint="divide it into several files",
+                f"{shown} has {len(axis)} rows: one call takes at most {JOBS_MOST}",
+                hint="split it into several files",
             )
     return axes
 
@@ -98,7 +99,7 @@ def _parse_json_lines(text: str, shown: str) -> list[Axis]:
             place = f"{shown}:{number}"
             value = _load_json(line, place)
             if not isinstance(value, Mapping):
-                raise UsageProblem(f"{place}: each line is one JSON object")
+                raise UsageProblem(f"{place}: each line must be a JSON object")
             rows.append(_build_row(value, place))
     return [tuple(rows)]
 
@@ -119,14 +120,14 @@ def _load_json(text: str, place: str) -> Any:
             text, parse_float=str, parse_int=str, parse_constant=str, object_pairs_hook=build
         )
     except (ValueError, RecursionError) as error:
-        raise UsageProblem(f"{place} is no JSON: {error}") from error
+        raise UsageProblem(f"{place} is not JSON: {error}") from error
 
 
 def _parse_toml(text: str, shown: str) -> list[Axis]:
     try:
         value = tomllib.loads(text, parse_float=str)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise UsageProblem(f"{shown} is no TOML: {error}") from error
+        raise UsageProblem(f"{shown} is not TOML: {error}") from error
     return _build_axes(value, shown)
 
 
@@ -142,9 +143,9 @@ def _parse_yaml(text: str, shown: str) -> list[Axis]:
         mark = getattr(error, "problem_mark", None)
         where = f"{shown}:{mark.line + 1}" if mark is not None else shown
         problem = getattr(error, "problem", None) or str(error)
-        raise UsageProblem(f"{where} is no YAML: {problem}") from error
+        raise UsageProblem(f"{where} is not YAML: {problem}") from error
     except RecursionError as error:
-        raise UsageProblem(f"{shown} is no table: it is nested too deep") from error
+        raise UsageProblem(f"{shown} is not a table: it is nested too deep") from error
 
 
 _DEPTH_MOST = 4
@@ -188,7 +189,9 @@ def _build_axes(value: Any, shown: str) -> list[Axis]:
     if isinstance(value, list):
         return [_build_rows(value, shown, "row")]
     if not isinstance(value, Mapping):
-        raise UsageProblem(f"{shown} is no table: a list of rows, or names with values, is needed")
+        raise UsageProblem(
+            f"{shown} is not a table: a list of rows, or names with values, is needed"
+        )
     alone: list[tuple[str, Any]] = []
     axes: list[Axis] = []
     for name, item in value.items():
@@ -212,7 +215,7 @@ def _build_rows(items: Sequence[Any], shown: str, name: str) -> Axis:
     for number, item in enumerate(items, start=1):
         place = getattr(item, "place", "") or f"{shown}, {cut(name)} {number}"
         if not isinstance(item, Mapping):
-            raise UsageProblem(f"{place}: a row has names with values")
+            raise UsageProblem(f"{place}: a row must have names with values")
         rows.append(_build_row(item, place))
     return tuple(rows)
 
@@ -232,7 +235,7 @@ def _as_text(value: Any, place: str) -> str:
         return str(value)
     kinds = {type(None): "null", list: "a list", dict: "a mapping", _Placed: "a mapping"}
     kind = kinds.get(type(value), "a date")
-    raise UsageProblem(f"{place}: a value is a text or a number, not {kind}")
+    raise UsageProblem(f"{place}: a value must be a text or a number, not {kind}")
 
 
 PARSERS: Mapping[str, Callable[[str, str], list[Axis]]] = {

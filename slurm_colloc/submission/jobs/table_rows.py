@@ -206,8 +206,8 @@ def _sort_cells(setting: ParameterSetting) -> _RowPlan:
             parameters.append((name, value))
     if len(runs.keys() & {"script", "command"}) != 1:
         raise UsageProblem(
-            f"{setting.place}: a row has a script or a command",
-            hint="columns script and arguments, or a column command",
+            f"{setting.place}: a row needs either a script or a command",
+            hint="use columns script and arguments, or a column command",
         )
     if "command" in runs:
         if "arguments" in runs:
@@ -234,7 +234,7 @@ def _give(name: str, value: str, place: str) -> Given | None:
     if option.alias_of:
         option = _OPTIONS[option.alias_of]
     if option.concern is Concern.CALL or option.early or name in ("array", "wrap"):
-        raise UsageProblem(f"{origin}: --{name} is said of a whole call, and not of a row")
+        raise UsageProblem(f"{origin}: --{name} applies to a whole call, not to a row")
     if option.argument is not Argument.REQUIRED:
         if value.lower() in _NO:
             return None
@@ -267,8 +267,8 @@ def parse_commands(text: str, shown: str) -> list[ParameterSetting]:
                 suffix = f" {rest}"
             else:
                 raise UsageProblem(
-                    f"{place}: #DISBATCH {word} is not done here, but PREFIX and SUFFIX are",
-                    hint="--dependency makes jobs wait, csub sweep repeats a command",
+                    f"{place}: #DISBATCH {word} is not supported; only PREFIX and SUFFIX are",
+                    hint="use --dependency to make jobs wait, csub sweep to repeat a command",
                 )
         elif command and not command.startswith("#"):
             whole = keep_literally(f"{prefix}{command}{suffix}")

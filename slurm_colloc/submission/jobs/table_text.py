@@ -52,7 +52,7 @@ def decode_table(data: bytes, shown: str) -> str:
         if data.startswith(mark):
             raise UsageProblem(f"{shown} is written in {coding}", hint="save it as UTF-8")
     if b"\0" in data:
-        raise UsageProblem(f"{shown} is no table: it holds NUL bytes")
+        raise UsageProblem(f"{shown} is not a table: it holds NUL bytes")
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:

@@ -63,7 +63,7 @@ def split_values(text: str) -> list[str]:
         if not numbers:
             raise ValueError("is a range without numbers: 0:5 means 0 1 2 3 4, 0:10:2 every second")
         if len(numbers) > JOBS_MOST:
-            raise ValueError(f"is a range of {len(numbers)} numbers, and {JOBS_MOST} are the most")
+            raise ValueError(f"is a range of {len(numbers)} numbers, but {JOBS_MOST} are allowed")
         return [str(number) for number in numbers]
     values = _split(text)
     if len(values) > 1 and "" in values:
@@ -132,8 +132,8 @@ def combine(
         chosen = sorted(random.Random(sample[1]).sample(range(count), sample[0]))
     if len(chosen) > JOBS_MOST:
         raise UsageProblem(
-            f"a sweep of {len(chosen)} jobs: one call takes {JOBS_MOST}",
-            hint="--sample=N draws N of them",
+            f"a sweep of {len(chosen)} jobs: one call takes at most {JOBS_MOST}",
+            hint="--sample=N chooses N of them",
         )
     if zipped:
         return [_merge([axis[i if len(axis) > 1 else 0] for axis in axes]) for i in chosen]

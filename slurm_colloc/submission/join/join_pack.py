@@ -123,7 +123,7 @@ def join_open_pack(
         if isinstance(answer, Joined) and not only_plan:
             lock = state.pack_path(pack_id) / "lock"
             with hold_interrupts() as held, hold_lock(lock, LOCK_WAIT_S) as locked:
-                answer = join.run(held, locked) if locked else "somebody else is changing it"
+                answer = join.run(held, locked) if locked else "another csub is changing it"
             if held.came() and not isinstance(answer, Joined):
                 raise Interrupted("interrupted; nothing was submitted")
         if isinstance(answer, Joined):

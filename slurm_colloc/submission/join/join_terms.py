@@ -116,7 +116,7 @@ class Prospect:
         gpu = self._find_gpu(record, present)
         reason = self._compute_reason(record, present, gpu)
         if not reason:
-            return "its jobs run another script, and --gpu-mem is not known of all"
+            return "its jobs run another script, and --gpu-mem is not known for all of them"
         planned = self._plan(record, policy, present, gpu)
         if isinstance(planned, str):
             return planned
@@ -140,7 +140,7 @@ class Prospect:
     ) -> PackPlan | MemberPlan | str:
         other = self._find_shared_file(record, present)
         if other is not None:
-            return f"its output would be that of {other}"
+            return f"it would write to the output file of {other}"
         if self.is_running:
             return self._plan_running(record, policy, present, gpu)
         if self._job.reason.startswith("JobHeld"):
@@ -212,7 +212,7 @@ class Prospect:
         if is_own_kind(self._path, record, self._candidate):
             return "the same script"
         if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
-            return "what they take of a GPU has been measured"
+            return "what they use of a GPU has been measured"
         sizes = [member.spec.job.gpu_memory_mb for member in present]
         total, usable = self._candidate.job.gpu_memory_mb, gpu.capacity.gpu_memory_mb
         if total is None or usable is None or None in sizes:

@@ -10,8 +10,7 @@ from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.sbatch.dependency import add_condition
 from slurm_colloc.model.sbatch.output_patterns import expand_array_id
 from slurm_colloc.model.sbatch.quantities import format_time_limit
-from slurm_colloc.slurm.option_definition import Argument
-from slurm_colloc.slurm.option_table import SBATCH_OPTIONS
+from slurm_colloc.slurm.options import takes_value
 from slurm_colloc.submission.packs.call_batches import Batch, find_wait
 from slurm_colloc.submission.packs.hook_token import HookChoice, build_hook_request
 
@@ -22,11 +21,6 @@ GROWABLE = frozenset(
 )  # fmt: skip
 """Options of a lone job that `scontrol update` can overrule, or that its runner can do itself,
 once another job has joined it."""
-
-_WITH_VALUE = frozenset(
-    option.name for option in SBATCH_OPTIONS if option.argument is Argument.REQUIRED
-)
-"""Without a value, and be it an empty one, they would take the next word for it."""
 
 
 @dataclass(frozen=True)
@@ -141,4 +135,5 @@ def build_request_options(request: PackRequest, nodes: int = 1) -> list[str]:
 
 
 def _option(name: str, value: str) -> str:
-    return f"--{name}={value}" if value or name in _WITH_VALUE else f"--{name}"
+    # Without its value, empty as it is, such an option would take the next word for it.
+    return f"--{name}={value}" if value or takes_value(name) else f"--{name}"

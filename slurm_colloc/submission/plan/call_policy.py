@@ -45,7 +45,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         raise UsageProblem(
             f"--share={share} needs a node's prolog, which the settings keep from being asked "
             "(hooks = never)",
-            hint="leave the ! out for MPS instead",
+            hint="leave out the ! to use MPS instead",
         )
     degree = _choose_degree(call, share, settings)
     gpus_asked = choose_gpu_count(call, share, settings)
@@ -54,7 +54,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
                 "--share=exclusive gives each job a GPU of its own",
-                hint="leave --degree and --pack-size out, or choose another --share",
+                hint="leave out --degree and --pack-size, or choose another --share",
             )
         return Policy(
             degree=1,
@@ -133,9 +133,9 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
     if call.degree is not None and call.degree > places:
         what = f"--share=mig={share.layout} has" if words else "a GPU has at most"
         each = f", for {MPS_CLIENTS_MAX} members each" if shares else ""
-        hint = f"ask for --degree={places} or less; members above that wait"
+        hint = f"ask for --degree={places} or less; members beyond that wait"
         if not words:
-            hint += " where a layout is named"
+            hint += " if a layout is named"
         elif not shares:
             hint += "; this site does not let them share instances (mig_mps_inside)"
         raise UsageProblem(
@@ -159,8 +159,8 @@ def _choose_word(
     if len(values) > 1:
         first, second = (f"{value} ({origin})" for value, origin in values[:2])
         raise UsageProblem(
-            f"jobs of one call are packed in one way, not both by --{name}={first} and {second}",
-            hint=f"give --{name} on the command line, or submit them apart",
+            f"jobs of one call are packed in one way, not by both --{name}={first} and {second}",
+            hint=f"give --{name} on the command line, or submit them separately",
         )
     return values[0][0] if values else None
 
@@ -178,8 +178,8 @@ def choose_share(call: Call, settings: Settings) -> ShareRequest:
     if len(call.shares) > 1:
         first, second = (f"{value} ({origin})" for value, origin in call.shares[:2])
         raise UsageProblem(
-            f"jobs of one call share in one way, not both {first} and {second}",
-            hint="give --share on the command line, or submit them apart",
+            f"jobs of one call share in one way, not in both {first} and {second}",
+            hint="give --share on the command line, or submit them separately",
         )
     for value, origin in call.shares:
         return ShareRequest.parse(value, origin)

@@ -62,12 +62,12 @@ def as_probe(call: Call, settings: Settings) -> Call:
     if len(call.candidates) > 1:
         raise UsageProblem(
             "csub probe takes one job",
-            hint="--array=N probes task N, and the others are its family",
+            hint="--array=N probes task N, and the other tasks are its relatives",
         )
     if job.gpus != 1:
         asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
         raise UsageProblem(
-            f"csub probe: {job.script_name} {asked}, and a usage profile is of a job on one",
+            f"csub probe: {job.script_name} {asked}, and usage profiles are for jobs with one",
             hint="--gres=gpu:1",
         )
     obstacle = find_obstacle_to_measuring(call, settings)
@@ -104,7 +104,10 @@ def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
     if not settings.state_shared and not call.options.flag("local"):
         return "state_shared = false in the settings, so nothing comes back from the node"
     if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
-        return f"--mem is {job.host_memory_mb} MB, and packs with {WATCHED_FROM_MB} MB are watched"
+        asked_mb = job.host_memory_mb
+        return (
+            f"--mem is {asked_mb} MB, and only packs with {WATCHED_FROM_MB} MB or more are watched"
+        )
     if not (settings.instrument and job.instrument) and job.progress_regex is None:
         return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
     return ""

@@ -27,8 +27,8 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
     if len(call.gpu_counts) > 1:
         first, second = (f"{value} ({origin})" for value, origin in call.gpu_counts[:2])
         raise UsageProblem(
-            f"packs of one call have one number of GPUs, not both {first} and {second}",
-            hint="give --gpus-per-pack on the command line, or submit them apart",
+            f"all packs of one call have the same number of GPUs, not {first} and {second}",
+            hint="give --gpus-per-pack on the command line, or submit them separately",
         )
     asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
     obstacle = _explain_one_gpu(call, share, settings)
@@ -43,7 +43,7 @@ def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> in
     """How many nodes a pack has: one, unless `--nodes-per-pack` says otherwise.
 
     Raises:
-        UsageProblem: It is no number, the jobs of the call ask for different ones, or a pack
+        UsageProblem: It is not a number, the jobs of the call ask for different ones, or a pack
             cannot have several.
     """
     found: dict[int, str] = {}
@@ -56,8 +56,8 @@ def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> in
     if len(found) > 1:
         first, second = (f"{value} ({origin})" for value, origin in list(found.items())[:2])
         raise UsageProblem(
-            f"packs of one call have one number of nodes, not both {first} and {second}",
-            hint="give --nodes-per-pack on the command line, or submit them apart",
+            f"all packs of one call have the same number of nodes, not {first} and {second}",
+            hint="give --nodes-per-pack on the command line, or submit them separately",
         )
     nodes = next(iter(found), 1)
     if nodes > 1 and (obstacle := _explain_one_gpu(call, share, settings)):

@@ -126,7 +126,7 @@ class ProfileSearch:
         if known and not is_near(list_numbers(candidate.job), [r.numbers for r in known]):
             self.reasons.append(
                 f"{candidate.job.name}: a number among its arguments differs by more than {NEAR:g} "
-                "times from those of its measured relatives, so nothing of theirs is taken over"
+                "times from those of its measured relatives, so their profiles are not used"
             )
             return self._nothing
         return known
@@ -200,7 +200,7 @@ class ProfileSearch:
         if len(records) > 1 and not agree(records):
             self.reasons.append(
                 f"{name}: the {len(records)} relatives that were measured differ by more than "
-                "10 %, so no more than their largest GPU memory is taken over"
+                "10 %, so only their largest GPU memory is used"
             )
             return None
         newest = max(record.updated_at for record in records)
@@ -222,8 +222,7 @@ class ProfileSearch:
             return None
         models = sorted({record.gpu_model for record in records})
         self.reasons.append(
-            f"{name}: measured on {', '.join(models)} only, of which no more than the GPU memory "
-            "is taken over"
+            f"{name}: measured on {', '.join(models)} only, of which only the GPU memory is used"
         )
         return dataclasses.replace(profile, gpu_model="")
 

@@ -220,7 +220,7 @@ class Ending:
 
             job_id = resubmit(self._state, self._slurm, self._settings, self._record.pack_id, never)
         except (SlurmUnreachable, StateError) as error:
-            return [f"{ended}; the next call of csub tries to submit again: {error}"], False
+            return [f"{ended}; the next call of csub will try to submit them again: {error}"], False
         except CollocError as error:
             return [f"{ended}; not submitted again: {error}"], True
         return [f"{ended}; submitted again as job {job_id}"], True

@@ -207,7 +207,7 @@ def _drop_interrupted(state: State, pack: OpenPack, record: PackRecord) -> list[
     if pack.in_work or _may_turn_up(state, record):
         return []
     state.discard(pack.pack_id)
-    return [f"a submission of {record.name} was interrupted before Slurm had it"]
+    return [f"a submission of {record.name} was interrupted before it reached Slurm"]
 
 
 def _may_turn_up(state: State, record: PackRecord) -> bool:

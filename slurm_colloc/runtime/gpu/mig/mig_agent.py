@@ -75,14 +75,14 @@ def ask_for_change(path: str, change: MigChange, timeout_s: float = CHANGE_S) ->
     except OSError as error:
         return ChangeAnswer(f"the node's MIG agent does not answer ({error.strerror or error})")
     except ValueError as error:
-        return ChangeAnswer(f"the node's MIG agent answers what is no answer ({error})")
+        return ChangeAnswer(f"the node's MIG agent gives an answer that cannot be read ({error})")
     return read_answer(answer)
 
 
 def read_answer(answer: object) -> ChangeAnswer:
     """The agent's answer; what cannot be read of it counts as refused."""
     if not isinstance(answer, dict):
-        return ChangeAnswer("the node's MIG agent answers what is no answer")
+        return ChangeAnswer("the node's MIG agent gives an answer that cannot be read")
     try:
         instances = parse_instances(answer["instances"])
     except (KeyError, TypeError, ValueError, IndexError):
