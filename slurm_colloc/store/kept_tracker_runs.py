@@ -16,7 +16,12 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.tracker_runs import FILE
-from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_atomic
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    make_directory,
+    read_bytes,
+    write_atomic,
+)
 from slurm_colloc.store.pack.sample_files import report_directory
 
 _START = re.compile(r"([0-9]{4,})\.([0-9]+)", re.ASCII)
@@ -62,9 +67,11 @@ def keep_tracker_runs(root: str, pack: Path) -> None:
         pack: The pack's directory.
 
     Raises:
-        StateError: It cannot be written.
+        StateError: It cannot be written, or what was kept before not be read.
     """
-    lines = [_write(run) for run in read_tracker_runs(pack)]
+    # What cannot be read now is not written over.
+    with explain_os_errors("read", report_directory(pack)):
+        lines = [_write(run) for run in _parse(_read_kept(pack))]
     before = len(lines)
     for name in sorted(os.listdir(root)):
         match = _START.fullmatch(name)
@@ -85,10 +92,16 @@ def _write(run: TrackerRun) -> str:
 def read_tracker_runs(pack: Path) -> list[TrackerRun]:
     """The runs that members of a pack have opened, in order; none where none were noted."""
     try:
-        data = read_bytes(Path(report_directory(pack)) / FILE, _BYTES_MOST)
+        return list(_parse(_read_kept(pack)))
     except (OSError, StateError):
         return []
-    return list(_parse(data))
+
+
+def _read_kept(pack: Path) -> bytes:
+    try:
+        return read_bytes(Path(report_directory(pack)) / FILE, _BYTES_MOST)
+    except FileNotFoundError:
+        return b""
 
 
 def _parse(

@@ -109,7 +109,7 @@ def test_tasks_are_told_of_as_sbatch_s_own(user: CsubUser) -> None:
 def test_tasks_that_were_cancelled_or_ran_out_of_time_are_told_of_as_sbatch_s_own(
     user: CsubUser,
 ) -> None:
-    words = [*OPTIONS, "--time=0:01", "--array=101-103", "go.sh", "gone"]
+    words = [*OPTIONS, "--time=0:30", "--array=101-103", "go.sh", "gone"]
     user.script("go.sh", GO)
     control = user.run(["sbatch", "--parsable", *words]).stdout.strip()
     sharing = ("--gres=gpu:1", "--share=timeslice", "--degree=3", "--max-slowdown=1")
@@ -122,9 +122,10 @@ def test_tasks_that_were_cancelled_or_ran_out_of_time_are_told_of_as_sbatch_s_ow
     user.run(["scancel", f"{control}_101"])
     user.csub("cancel", f"{packed}_101")
     user.finish(packed, patience_s=120)
-    argv = ["sacct", "-X", "-n", "-P", "-j", control, "-o", "state"]
+    # The job's row comes before that of its script.
+    argv = ["sacct", "-n", "-P", "-j", f"{control}.batch", "-o", "state,exitcode"]
     wait_until(
-        lambda: user.run(argv).stdout.count("TIMEOUT") == 2,
+        lambda: user.run(argv).stdout == "CANCELLED|0:15\n" * 3,
         "the limit of sbatch's tasks",
         patience_s=120,
     )
@@ -171,8 +172,9 @@ def test_what_csub_does_not_know_is_sacct_s(user: CsubUser) -> None:
     user.submit("--gres=gpu:1", "--share=timeslice", "--array=1-2", "--wrap", "true")
     alone = user.run(["sbatch", "--parsable", "--array=1-2", "--wrap", "true"]).stdout.strip()
     argv = ["sacct", "-n", "-P", "-j", alone, "-o", "state"]
+    # Each of two tasks has three rows; steps may come before their job.
     wait_until(
-        lambda: set(user.run(argv).stdout.split()) == {"COMPLETED"}, "sacct to know of the ends"
+        lambda: user.run(argv).stdout.split() == ["COMPLETED"] * 6, "sacct to know of the ends"
     )
     for words in (["-j", alone], ["-e"], ["--wrong"], ["-j", alone, "-l"], ["-o", "nothing"]):
         behind = user.run(["sacct", *words], check=False)

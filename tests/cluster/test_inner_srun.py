@@ -225,6 +225,21 @@ def test_scancel_of_the_own_job_ends_that_member_alone(user: CsubUser) -> None:
     check_neighbours(user, job_id, (3,))
 
 
+def test_scancel_of_a_step_ends_one_of_the_own_script_s_and_no_neighbour_s(user: CsubUser) -> None:
+    user.script("goes_on.sh", "until [ -e done ]; do sleep 0.1; done")
+    user.script(
+        "ends.sh",
+        "srun sh -c 'echo $SLURM_STEP_ID >step; exec sleep 60' & until [ -s step ]; do sleep 0.1\n"
+        "done\nfor other in 0 1; do scancel $SLURM_JOB_ID.$other; echo $?; done\n"
+        "scancel $SLURM_JOB_ID.$(cat step); wait; touch done",
+    )
+    job_id = user.submit("pack", "--gres=gpu:1", "-c1", "--mem=100M", "goes_on.sh", "ends.sh")
+    rows = user.finish(job_id)
+    assert [row["state"] for row in rows.values()] == ["COMPLETED", "COMPLETED"]
+    said = user.output(f"slurm-{job_id}_2.out")
+    assert said.count("is no step that this job has started") == 2, said
+
+
 def test_array_tasks_name_themselves_by_array_job_and_task(user: CsubUser) -> None:
     user.script(
         "task.sh",

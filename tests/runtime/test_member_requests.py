@@ -11,6 +11,7 @@ from slurm_colloc.runtime.programs.member_requests import (
     Division,
     divide_scancel,
     divide_scontrol,
+    refuse_other_steps,
 )
 from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.store.pack.runner_requests import Action, Request
@@ -88,7 +89,15 @@ def signalled(number: signal.Signals, *, steps_only: bool) -> Division:
         (["-t", "PENDING", "4713", "99"], Division(None, ("-t", "PENDING", "99"))),
         (["-p", "gpu", "-u", "ada", "4713"], Division(CANCEL, None)),
         (["--hurry", "4713"], Division(CANCEL, None)),
-        (["4713.1"], None),
+        # A step must be the member's; its script is what it was alone.
+        (["4713.1"], Division(None, ("4713.1",), ("1",))),
+        (["-s", "INT", "4711_3.2,99"], Division(None, ("-s", "INT", "4713.2,99"), ("2",))),
+        (["4713", "4713.1"], Division(CANCEL, ("4713.1",), ("1",))),
+        (["4713.extern"], Division(None, ("4713.extern",), ("extern",))),
+        (["4713.batch"], Division(CANCEL, None)),
+        (["-s", "USR1", "4711_3.batch"], signalled(signal.SIGUSR1, steps_only=False)),
+        (["4800.0"], None),
+        (["99.batch"], None),
         (["4711"], None),
         (["4711_4"], None),
         (["--user=ada"], None),
@@ -109,3 +118,16 @@ def test_an_option_that_is_not_known_never_takes_the_own_job_to_slurm() -> None:
 def test_a_signal_that_does_not_exist_is_told(arguments: list[str]) -> None:
     with pytest.raises(UsageProblem, match="scancel: there is no signal"):
         divide_scancel(arguments, MEMBER)
+
+
+STEPS = {"0": "4711/1", "1": "4711/3", "4": "4711/3:python", "5": "4711/30:python"}
+
+
+def test_own_steps_are_those_that_the_script_has_started() -> None:
+    refuse_other_steps(["4"], MEMBER, STEPS)
+    for step in ("0", "1", "5", "9", "extern"):
+        with pytest.raises(UsageProblem, match=f"4713.{step} is no step that this job has started"):
+            refuse_other_steps(["4", step], MEMBER, STEPS)
+    # Where Slurm does not tell, none is.
+    with pytest.raises(UsageProblem, match="its steps are: none"):
+        refuse_other_steps(["4"], MEMBER, {})

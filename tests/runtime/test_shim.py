@@ -143,6 +143,22 @@ def test_of_several_jobs_only_the_others_reach_slurm(inside: Inside) -> None:
     assert inside.take_requests() == CANCEL
 
 
+def test_of_the_steps_of_its_job_only_a_member_s_own_reach_slurm(inside: Inside) -> None:
+    rows = "4713.0|4711/1\\n4713.1|4711/3\\n4713.4|4711/3:python\\n"
+    (inside.real / "squeue").write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+    assert inside.run("scancel", "4713.4").stdout.endswith("/scancel|4713.4|")
+    for step in ("0", "1", "7"):
+        ended = inside.run("scancel", f"4713.{step}")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr == (
+            f"csub: error: scancel: 4713.{step} is no step that this job has started: its steps "
+            "are: 4713.4; others of 4713 are of other jobs in its pack\n"
+        )
+    assert inside.take_requests() == []
+    assert inside.run("scancel", "4713.batch").stdout == ""
+    assert inside.take_requests() == CANCEL
+
+
 def test_a_requeue_that_was_ruled_out_is_refused(inside: Inside) -> None:
     inside.write_spec(requeue=False)
     ended = inside.run("scontrol", "requeue", "4713,99")
@@ -324,7 +340,23 @@ def test_what_the_user_has_bash_read_is_read_too(tmp_path: Path) -> None:
 def test_functions_of_a_pack_that_is_gone_are_the_real_commands(inside: Inside) -> None:
     script = f"export PATH={inside.real}:/usr/bin:/bin; scancel 99"
     Path(inside.shims).unlink()
-    assert inside.run_script("/bin/bash", script).endswith("/scancel|99|")
+    for job_id in ("4800", ""):
+        assert inside.run_script("/bin/bash", script, SLURM_JOB_ID=job_id).endswith("/scancel|99|")
+
+
+@pytest.mark.parametrize("bash_env", ["read", "not read"])
+def test_shims_that_cannot_be_seen_are_not_taken_for_gone_in_the_own_job(
+    inside: Inside, bash_env: str
+) -> None:
+    """Slurm's scancel would end the whole pack."""
+    script = f"export PATH={inside.real}:/usr/bin:/bin; scancel $SLURM_JOB_ID"
+    Path(inside.shims).unlink()
+    # As on a file system that fails.
+    Path(inside.shims).symlink_to("bin")
+    changes = {} if bash_env == "read" else {"BASH_ENV": "/dev/null"}
+    said = inside.run_script("/bin/bash", script, **changes)
+    assert "real|" not in said
+    assert "Too many levels of symbolic links" in said
 
 
 # -- a file system that fails ------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
-from slurm_colloc.runtime.programs import own_descendants, wrapper
+from slurm_colloc.runtime.programs import own_descendants, own_oom_kills, wrapper
 
 from ..wait_until import wait_until
 
@@ -476,12 +476,12 @@ def test_a_neighbour_that_was_killed_for_memory_makes_no_other_one_that(
 ) -> None:
     launch = {"shares_cgroup": shares}
     seen = (1, is_step_group), (3, is_step_group)
-    assert wrapper.count_oom_kills(*seen, status, launch) == expected
+    assert own_oom_kills.count_oom_kills(*seen, status, launch) == expected
 
 
 def test_kills_that_cannot_be_read_are_none() -> None:
-    assert wrapper.count_oom_kills(None, (3, True), 9, {}) is None
-    assert wrapper.count_oom_kills((3, True), None, 9, {}) is None
+    assert own_oom_kills.count_oom_kills(None, (3, True), 9, {}) is None
+    assert own_oom_kills.count_oom_kills((3, True), None, 9, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -495,5 +495,31 @@ def test_a_memory_group_says_whether_it_is_of_a_step(
         "/proc/self/cgroup": f"3:memory:{group}\n",
         f"/sys/fs/cgroup/memory{group}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n",
     }
-    monkeypatch.setattr(wrapper, "read", lambda path: files.get(path, ""))
-    assert wrapper.read_oom_kills() == expected
+    monkeypatch.setattr(own_oom_kills, "read", lambda path: files.get(path, ""))
+    assert own_oom_kills.read_oom_kills() == expected
+
+
+def test_a_signal_of_others_that_comes_again_and_again_is_noted_once(wrapped: Wrapped) -> None:
+    script = "#!/bin/sh\nfor i in 1 2 3; do kill -USR1 $PPID; kill -USR2 $PPID; sleep 0.1; done\n"
+    _, record = wrapped.run(script)
+    numbers = [number for number, _ in record["foreign_signals"]]
+    assert numbers == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    killed: list[object] = []
+
+    def wait(numbers: object, timeout_s: float) -> None:  # noqa: ARG001
+        clock[0] += timeout_s
+
+    # As one that hangs in the kernel: it stays, whatever it is sent.
+    monkeypatch.setattr(own_descendants, "list_descendants", lambda: [2**30])
+    monkeypatch.setattr(own_descendants, "signal_all", killed.append)
+    monkeypatch.setattr(signal, "sigtimedwait", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    own_descendants.end_leftovers(None)
+    assert killed.count(signal.SIGKILL) > 1
+    assert clock[0] > own_descendants.UNKILLABLE_S

@@ -242,7 +242,8 @@ CASES = (
         collides=(("own-job-command", "checkpoint.sh:14"),),
         allowances=(
             Allowance(
-                r"(\*\*\* JOB )\S+( ON )\S+( CANCELLED AT )\S+( DUE TO JOB REQUEUE \*\*\*)",
+                r"(slurmstepd-)\S+(: error: \*\*\* JOB )\S+( ON )\S+( CANCELLED AT )\S+"
+                r"( DUE TO JOB REQUEUE \*\*\*)",
                 "the time of the run, and which job and node it was",
                 files=r"slurm-.*\.out",
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.instrument.tracker_runs import FILE
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there, make_directory, write_atomic
 from slurm_colloc.store.file_locks import hold_lock, is_locked
 from slurm_colloc.store.job_index import JobIndex
+from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs, read_tracker_runs
 from slurm_colloc.store.pack.member_holds import (
     is_held,
     leave_behind,
@@ -310,3 +313,21 @@ def test_a_member_whose_start_cannot_be_seen_is_not_held_for_sure(
         may_have_begun(pack, 1, 1, 0)
     assert not may_have_begun(pack, 1, 1, 0)
     assert not may_have_begun(pack, 9, 1, 0)
+
+
+def test_runs_of_trackers_that_cannot_be_read_are_not_written_over(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for start in (1, 2):
+        noted = tmp_path / "starts" / f"0001.{start}"
+        noted.mkdir(parents=True)
+        run = {"tracker": "mlflow", "run": f"r{start}"}
+        (noted / FILE).write_text(f"{json.dumps(run)}\n")
+        if start == 1:
+            keep_tracker_runs(str(tmp_path / "starts"), pack)
+            (noted / FILE).unlink()
+    kept = f"report/{FILE}"
+    with failing_at(monkeypatch, "open", kept), pytest.raises(StateError, match="Stale"):
+        keep_tracker_runs(str(tmp_path / "starts"), pack)
+    keep_tracker_runs(str(tmp_path / "starts"), pack)
+    assert [run.run for run in read_tracker_runs(pack)] == ["r1", "r2"]

@@ -10,6 +10,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.scripts import find_script, read_script
+from slurm_colloc.submission.jobs.value_lists import JOBS_MOST
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 
@@ -285,3 +286,13 @@ def test_a_variable_without_a_name_is_given_to_no_job(tmp_path: Path) -> None:
     (candidate,) = collect(tmp_path, f"--export-file={path}", "a.sh").candidates
     assert candidate.environment["A"] == "1"
     assert "" not in candidate.environment
+
+
+def test_an_array_of_more_tasks_than_one_call_takes_is_refused_at_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert problem(tmp_path, "--array=0-3999999", "--gres=gpu:1", "a.sh") == (
+        "the command line: --array has 4000000 tasks: one call takes 50000: give the others in "
+        "further calls"
+    )
+    call = collect(tmp_path, "--array=3950001-4000000", "--gres=gpu:1", "a.sh")
+    assert len(call.candidates) == JOBS_MOST

@@ -13,7 +13,7 @@ _COUNTED = frozenset(
      "consumedenergyraw"}
 )  # fmt: skip
 _OF_STEPS = frozenset({"jobid", "jobidraw"})
-_OF_JOBS = frozenset({"jobname", "timelimit", "timelimitraw"})
+_OF_JOBS = frozenset({"jobname", "reason", "reqmem", "timelimit", "timelimitraw"})
 _RESOURCES = frozenset({"alloctres", "reqtres"})
 _UNKNOWN = frozenset({"derivedexitcode"})
 """What a task's own steps would tell."""

@@ -25,15 +25,20 @@ def build_bash_variables(
 ) -> dict[str, str]:
     """BASH_ENV, and functions in the form in which bash exports them.
 
+    In the member's own job they never become Slurm's commands: that its shims cannot be seen is
+    then a fault of the file system, and Slurm's scancel would end the whole pack.
+
     Args:
         environment: The member's; functions that the user has exported stay.
         shims: The directory of its shims.
         bash_env: The file that bash is to read.
     """
     variables = {"BASH_ENV": bash_env}
+    job_id = environment.get("SLURM_JOB_ID")
+    is_own = f'[ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ] || ' if job_id else ""
     for name in _AS_FUNCTIONS:
         shim = shlex.quote(f"{shims}/{name}")
-        body = f'if [ -x {shim} ]; then {shim} "$@"; else command {name} "$@"; fi'
+        body = f'if {is_own}[ -x {shim} ]; then {shim} "$@"; else command {name} "$@"; fi'
         if (variable := f"BASH_FUNC_{name}%%") not in environment:
             variables[variable] = f"() {{  {body}\n}}"
     return variables
@@ -62,7 +67,9 @@ def render_bash_env(
         f"# Written by csub for member {environment['SLURM_COLLOC_MEMBER']}: each bash inside it",
         "# reads this. A job that it submits inherits the variable and takes everything back.",
         f"csub_shims={shlex.quote(shims)}",
-        f'if [ "${{SLURM_JOB_ID-{job_id}}}" = {job_id} ] && [ -d "$csub_shims" ]; then',
+        # In the own job a look that fails is one of the file system.
+        f'if [ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ] || {{ [ -z "${{SLURM_JOB_ID-}}" ]'
+        ' && [ -d "$csub_shims" ]; }; then',
         # Where no real command comes before them the order is left to the script, which may count
         # on what it has put first.
         f'    case ":$PATH:" in *":$csub_shims:"*) case ":${{PATH%%"$csub_shims"*}}" in {behind})',

@@ -35,6 +35,8 @@ from slurm_colloc.runtime.outcome.mail_bodies import (
 from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.mail_text import read_mail_text
 from slurm_colloc.store.pack.member_home import name_member
 from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
@@ -204,7 +206,7 @@ class MemberMails:
                     if name.job != job_id:
                         continue
                     record = read_state(pack, number, attempt)
-                    if os.path.lexists(pack / "members" / f"{number:04d}" / "cancelled"):
+                    if is_there(pack / "members" / format_number(number) / "cancelled"):
                         ends.append(TaskEnd(name.number, MemberState.CANCELLED, ExitCode(0, 15), 0))
                     elif record is None or record.state not in FINAL_STATES:
                         return None

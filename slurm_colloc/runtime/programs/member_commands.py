@@ -90,7 +90,10 @@ def _act(
     # A step needs the job's variables: without them srun asks for a job, as it does under sbatch.
     is_step = name == "srun" and "SLURM_JOB_ID" in environment
     is_request = name in ("scontrol", "scancel") and any(
-        one in member.ids for word in arguments for one in word.rpartition("=")[2].split(",")
+        # A step of the own job, too.
+        one in member.ids or one.rpartition(".")[0] in member.ids
+        for word in arguments
+        for one in word.rpartition("=")[2].split(",")
     )
     if not is_step and not is_request:
         return None

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_signal
-from slurm_colloc.runtime.programs.own_answers import spawn
+from slurm_colloc.runtime.programs.own_answers import read_output, spawn
 from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.tables.command_words import CommandOptions
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
@@ -36,10 +37,12 @@ class Division:
     Attributes:
         request: What is asked for the member; None for nothing.
         rest: The arguments that are left for the real command; None for none.
+        steps: Steps of the pack's job that it names, by number; they must be the member's.
     """
 
     request: Request | None
     rest: tuple[str, ...] | None
+    steps: tuple[str, ...] = ()
 
 
 def ask_for(
@@ -54,6 +57,8 @@ def ask_for(
     division = divide(call[1:], member)
     if division is None:
         return None
+    if division.steps:
+        refuse_other_steps(division.steps, member, find_steps(member, environment))
     status = 0
     if division.request is not None:
         check_allowed(Path(member.pack), division.request)
@@ -109,7 +114,9 @@ def divide_scontrol(arguments: Sequence[str], member: OwnMember) -> Division | N
 
 
 def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | None:
-    """`scancel [-s SIGNAL] [-b|-f] IDS`; None where the own job is not among them.
+    """`scancel [-s SIGNAL] [-b|-f] IDS`; None where nothing of the own job is among them.
+
+    `JOB.batch` is the member's script, and `JOB.STEP` one of the steps that it has started.
 
     Raises:
         UsageProblem: It is, and what else is asked is not understood.
@@ -123,14 +130,17 @@ def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | No
             )
         return None
     options, operands = split
+    operands, steps, is_batch = _divide_steps(operands, member)
     is_own, others = _divide_ids(operands, member)
-    if not is_own:
+    if not (is_own or is_batch or steps):
         return None
     given = {key: value or "" for key, value, _ in options}
+    if is_batch and not is_own:
+        given["b"] = ""
     shown = [word for _, _, words in options for word in words]
     rest = (*shown, *others) if others else None
-    if not _is_meant(given, member):
-        return Division(None, rest)
+    if not (is_own or is_batch) or not _is_meant(given, member):
+        return Division(None, rest, steps)
     number = _read_signal(given["s"]) if "s" in given else 0
     if number in (0, signal.SIGTERM, signal.SIGKILL):
         request = Request(Action.CANCEL, member.number, reason="scancel from inside")
@@ -139,7 +149,56 @@ def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | No
         request = Request(
             Action.SIGNAL, member.number, signal=number, steps_only=steps_only, reason="scancel -s"
         )
-    return Division(request, rest)
+    return Division(request, rest, steps)
+
+
+def _divide_steps(
+    words: Sequence[str], member: OwnMember
+) -> tuple[list[str], tuple[str, ...], bool]:
+    """Ids as Slurm knows them without the own script, the own job's steps, whether it is there."""
+    kept, steps, is_batch = [], [], False
+    for word in words:
+        ids = []
+        for one in word.split(","):
+            job_id, _, step = one.rpartition(".")
+            if job_id not in member.ids:
+                ids.append(one)
+            elif step == "batch":
+                is_batch = True
+            else:
+                steps.append(step)
+                ids.append(f"{member.job_id}.{step}")
+        if ids:
+            kept.append(",".join(ids))
+    return kept, tuple(steps), is_batch
+
+
+def find_steps(member: OwnMember, environment: Mapping[str, str]) -> dict[str, str]:
+    """The names of the steps of the pack's job, by number; empty where Slurm does not tell."""
+    real = find_real_command("squeue", environment.get("PATH"))
+    if real is None:
+        return {}
+    words = ["squeue", "--noheader", "--steps", f"--jobs={member.job_id}", "--format=%i|%j"]
+    _, text = read_output(real, words, environment)
+    rows = [line.strip().partition("|") for line in text.split("\n")]
+    return {step.rpartition(".")[2]: name for step, bar, name in rows if bar}
+
+
+def refuse_other_steps(steps: Sequence[str], member: OwnMember, names: Mapping[str, str]) -> None:
+    """Refuse steps that are not the member's: those of its neighbours run in the same job.
+
+    Raises:
+        UsageProblem: One is another's, or Slurm does not know it.
+    """
+    # See member_step._step_name.
+    own = [step for step, name in names.items() if name.startswith(f"{member.name}:")]
+    others = [step for step in steps if step not in own]
+    if others:
+        known = ", ".join(f"{member.job_id}.{step}" for step in own) or "none"
+        raise UsageProblem(
+            f"scancel: {member.job_id}.{others[0]} is no step that this job has started",
+            hint=f"its steps are: {known}; others of {member.job_id} are of other jobs in its pack",
+        )
 
 
 def _is_meant(given: Mapping[str, str], member: OwnMember) -> bool:

@@ -12,6 +12,8 @@ import signal
 import time
 
 _LEFTOVER_GRACE_S = 2.0
+UNKILLABLE_S = 60.0
+"""As slurm.conf(5), UnkillableStepTimeout: what hangs in the kernel for longer is left to it."""
 
 
 def reap(child: int) -> int | None:
@@ -61,12 +63,20 @@ def read(path: str) -> str:
 
 
 def end_leftovers(kill_at: float | None) -> None:
-    """End what the script left running; where the member is being ended, KILL at `kill_at`."""
+    """End what the script left running; where the member is being ended, KILL at `kill_at`.
+
+    A process that no KILL ends, as on a file server that hangs, is not waited for for ever: how
+    the script ended is to be told.
+    """
     deadline = kill_at if kill_at is not None else time.monotonic() + _LEFTOVER_GRACE_S
+    give_up_at = max(deadline, time.monotonic()) + UNKILLABLE_S
     signal_all(signal.SIGTERM)
     while list_descendants():
         signal.sigtimedwait((signal.SIGCHLD,), 0.05)
         reap(0)
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > give_up_at:
+            return
+        if now > deadline:
             signal_all(signal.SIGKILL)
-            deadline = time.monotonic() + 0.5
+            deadline = now + 0.5

@@ -26,12 +26,8 @@ if __name__ == "__main__":
     # The package lies four directories up; -I keeps even this file's own off the path.
     sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
 
-from slurm_colloc.runtime.programs.own_descendants import (
-    end_leftovers,
-    read,
-    reap,
-    signal_all,
-)
+from slurm_colloc.runtime.programs.own_descendants import end_leftovers, reap, signal_all
+from slurm_colloc.runtime.programs.own_oom_kills import count_oom_kills, read_oom_kills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,9 +207,8 @@ def make_tmpdir(environment: dict[bytes, bytes]) -> str:
 
 
 def redirect(launch: dict[str, Any]) -> None:
-    """Open the member's files as sbatch would: append unless --open-mode=truncate.
+    """Open the member's files as sbatch would; the runner may add lines to what is truncated, too.
 
-    Each write goes to the end then, too: the runner may have added a line (cancellation_lines).
     They are named from the working directory even where that is missing, and then cannot be
     opened: slurmstepd fails there, too, instead of leaving the output in /tmp.
     """
@@ -222,10 +217,9 @@ def redirect(launch: dict[str, Any]) -> None:
         for name in ("output", "error", "input")
     )
     if output:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        flags |= os.O_TRUNC if launch["truncate"] else 0
-        target = os.open(output, flags, 0o666)
-        os.dup2(target, 1)
+        truncate = os.O_TRUNC if launch["truncate"] else 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | truncate
+        os.dup2(target := os.open(output, flags, 0o666), 1)
         if error and os.path.normpath(error) != os.path.normpath(output):
             target = os.open(error, flags, 0o666)
         os.dup2(target, 2)
@@ -244,8 +238,8 @@ def wait_for(
     kill_wait_s; other signals go to the script.
 
     Returns:
-        The script's status, foreign signals with their times, and when everything is to be killed
-        (monotonic clock), where the runner has sent TERM.
+        The script's status, foreign signals with the time of the first of each, and when everything
+        is to be killed (monotonic clock), where the runner has sent TERM.
     """
     foreign: list[tuple[int, float]] = []
     kill_at: float | None = None
@@ -258,7 +252,8 @@ def wait_for(
                 kill_at = time.monotonic() + 1.0
         elif info.si_signo != signal.SIGCHLD:
             is_runners = info.si_pid == launch["runner_pid"]
-            if not is_runners:
+            # Each number once: a script may signal its parent every second, for weeks.
+            if not is_runners and all(number != info.si_signo for number, _ in foreign):
                 foreign.append((int(info.si_signo), time.time()))
             if is_runners and info.si_signo == signal.SIGTERM:
                 # TERM first: a stopped process that goes on finds it waiting.
@@ -271,51 +266,6 @@ def wait_for(
         status = reap(child)
         if status is not None:
             return status, foreign, kill_at
-
-
-def count_oom_kills(
-    before: tuple[int, bool] | None,
-    after: tuple[int, bool] | None,
-    status: int,
-    launch: dict[str, Any],
-) -> int | None:
-    """The OOM kills of this member; None where none can be read.
-
-    A memory cgroup that it shares, as plain processes do, counts those of its neighbours, too:
-    there they are its own only where its script has died of KILL, or says so of what it ran.
-    """
-    if before is None or after is None:
-        return None
-    # A runner of an older csub writes no such word.
-    is_own = after[1] and not launch.get("shares_cgroup")
-    return after[0] - before[0] if is_own or status in (9, 137 << 8) else 0
-
-
-def read_oom_kills() -> tuple[int, bool] | None:
-    """OOM kills so far in this process's memory cgroup (v1 or v2); None where none can be read.
-
-    Returns:
-        The kills, and whether Slurm made the cgroup for this step.
-    """
-    lines = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
-    for hierarchy, controllers, path in lines:
-        if "memory" in controllers.split(","):
-            root, name = "/sys/fs/cgroup/memory", "memory.oom_control"
-        elif hierarchy == "0" and os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
-            root, name = "/sys/fs/cgroup", "memory.events"
-        else:
-            continue
-        # The limit may sit on this group (task_N) or on the step's above it.
-        groups = [path, os.path.dirname(path)] if "/step_" in path else [path]
-        total = None
-        for group in groups:
-            pairs = (line.split()[:2] for line in read(f"{root}{group}/{name}").splitlines())
-            words = dict(pair for pair in pairs if len(pair) == 2)
-            if "oom_kill" in words:
-                total = max(total or 0, int(words["oom_kill"]))
-        if total is not None:
-            return total, "/step_" in path
-    return None
 
 
 def load(path: str) -> Any:

@@ -47,6 +47,7 @@ from slurm_colloc.submission.jobs.job_options import (
 from slurm_colloc.submission.jobs.learn_options import SiteOptions
 from slurm_colloc.submission.jobs.output_files import refuse_directories
 from slurm_colloc.submission.jobs.scripts import Script, read_call_script, read_pack_words
+from slurm_colloc.submission.jobs.value_lists import JOBS_MOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,12 @@ def collect_call(
             candidates = [build_candidate(script, options, environ, directory, 1, pack=False)]
         else:
             array = parse_option(options, "array", text, parse_array)
+            if len(array.task_ids) > JOBS_MOST:
+                raise UsageProblem(
+                    f"{options.origin('array')}: --array has {len(array.task_ids)} tasks: one "
+                    f"call takes {JOBS_MOST}",
+                    hint="give the others in further calls",
+                )
             candidates = _build_tasks(script, options, environ, directory, array)
     call = build_call(candidates, *merged, array=array)
     return dataclasses.replace(call, chosen_together=pack)
