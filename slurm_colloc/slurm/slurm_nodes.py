@@ -66,7 +66,8 @@ def parse_node_states(text: str) -> list[NodeState]:
         if len(fields) != 6:
             continue
         name, partition, state, gres, version, reason = fields
-        shapes = parse_nodes(f"{partition}|0|0|{gres}|n/a|n/a")
+        # A node without CPUs would be none of the partition's.
+        shapes = parse_nodes(f"{partition}|1|0|{gres}|n/a|n/a")
         found.append(
             NodeState(
                 name,
