@@ -63,13 +63,16 @@ def render_bash_env(
     ]
     folders = sorted({path.rpartition("/")[0] for path in paths})
     behind = "|".join(f"*:{shlex.quote(folder)}:*" for folder in folders)
+    is_own = (
+        f'[ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ]'
+        ' || { [ -z "${SLURM_JOB_ID-}" ] && [ -d "$csub_shims" ]; }'
+    )
     lines = [
         f"# Written by csub for member {environment['SLURM_COLLOC_MEMBER']}: each bash inside it",
         "# reads this. A job that it submits inherits the variable and takes everything back.",
         f"csub_shims={shlex.quote(shims)}",
         # In the own job a look that fails is one of the file system.
-        f'if [ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ] || {{ [ -z "${{SLURM_JOB_ID-}}" ]'
-        ' && [ -d "$csub_shims" ]; }; then',
+        f"if {is_own}; then",
         # Where no real command comes before them the order is left to the script, which may count
         # on what it has put first.
         f'    case ":$PATH:" in *":$csub_shims:"*) case ":${{PATH%%"$csub_shims"*}}" in {behind})',
