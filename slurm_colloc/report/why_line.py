@@ -22,9 +22,7 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
-from slurm_colloc.report.member_survey import (
-    HELD,
-)
+from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,

@@ -510,7 +510,7 @@ def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    killed: list[object] = []
+    killed: list[int] = []
 
     def wait(numbers: object, timeout_s: float) -> None:  # noqa: ARG001
         clock[0] += timeout_s
