@@ -107,6 +107,18 @@ def find_option(name: str) -> Option:
     raise KeyError(name)
 
 
+def takes_value(name: str) -> bool:
+    """An option of sbatch's is never given without a value; False for one that is not known here.
+
+    Args:
+        name: Its usual long name, without dashes.
+    """
+    try:
+        return find_option(name).argument is Argument.REQUIRED
+    except KeyError:
+        return False
+
+
 def render_arguments(givens: Iterable[Given]) -> list[str]:
     """Return options as arguments for a command, each as one word in the long form."""
     arguments = []

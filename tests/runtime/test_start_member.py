@@ -217,3 +217,35 @@ def test_ports_do_not_run_out_in_a_pack_of_many(
     assert all(first != second for first, second in itertools.pairwise(ports))
     # One that starts again and again takes one.
     assert len({starter._choose_port(100) for _ in range(100)}) == 1
+
+
+@pytest.mark.parametrize(
+    # The mode that is asked for, whether the site appends, starts before; whether it is emptied.
+    "case",
+    [
+        (None, False, 0, True), (None, False, 1, False), (None, True, 0, False),
+        ("append", False, 0, False), ("truncate", True, 0, True), ("truncate", True, 1, True),
+    ],
+)  # fmt: skip
+def test_output_is_emptied_by_a_first_start_or_where_the_user_says_so(
+    build_bed: Callable[..., Bed],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[str | None, bool, int, bool],
+) -> None:
+    mode, site_appends, starts, truncates = case
+
+    def change(job: Job) -> Job:
+        job = dataclasses.replace(job, directory=str(tmp_path))
+        return dataclasses.replace(
+            job, truncate_output=mode == "truncate", asks_open_mode=mode is not None
+        )
+
+    bed = build_bed(change=change)
+    monkeypatch.setattr(bed.parts.starter, "_site_appends", site_appends)
+    (member,) = bed.adopt(1)
+    member.record = dataclasses.replace(member.record, starts=starts)
+    assert bed.parts.starter.start(member, bed.members.places[0])
+    assert member.process is not None
+    launch = json.loads(Path(f"{member.prefix}.launch").read_text())
+    assert launch["truncate"] is truncates

@@ -207,9 +207,8 @@ def make_tmpdir(environment: dict[bytes, bytes]) -> str:
 
 
 def redirect(launch: dict[str, Any]) -> None:
-    """Open the member's files as sbatch would: append unless --open-mode=truncate.
+    """Open the member's files as sbatch would; the runner may add lines to what is truncated, too.
 
-    Each write goes to the end then, too: the runner may have added a line (cancellation_lines).
     They are named from the working directory even where that is missing, and then cannot be
     opened: slurmstepd fails there, too, instead of leaving the output in /tmp.
     """
@@ -218,10 +217,9 @@ def redirect(launch: dict[str, Any]) -> None:
         for name in ("output", "error", "input")
     )
     if output:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        flags |= os.O_TRUNC if launch["truncate"] else 0
-        target = os.open(output, flags, 0o666)
-        os.dup2(target, 1)
+        truncate = os.O_TRUNC if launch["truncate"] else 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | truncate
+        os.dup2(target := os.open(output, flags, 0o666), 1)
         if error and os.path.normpath(error) != os.path.normpath(output):
             target = os.open(error, flags, 0o666)
         os.dup2(target, 2)
