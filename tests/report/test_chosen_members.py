@@ -20,8 +20,8 @@ def test_of_some_members_no_totals_of_the_pack_are_told(tmp_path: Path) -> None:
     assert all(word in whole for word in TOTALS[:3])
     assert not any(word in one for word in TOTALS if word != "GPU:")
     assert "4711/1" not in one
-    assert "csub report 4711 tells of all 3 members" in one
-    assert "tells of all" not in whole
+    assert "csub report 4711 shows all 3 members" in one
+    assert "shows all" not in whole
 
 
 @pytest.mark.parametrize(

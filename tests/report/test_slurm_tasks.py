@@ -68,7 +68,7 @@ def say(pack: Path, number: int, state: MemberState, **values: Any) -> None:
 def test_without_a_limit_of_its_own_a_task_has_what_is_left_of_its_pack(bed: Bed) -> None:
     pack = bed.submit("1")
     say(pack, 1, MemberState.RUNNING, started_at=NOW - 5)
-    say(pack, 2, MemberState.RUNNING, started_at=NOW - 5, wall_limit_s=3600)
+    say(pack, 2, MemberState.RUNNING, started_at=time.time() - 5, wall_limit_s=3600)
     one, two, _ = bed.list_tasks("1")
     assert find_queue_cell(one, "timeleft") is None
     assert (find_queue_cell(two, "timeleft") or "").startswith("59:")
