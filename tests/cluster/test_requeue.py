@@ -48,7 +48,7 @@ def test_a_requeued_pack_runs_its_unfinished_members_again(user: CsubUser) -> No
     # It waits again by now, or Slurm is not done with it yet and refuses.
     assert again.stderr.startswith("csub: error: ")
     assert again.stderr.count("\n") == 1
-    assert again.returncode == (2 if "pending already" in again.stderr else 4), again.stderr
+    assert again.returncode == (2 if "already pending" in again.stderr else 4), again.stderr
     user.run(["touch", "go.2", "go.3"])
     rows = user.finish(job_id)
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 3
