@@ -28,12 +28,12 @@ class RunningMember:
 
     Attributes:
         name: Its name, `4711/3`.
-        shares: How many of the pack's places it takes.
+        alone: It has the GPU to itself.
         left_s: What is left of its wall limit in seconds; None for no limit.
     """
 
     name: str
-    shares: int = 1
+    alone: bool = False
     left_s: int | None = None
 
 
@@ -46,7 +46,7 @@ class StartFacts:
         dependency: What it waits for, `afterok:4711/3`; empty for nothing.
         is_moved: It was submitted again in another pack.
         too_late: Why too little of the pack's time is left for it; empty where that is not so.
-        shares: How many places it takes: more than one where its share was not enough.
+        alone: It is to have the GPU to itself.
         has_run: It ran before, and is to start again.
         before: Names of the members that start before it.
         degree: Places of the pack.
@@ -55,13 +55,14 @@ class StartFacts:
         pack_waits: Why no member of the pack starts at present; empty where that is not so.
         no_place: Why no free place is large enough; empty where one is.
         degree_reason: Why as many run as may, although there is a place; else empty.
+        memory_reason: Why there is no GPU memory for it; else empty. Others may find some.
     """
 
     is_held: bool = False
     dependency: str = ""
     is_moved: bool = False
     too_late: str = ""
-    shares: int = 1
+    alone: bool = False
     has_run: bool = False
     before: tuple[str, ...] = ()
     degree: int = 1
@@ -70,20 +71,24 @@ class StartFacts:
     pack_waits: str = ""
     no_place: str = ""
     degree_reason: str = ""
+    memory_reason: str = ""
 
     @property
     def has_room(self) -> bool:
-        """As many places are free as it takes."""
-        if self.takes_one:
+        """A place is free for it."""
+        if self.takes_one or self.alone:
             return not self.running
-        # An earlier start may have had more places: who wants more than there are has all of them.
-        needed = min(self.shares, self.degree)
-        return sum(member.shares for member in self.running) + needed <= self.degree
+        return len(self.running) < self.degree and not any(m.alone for m in self.running)
 
     @property
     def obstacle(self) -> str:
         """What keeps it waiting although it has room; empty for nothing."""
-        return self.pack_waits or self.no_place or self.degree_reason
+        return self.pack_waits or self.degree_reason or self.room_reason
+
+    @property
+    def room_reason(self) -> str:
+        """Why there is no room for this one, where another may find some; empty for nothing."""
+        return self.no_place or self.memory_reason
 
 
 def why_not_now(facts: StartFacts) -> str | None:
@@ -105,10 +110,8 @@ def why_not_now(facts: StartFacts) -> str | None:
 
 
 def _describe_room(facts: StartFacts) -> str:
-    if facts.shares > 1:
-        is_all = facts.takes_one or facts.shares >= facts.degree
-        enough = f"{facts.shares} of {facts.degree} places are free"
-        return f"it starts as soon as {'it has the GPU to itself' if is_all else enough}"
+    if facts.alone:
+        return "it starts as soon as it has the GPU to itself"
     if facts.has_run:
         return "it starts as soon as its pack has a place for it"
     names = ", ".join(member.name for member in facts.running)

@@ -211,7 +211,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         dependency=read_dependency(member.reason) if member.is_held else "",
         is_moved=member.moved_to is not None,
         too_late=member.reason if is_time_reason(member.reason) else "",
-        shares=record.retries.places if record is not None else 1,
+        alone=record is not None and record.retries.alone,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.place < member.place),
         degree=_count_places(view, facts),
@@ -233,8 +233,8 @@ def _count_places(view: PackView, facts: Facts) -> int:
 
 
 def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:
-    shares = 1 if member.record is None else member.record.retries.places
-    return RunningMember(str(member.member), shares, compute_left_s(view, member, now))
+    alone = member.record is not None and member.record.retries.alone
+    return RunningMember(str(member.member), alone, compute_left_s(view, member, now))
 
 
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:

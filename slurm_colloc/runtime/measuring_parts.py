@@ -6,15 +6,14 @@ Who: the user; where: the pack's compute node.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
-from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
@@ -22,7 +21,6 @@ from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
@@ -34,10 +32,12 @@ class MeasuringParts:
     """What measures.
 
     Attributes:
+        progress: Sees what members take and do.
         memory: How much of the GPU's memory is left for more members.
         degree: How many run at once best.
     """
 
+    progress: ProgressReader
     memory: GpuMemoryRoom
     degree: MeasuredDegree
 
@@ -46,7 +46,6 @@ def build_measuring_parts(
     *,
     pack: Path,
     record: PackRecord,
-    allocation: Allocation,
     attempt: int,
     settings: Settings,
     members: PackMembers,
@@ -55,7 +54,6 @@ def build_measuring_parts(
     monitor: PackMonitor,
     pauser: MemberPauser,
     journal: Journal,
-    others: Sequence[Path],
     state: State,
 ) -> MeasuringParts:
     """Make what measures a pack.
@@ -63,7 +61,6 @@ def build_measuring_parts(
     Args:
         pack: The pack's directory.
         record: Its pack.json.
-        allocation: What Slurm gave.
         attempt: The attempt's number.
         settings: The settings of this node.
         members: Its members and places.
@@ -72,7 +69,6 @@ def build_measuring_parts(
         monitor: Watches them.
         pauser: Stops them for a moment.
         journal: The pack's log.
-        others: The other GPU sets of its Slurm job.
         state: The state directory.
     """
     rates = WindowRates(monitor.find_progress)
@@ -87,17 +83,20 @@ def build_measuring_parts(
         rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
-        others=JobPeaks(pack, others, allocation.restarts, lambda: gpu_mode.setup.gpu_memory_mb),
     )
     memory = GpuMemoryRoom(
-        shown_id=allocation.shown_job_id,
         members=members,
         progress=progress,
         find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+        find_enforces=lambda: gpu_mode.mode is SharingMode.MPS,
         find_gpus=lambda: gpu_mode.setup.gpus,
         find_obstacle=find_obstacle,
-        journal=journal,
     )
+
+    def count_elsewhere() -> int:
+        return count_waiting_in_sisters(state, record, attempt)
+
+    policy = record.policy
     degree = MeasuredDegree(
         pack=pack,
         attempt=attempt,
@@ -110,8 +109,7 @@ def build_measuring_parts(
         memory=memory,
         find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
-        count_waiting=lambda: (
-            len(members.waiting) + count_waiting_in_sisters(state, record, attempt)
-        ),
+        planned_degree=record.degree if policy is None else min(policy.degree, record.degree),
+        count_waiting=lambda: len(members.waiting) + count_elsewhere(),
     )
-    return MeasuringParts(memory, degree)
+    return MeasuringParts(progress, memory, degree)

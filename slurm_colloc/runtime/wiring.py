@@ -166,6 +166,8 @@ def build_parts(
         journal=journal,
         site_requeues=requeues_jobs(config),
         has_other_sets=len(record.gpu_sets) > 1,
+        # What sees them is made behind this.
+        find_process_mb=lambda member: measuring.progress.find_gpu_process_mb(member),  # noqa: PLW0108
     )
     member_ends = MemberEnds(
         members=members, blame_finder=blame_finder, states=states, pauser=pauser, journal=journal
@@ -196,7 +198,6 @@ def build_parts(
     measuring = build_measuring_parts(
         pack=pack,
         record=record,
-        allocation=allocation,
         attempt=attempt,
         settings=settings,
         members=members,
@@ -205,7 +206,6 @@ def build_parts(
         monitor=monitor,
         pauser=pauser,
         journal=journal,
-        others=job_sets.others,
         state=state,
     )
     memory, measured_degree = measuring.memory, measuring.degree
@@ -218,6 +218,7 @@ def build_parts(
         slurm_decision=slurm_decision,
         gpu_mode=gpu_mode,
         measured_degree=measured_degree,
+        memory=memory,
         states=states,
         journal=journal,
     )
@@ -250,6 +251,7 @@ def build_parts(
         describe_wait=lambda member: (
             ("it needs a larger GPU" if memory.is_too_large(member) else "")
             or measured_degree.describe(member)
+            or memory.describe(member)
         ),
     )
     requests = RequestHandler(

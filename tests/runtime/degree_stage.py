@@ -30,12 +30,11 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt
+from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt
 from slurm_colloc.store.pack.pack_directory import read_spec
 
 from ..store.builders import build_pack
@@ -87,7 +86,7 @@ class Stage:
         solo: The rate alone by their plans.
         obstacle: Why nothing is measured.
         time_limit_s: The pack's.
-        others: What other GPU sets of its job have seen; None where it has none.
+        enforces: Members are held to their limits, as under MPS.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Stage:
         solo: float | None = None,
         obstacle: str = "",
         time_limit_s: int | None = None,
-        others: JobPeaks | None = None,
+        enforces: bool = True,
     ) -> None:
         state = State(folder / "state", "here")
         state.prepare()
@@ -150,19 +149,19 @@ class Stage:
         waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
         rates = Counters(self)
         self.progress = progress = ProgressReader(
-            self.pack, self.members, rates, instruments=True, bound=1.5, others=others
+            self.pack, self.members, rates, instruments=True, bound=1.5
         )
         self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
         self.memory = GpuMemoryRoom(
-            shown_id="1", members=self.members, progress=progress,
-            find_usable_mb=lambda: usable_mb, find_obstacle=lambda: self.obstacle,
-            journal=journal, clock=lambda: self.now,
+            members=self.members, progress=progress, find_usable_mb=lambda: usable_mb,
+            find_enforces=lambda: enforces, find_obstacle=lambda: self.obstacle,
+            clock=lambda: self.now,
         )  # fmt: skip
         self.measured_degree = MeasuredDegree(
             pack=self.pack, attempt=self.attempt, members=self.members,
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
             pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
-            find_obstacle=lambda: self.obstacle,
+            find_obstacle=lambda: self.obstacle, planned_degree=places,
             count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
             clock=lambda: self.now,
         )  # fmt: skip
@@ -173,8 +172,8 @@ class Stage:
         self.start_queue = StartQueue(
             pack=self.pack, members=self.members, waiting=waiting, time_left=self.time_left,
             judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,
-            gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, states=self.states,
-            journal=journal,
+            gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, memory=self.memory,
+            states=self.states, journal=journal,
         )  # fmt: skip
 
     def start(self) -> int | None:
@@ -183,6 +182,8 @@ class Stage:
         if member is None:
             return None
         number = member.number
+        limit_mb, _ = self.memory.reserve(member)
+        member.gpu = GpuUse("mps", gpu_memory_limit_mb=limit_mb)
         self.members.waiting.remove(number)
         next(place for place in self.members.places if place.occupant is None).occupant = number
         member.process, member.pid = self.process, self.process.pid

@@ -29,7 +29,7 @@ from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
-from slurm_colloc.store.pack.pack_directory import read_common_script, read_slurm_job_id
+from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 from slurm_colloc.store.pack.sample_files import latest_path
 from slurm_colloc.store.pack_reading import StateReader
 
@@ -136,25 +136,26 @@ class Inquiry:
 
 
 def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
+    """Why members of a waiting pack do not start in running ones that have room, a clause each."""
     from slurm_colloc.runtime.queue.sister_packs import explain_difference
 
-    path = state.pack_path(view.record.pack_id)
-    script = read_common_script(path, view.record)
     own = {view.record.pack_id, *state.list_sisters(view.record)}
-    for pack_id in () if script is None else state.list_open():
+    for pack_id in state.list_open():
         with contextlib.suppress(StateError, OSError):
             other = state.pack_path(pack_id)
             record = None if pack_id in own else state.read_pack(pack_id)
-            if record is None or not read_attempt(other):
+            attempt = 0 if record is None else read_attempt(other)
+            if record is None or record.request is None or not attempt:
                 continue
-            if read_common_script(other, record) != script:
+            degree = read_degree(other, attempt)
+            if degree is None or not degree.room:
                 continue
             reason = explain_difference(record, view.record)
             stays = compute_reason_to_stay(record.policy, record.group)
             if reason or stays:
                 job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
-                told = f": {reason}" if reason else f" and takes no other jobs: {stays}"
-                yield f"it does not start in the pack of {job_id}, which runs the same script{told}"
+                told = f": {reason}" if reason else f", which takes no other jobs: {stays}"
+                yield f"it does not start in the pack of {job_id}, which has room{told}"
 
 
 def _read_last_line(view: PackView, member: MemberView) -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined
 
 
+PARTNERS_NAMED = 4
+
+
 def choose_packs_to_join(
     call: Call, session: Session, *, local: bool, asked_on_terminal: bool
 ) -> str:
@@ -124,19 +127,18 @@ def tell_joined(options: Options, joined: Joined) -> None:
 
 
 def describe_joined(joined: Joined) -> str:
-    """`Submitted batch job 4711 (member 4711/2 shares a pack with 4711/1: the same script, ...`."""
+    """`Submitted batch job 4711 (member 4711/2 shares a pack with 4711/1: 2 of 16 places)`."""
     return f"Submitted batch job {joined.member.job} ({describe_room(joined)})"
 
 
 def describe_room(joined: Joined) -> str:
-    """`member 4711/2 shares a pack with 4711/1: the same script, 2 of 4 places`."""
+    """`member 4711/2 shares a pack with 4711/1: 2 of 16 places`."""
     names = [str(partner) for partner in joined.partners]
-    partners = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    shown = names if len(names) <= PARTNERS_NAMED else names[: PARTNERS_NAMED - 1]
+    last = shown.pop() if len(shown) == len(names) else f"{len(names) - len(shown)} others"
+    partners = " and ".join(filter(None, [", ".join(shown), last]))
     how = "joined the running pack of" if joined.is_running else "shares a pack with"
-    return (
-        f"member {joined.member} {how} {partners}: {joined.reason}, "
-        f"{len(names) + 1} of {joined.places} places"
-    )
+    return f"member {joined.member} {how} {partners}: {len(names) + 1} of {joined.places} places"
 
 
 def build_joined_json(joined: Joined) -> dict[str, Any]:
@@ -150,6 +152,5 @@ def build_joined_json(joined: Joined) -> dict[str, Any]:
             "running": joined.is_running,
             "partners": [str(partner) for partner in joined.partners],
             "places": joined.places,
-            "reason": joined.reason,
         },
     }

@@ -6,7 +6,6 @@ import re
 
 NO_MORE = "no more than "
 BEING_MEASURED = "the pack is being measured"
-MEMORY_FIRST = "its GPU memory is not known yet: "
 NO_MEMORY = "the GPU has no memory left for it: "
 TOO_LITTLE_TIME = "the pack has only "
 
@@ -25,7 +24,7 @@ def say_at_once(degree: int) -> str:
 
 def is_degree_reason(text: str) -> bool:
     """Whether a runner has written how many may run at once, and not something else."""
-    begins = (BEING_MEASURED, NO_MORE, MEMORY_FIRST, NO_MEMORY)
+    begins = (BEING_MEASURED, NO_MORE, NO_MEMORY)
     return text.startswith(begins) or _AT_ONCE.match(text) is not None
 
 

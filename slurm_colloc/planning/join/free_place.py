@@ -26,7 +26,7 @@ from slurm_colloc.planning.job_needs import (
     choose_gpu_memory_mb,
     compute_need,
 )
-from slurm_colloc.planning.join.join_fit import find_known, find_mixture
+from slurm_colloc.planning.join.join_fit import find_known
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.pack_request import (
     compute_overload,
@@ -34,6 +34,7 @@ from slurm_colloc.planning.pack_request import (
 )
 from slurm_colloc.planning.priced_packs import Setting, Subject
 from slurm_colloc.planning.time_limits import compute_wall_limit_s
+from slurm_colloc.planning.unknown_packs import is_open_ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,6 @@ class RunningPack:
         time_left_s: Until its time limit; None for no limit.
         plans: The plans of its members that have not ended.
         jobs: The same members' jobs.
-        place_cpus: CPUs of its smallest place.
         mode: The sharing mode that holds in it.
     """
 
@@ -55,7 +55,6 @@ class RunningPack:
     time_left_s: int | None
     plans: tuple[MemberPlan, ...]
     jobs: tuple[Job, ...]
-    place_cpus: int
     mode: SharingMode
 
 
@@ -81,9 +80,6 @@ def plan_running_join(
     """
     question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
     subjects = find_known(question)
-    mixture = "" if subjects else find_mixture(question)
-    if mixture:
-        return mixture
     present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
     need = compute_need(
         new,
@@ -93,7 +89,7 @@ def plan_running_join(
         profile=question.profiles.get(len(present)),
         calibration=calibration,
     )
-    degree = min(pack.degree, policy.degree)
+    degree = pack.degree if is_open_ended(policy) else min(pack.degree, policy.degree)
     if subjects:
         degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
         if subjects[-1].host_memory_mb is not None:
@@ -105,7 +101,8 @@ def plan_running_join(
     refusal = _find_overload(pack, present, need, degree, capacity)
     if refusal:
         return refusal
-    percentage = compute_thread_percentage(pack.degree, pack.mode)
+    # The node knows better how many may run at once where that is measured.
+    percentage = compute_thread_percentage(pack.degree, pack.mode) if subjects else None
     slowdowns: tuple[float, ...] | None = None
     plain: tuple[float, ...] | None = None
     if subjects:
@@ -130,7 +127,7 @@ def plan_running_join(
         wall_s,
         need.gpu_memory_mb,
         percentage,
-        max_slowdown=new.max_slowdown,
+        max_slowdown=choose_bound(new, policy),
         solo_steps_per_s=question.profiles.get(len(present), UsageProfile()).steps_per_s,
     )
     if slowdowns is None:
@@ -138,7 +135,6 @@ def plan_running_join(
     return dataclasses.replace(
         member,
         predicted_slowdown=slowdowns[-1],
-        max_slowdown=choose_bound(new, policy),
         model_slowdown=None if plain is None else plain[-1],
     )
 
@@ -149,8 +145,6 @@ def _find_overload(
     """What of a running pack does not suffice for one more member, with both numbers, or ''."""
     if len(present) + 1 > degree:
         return f"all {degree} places are taken"
-    if need.cpus > pack.place_cpus:
-        return f"it needs {need.cpus} CPUs, a place of the pack has {pack.place_cpus}"
     given = Capacity(
         cpus_per_gpu=pack.request.cpus,
         host_memory_mb_per_gpu=pack.request.host_memory_mb,

@@ -12,11 +12,16 @@ from collections.abc import Mapping, Sequence
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy, Rule, UsageProfile
-from slurm_colloc.planning.job_needs import Question, build_subject, compute_need
+from slurm_colloc.planning.job_needs import Question, build_subject, compute_needs
 from slurm_colloc.planning.pack_request import find_cut_gpu
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.planning.priced_packs import Subject
-from slurm_colloc.planning.unknown_packs import build_unknown_pack, compute_refusal
+from slurm_colloc.planning.unknown_packs import (
+    build_unknown_pack,
+    compute_refusal,
+    is_open_ended,
+    make_room,
+)
 
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
@@ -85,24 +90,18 @@ def plan_pending_join(
     subjects = find_known(question)
     if subjects:
         return _plan_known_join(question, subjects)
-    mixture = find_mixture(question)
-    if mixture:
-        return mixture
-    if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
-        return f"all {policy.degree} places are taken"
-    needs = [
-        compute_need(
-            job,
-            index,
-            capacity,
-            policy,
-            profile=question.profiles.get(index),
-            calibration=calibration,
-        )
-        for index, job in enumerate(jobs)
-    ]
-    refusal = compute_refusal(needs, question, find_cut_gpu(question, range(len(jobs))))
-    return refusal or build_unknown_pack(question, needs, "")
+    if not is_open_ended(policy):
+        if len(jobs) > policy.degree and (policy.pack_size or 0) <= policy.degree:
+            return f"all {policy.degree} places are taken"
+        return _plan_unknown_join(question, None)
+    # As many may be in it as there are places; how many run at once is measured.
+    _, room = make_room(question, compute_needs(question, range(len(jobs))), policy.degree_max)
+    places = room or policy.degree
+    if len(jobs) > places:
+        return f"all {places} places are taken"
+    degree = max(policy.degree, len(jobs))
+    question = dataclasses.replace(question, policy=dataclasses.replace(policy, degree=degree))
+    return _plan_unknown_join(question, len(jobs))
 
 
 def find_known(question: Question) -> list[Subject]:
@@ -115,17 +114,17 @@ def find_known(question: Question) -> list[Subject]:
     return subjects if all(is_known(subject) for subject in subjects) else []
 
 
-def find_mixture(question: Question) -> str:
-    """Why jobs of known and of unknown load are not put together; empty where they are not both."""
-    if question.calibration is None or not question.profiles:
-        return ""
-    from slurm_colloc.planning.known_packs import is_known
-    from slurm_colloc.planning.limits.broken_limits import build_unknown
+def _plan_unknown_join(question: Question, places: int | None) -> PackPlan | str:
+    """The pack of jobs of which not all are known, with so many places; or what they would break.
 
-    known = [is_known(build_subject(question, index)) for index in range(len(question.jobs))]
-    if not any(known):
-        return ""
-    return build_unknown(question.jobs[known.index(False)].name).text
+    Args:
+        question: What planning is asked, of the jobs of this pack alone.
+        places: None for as many as may run by the degree.
+    """
+    indices = range(len(question.jobs))
+    needs = compute_needs(question, indices)
+    refusal = compute_refusal(needs, question, find_cut_gpu(question, indices))
+    return refusal or build_unknown_pack(question, needs, "", places)
 
 
 def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPlan | str:

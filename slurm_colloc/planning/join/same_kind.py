@@ -90,8 +90,6 @@ def compare_policies(own: Policy, other: Policy) -> str:
     contradiction = compute_contradiction(other, own)
     if contradiction:
         return contradiction
-    if own.slowdown_bound != other.slowdown_bound:
-        return f"its --max-slowdown is {other.slowdown_bound:g}, not {own.slowdown_bound:g}"
     if (own.degree_is_asked, own.degree) != (other.degree_is_asked, other.degree):
         return f"its degree is {other.degree}, not {own.degree}"
     if _leave_out_own(own) != _leave_out_own(other):
@@ -100,5 +98,15 @@ def compare_policies(own: Policy, other: Policy) -> str:
 
 
 def _leave_out_own(policy: Policy) -> Policy:
-    """Without what a pack asks for itself: how long it is measured, what watches it, its size."""
-    return replace(policy, measure_s=0, monitor_mb=0, is_small_for_queue=False, degree_max=0)
+    """Without what a pack asks for itself (how long it is measured, what watches it, its size).
+
+    Nor the bound, which each member brings with it.
+    """
+    return replace(
+        policy,
+        measure_s=0,
+        monitor_mb=0,
+        is_small_for_queue=False,
+        degree_max=0,
+        slowdown_bound=1.0,
+    )

@@ -14,8 +14,7 @@ class GpuShare:
 
     Attributes:
         likely_degree: As many as may run at once in the end; None for as many as planned.
-        gpu_memory_mb: What it may take of the GPU's memory, as measured; None where its share by
-            the plan stands.
+        gpu_memory_mb: What it may take of the GPU's memory; None for no limit.
         client_priority: CUDA_MPS_CLIENT_PRIORITY: 0 for a member that is to stay fast, 1 for those
             that share with one; None where the pack has none, and all are alike.
         gpus: Which of the pack's GPUs it gets, by UUID; none for all of them.

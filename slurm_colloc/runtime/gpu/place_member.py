@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_share import GpuShare
 from slurm_colloc.runtime.queue.members import Member
@@ -26,29 +24,14 @@ def place_on_shared_gpu(
     """
     from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
 
-    plan, policy, planned = member.spec.plan, record.policy, record.degree
-    if policy is not None and plan.thread_percentage is None:
-        # It has room for more than was planned to run.
-        planned = min(planned, policy.degree)
-    degree = likely = max(1, share.likely_degree or planned)
-    if policy is not None:
-        # There may be places for more than are likely to run.
-        degree = max(likely, policy.degree)
+    plan, retries = member.spec.plan, member.record.retries
     gpus = share.gpus or setup.gpus
-    shared = SharedGpu(
-        gpus,
-        setup.gpu_memory_mb,
-        count_on_one_gpu(max(1, min(degree, record.degree)), share.widest, len(setup.gpus)),
-        count_on_one_gpu(likely, share.widest, len(setup.gpus)),
-        pipe_directory,
-    )
-    if share.gpu_memory_mb is not None:
-        plan = dataclasses.replace(plan, gpu_memory_limit_mb=share.gpu_memory_mb)
+    degree = count_on_one_gpu(share.likely_degree or record.degree, share.widest, len(setup.gpus))
+    shared = SharedGpu(gpus, setup.gpu_memory_mb, 1 if retries.alone else degree, pipe_directory)
     return place_under_mps(
         shared,
-        plan,
-        member.record.retries.places,
-        is_wide=member.is_wide,
+        thread_percentage=None if retries.alone else plan.thread_percentage,
+        limit_mb=share.gpu_memory_mb,
         client_priority=share.client_priority,
     )
 

@@ -31,8 +31,13 @@ class Circumstances:
         findings: What its output says.
         may_restart: It may be requeued.
         retries: What restarts before this one have taught.
-        places: Places of the pack.
         shared: It had less than the whole GPU's memory to itself.
+        gpu_memory_mb: What its process had of the GPU's memory when it was seen last, or was held
+            to; 0 where that is not known.
+        limit_mb: What it was held to; None for no limit.
+        stated_mb: What its user said that it needs; None for nothing.
+        usable_mb: What members may take of the GPU together; None where unknown.
+        is_forbidden: Its user does not let it be started again.
         gpu_lost: Which GPUs of the pack are gone; empty for none, and where no other GPU set of its
             Slurm job is there.
         needs_mps: Only clients of the MPS server can use the GPU: apart from it means alone.
@@ -44,8 +49,12 @@ class Circumstances:
     findings: tuple[OutputFinding, ...] = ()
     may_restart: bool = True
     retries: Retries = dataclasses.field(default_factory=Retries)
-    places: int = 1
     shared: bool = False
+    gpu_memory_mb: int = 0
+    limit_mb: int | None = None
+    stated_mb: int | None = None
+    usable_mb: int | None = None
+    is_forbidden: bool = False
     needs_mps: bool = False
     gpu_lost: str = ""
 
@@ -140,21 +149,33 @@ def _judge_fault(verdict: Verdict, around: Circumstances, evidence: tuple[str, .
 def _judge_out_of_memory(
     verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]
 ) -> Blame:
-    places = min(around.places, around.retries.places * 2)
-    cause = EndCause.CUDA_OUT_OF_MEMORY
-    if not around.shared or around.retries.places >= around.places:
-        return _end(verdict, around, cause, evidence, "the GPU's memory was not enough for it")
-    reason = "its share of the GPU's memory was not enough"
-    if not around.may_restart:
-        return _end(verdict, around, cause, evidence, f"{reason}, and it may not be requeued")
-    retries = dataclasses.replace(
-        around.retries,
-        places=places,
-        out_of_gpu_memory=around.retries.out_of_gpu_memory + 1,
+    """It runs again without a limit, with more reserved for it, until it had the whole GPU.
+
+    That is no failure of its own: in an allocation of its own it would have had the memory.
+    """
+    cause, retries = EndCause.CUDA_OUT_OF_MEMORY, around.retries
+    had_all = retries.alone or (
+        around.usable_mb is not None and retries.gpu_memory_mb >= around.usable_mb
     )
-    share = "alone" if places == around.places else f"with {places} of {around.places} shares"
+    if not around.shared or had_all:
+        return _end(verdict, around, cause, evidence, "the GPU's memory was not enough for it")
+    reason = "its neighbours left it too little of the GPU's memory"
+    if around.limit_mb is not None:
+        whose = "its --gpu-mem" if around.stated_mb else "csub's limit on its GPU memory"
+        reason = f"{whose} ({around.limit_mb} MB) was too small for it"
+    if around.is_forbidden:
+        return _end(verdict, around, cause, evidence, f"{reason}, and it may not be requeued")
+    wanted_mb = 2 * max(around.gpu_memory_mb, retries.gpu_memory_mb)
+    is_all = around.usable_mb is None or not wanted_mb or wanted_mb >= around.usable_mb
+    retries = dataclasses.replace(
+        retries,
+        out_of_gpu_memory=retries.out_of_gpu_memory + 1,
+        gpu_memory_mb=(around.usable_mb or 0) if is_all else wanted_mb,
+        alone=retries.alone or around.usable_mb is None,
+    )
+    how = "alone" if is_all else "without a limit"
     again = dataclasses.replace(
-        verdict, state=MemberState.PENDING, reason=f"{reason}; it runs again {share}"
+        verdict, state=MemberState.PENDING, reason=f"{reason}; it runs again {how}"
     )
     return Blame(again, cause, evidence, retries)
 
@@ -184,7 +205,7 @@ def _restart_or_fail(
         how = " apart from MPS"
         if around.needs_mps:
             how = " alone"
-            retries = dataclasses.replace(retries, places=around.places)
+            retries = dataclasses.replace(retries, alone=True)
     text = f"{reason}; it runs again{how}"
     again = dataclasses.replace(verdict, state=MemberState.PENDING, reason=text)
     return Blame(again, cause, evidence, retries)

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.mps_clients import MpsMember
 from slurm_colloc.runtime.journal import Journal
@@ -39,6 +41,7 @@ class BlameFinder:
         gpu_mode: Knows which members shared the GPU how.
         journal: The pack's log.
         site_requeues: Slurm's JobRequeue.
+        find_process_mb: What a member's process was seen to take of the GPU's memory.
         has_other_sets: Members that lose their GPU may start again in another set of the job.
     """
 
@@ -52,6 +55,7 @@ class BlameFinder:
         gpu_mode: GpuMode,
         journal: Journal,
         site_requeues: bool,
+        find_process_mb: Callable[[Member], float | None] = lambda _: None,
         has_other_sets: bool = False,
     ) -> None:
         self._pack = pack
@@ -61,14 +65,13 @@ class BlameFinder:
         self._gpu_mode = gpu_mode
         self._journal = journal
         self._site_requeues = site_requeues
+        self._find_process_mb = find_process_mb
         self._has_other_sets = has_other_sets
         self._suspected_with: dict[int, set[int]] = {}
 
     def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
-        around = Circumstances(
-            retries=member.record.retries, places=max(1, len(self._members.places))
-        )
+        around = Circumstances(retries=member.record.retries)
         clients = self._gpu_mode.clients
         seen = clients.get(member.number)
         if verdict.state is MemberState.FAILED and not verdict.never_started:
@@ -104,11 +107,18 @@ class BlameFinder:
         if seen is None:
             # Another's MPS, if any.
             findings = tuple(found for found in findings if found.sign not in MPS_SIGNS)
-        requeue = member.spec.job.requeue
+        job, limit_mb = member.spec.job, None
+        if use is not None and (use.is_under_mps or use.inside):
+            limit_mb = use.gpu_memory_limit_mb
         around = dataclasses.replace(
             around,
             findings=findings,
-            may_restart=self._site_requeues if requeue is None else requeue,
+            may_restart=self._site_requeues if job.requeue is None else job.requeue,
+            is_forbidden=job.requeue is False,
+            gpu_memory_mb=round(max(self._find_process_mb(member) or 0, limit_mb or 0)),
+            limit_mb=limit_mb,
+            stated_mb=job.gpu_memory_mb,
+            usable_mb=compute_usable_gpu_memory_mb(self._gpu_mode.setup.gpu_memory_mb),
             # All of its instance's memory is its own, unless others share that.
             shared=len(self._members.places) > 1
             and (use is None or use.mode != SharingMode.MIG.value or bool(use.inside)),

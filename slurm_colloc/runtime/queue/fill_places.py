@@ -139,14 +139,14 @@ class PlaceFiller:
         if not inbox.begin(str(self._pack), member.number):
             self._intake.forget(member)
             return
-        place = self._members.find_place(member.spec.plan.cpus)
-        assert place is not None
         self._members.waiting.remove(member.number)
-        place.occupant = member.number
+        share = self._choose_share(member)
+        places = self._members.find_places(member.spec.plan.cpus)
+        place = self._members.occupy(member.number, places)
         problem: Exception | None = None
         name = f"starting member {member.number}"
         try:
-            if self._starter.start(member, place, self._choose_share(member)):
+            if self._starter.start(member, place, share):
                 self._steps.forget(name)
                 return
         except Exception as error:  # noqa: BLE001 - nothing runs yet, so all can be undone
@@ -173,15 +173,16 @@ class PlaceFiller:
 
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
+        limit_mb, gpus = self._memory.reserve(member)
         likely = self._memory.find_likely_degree(member)
-        if likely == 1 and len(self._members.places) > 1:
-            # None runs, and it is not known what they take: it is to show that without limits.
-            member.is_wide = True
+        if member.spec.job.only_probe:
+            # It is to show what it does without limits.
+            likely, limit_mb = 1, None
         return GpuShare(
             likely,
-            self._memory.choose_limit_mb(member),
+            limit_mb,
             self._choose_client_priority(member),
-            self._memory.choose_gpus(member),
+            gpus,
             max(other.spec.plan.gpus for other in self._members.list_members()),
         )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.runtime.queue.time_left import END_MARGIN_S, TimeLeft
+from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
-from slurm_colloc.store.pack.pack_directory import read_moved, read_spec
+from slurm_colloc.store.pack.pack_directory import read_moved, read_spec, write_spec
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked, list_dependents
 
@@ -41,7 +44,7 @@ class FittingMembers:
             waiting: Their numbers there.
             may_have_run: Those may come that have run there.
         """
-        free = sorted(place.wanted for place in self._members.places if place.occupant is None)
+        places = PackMembers([dataclasses.replace(p) for p in self._members.places])
         left_mb = self._find_host_memory_left_mb()
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
         for number in waiting:
@@ -55,10 +58,10 @@ class FittingMembers:
             except StateError:
                 # It is told of where it is taken in.
                 continue
-            needed_mb = spec.plan.host_memory_mb
-            place = next((wanted for wanted in free if wanted >= spec.plan.cpus), None)
+            needed_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
+            taken = places.find_places(spec.plan.cpus)
             if (
-                place is None
+                not taken
                 or is_kept
                 or spec.job.depends
                 or spec.plan.gpus > max(1, self._gpus)
@@ -69,7 +72,7 @@ class FittingMembers:
                 or is_cancel_asked([(sister.path, number)])
             ):
                 continue
-            free.remove(place)
+            places.occupy(number, taken)
             if left_mb is not None and needed_mb is not None:
                 left_mb -= needed_mb
             record = record or StateRecord(MemberState.PENDING, sister.attempt)
@@ -89,3 +92,32 @@ class FittingMembers:
             return None
         members = self._members.by_number.values()
         return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)
+
+
+def stretch_plan(sister: SisterPack, number: int) -> None:
+    """Give a member of another submission what holds for it among neighbours, before it goes.
+
+    Its own bound counts wherever it runs. A job that was to run alone was planned with its `--time`
+    and no more.
+
+    Args:
+        sister: The pack where it waits, whose lock is held.
+        number: Its number there.
+
+    Raises:
+        StateError: It cannot be read, or not be written.
+    """
+    spec, policy = read_spec(sister.path, number), sister.record.policy
+    assert policy is not None
+    bound = spec.plan.max_slowdown or choose_bound(spec.job, policy)
+    plan = dataclasses.replace(spec.plan, max_slowdown=bound)
+    if sister.record.request is None:
+        time_s = spec.job.time_limit_s
+        plan = dataclasses.replace(
+            plan,
+            host_memory_mb=spec.job.host_memory_mb,
+            wall_limit_s=None if time_s is None else round(time_s * bound),
+            gpu_memory_limit_mb=spec.job.gpu_memory_mb,
+        )
+    folder = sister.path / "members" / format_number(number)
+    write_spec(folder, dataclasses.replace(spec, plan=plan))

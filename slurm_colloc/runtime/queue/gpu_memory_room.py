@@ -1,165 +1,174 @@
-"""Whether one more member fits onto the GPU: no member starts that does not surely fit."""
+"""How much of the GPUs' memory is reserved for members that run, and whether one more finds room.
+
+What is reserved for a member is its part at the start (planning.gpu_memory_parts), and once it has
+settled what its process takes, with a margin. The limit that it was started with stays.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from slurm_colloc.model.degree.degree_reasons import MEMORY_FIRST, NO_MEMORY
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.model.degree.degree_reasons import NO_MEMORY
+from slurm_colloc.planning.gpu_memory_parts import FreeMemory, count_starts
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 
-PATIENCE_S = 20.0
-"""How long the first of a kind is waited for that takes nothing of the GPU's memory yet; then the
-others start as they were planned."""
-LOADING_S = 60.0
-"""The same for one that takes some, and has made no step: it may still take more."""
-
-LEAST_MB = 2048
-"""A member of a kind that was never measured is not tried with less."""
+PATIENCE_S = 60.0
+"""How long an unknown member that cannot be held to its part is waited for until it has settled;
+then its share by the places is reserved for it."""
 
 
 class GpuMemoryRoom:
-    """What members take of the GPU's memory, and what is left.
+    """What is reserved, and what is left.
 
     Args:
-        shown_id: The pack's job id as users know it.
         members: The pack's members.
         progress: Sees what they take.
         find_usable_mb: GPU memory that members may take together on one GPU; None where that is
             unknown.
+        find_enforces: Whether members are held to their limits.
         find_gpus: The pack's GPUs by UUID; none where they are not known.
         find_obstacle: Why nothing is measured in this pack; empty where it is.
-        journal: The pack's log.
         clock: Seconds that only grow.
     """
 
     def __init__(
         self,
         *,
-        shown_id: str,
         members: PackMembers,
         progress: ProgressReader,
         find_usable_mb: Callable[[], int | None],
+        find_enforces: Callable[[], bool],
         find_obstacle: Callable[[], str],
-        journal: Journal,
         find_gpus: Callable[[], tuple[str, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shown_id = shown_id
         self._members = members
         self._progress = progress
         self._find_usable_mb = find_usable_mb
+        self._find_enforces = find_enforces
         self._find_gpus = find_gpus
         self._find_obstacle = find_obstacle
-        self._journal = journal
         self._clock = clock
-        self._waits_since: dict[tuple[int, int], float] = {}
-        self._given_up: set[tuple[int, int]] = set()
+        self._unsettled_since: dict[tuple[int, int], float] = {}
 
     def find_need_mb(self, member: Member) -> int | None:
-        """What a member may take at most: as planned, or measured of it or of its family."""
-        planned = member.spec.plan.gpu_memory_limit_mb
-        return planned if planned is not None else self._progress.find_gpu_need_mb(member)
-
-    def describe(self, member: Member) -> str:
-        """Why a waiting member does not fit, or is not known to; empty where it may start."""
-        usable_mb = self._find_usable_mb()
-        running = self._members.running()
-        if usable_mb is None or not running or self._find_obstacle():
-            return ""
-        needs: dict[int, int] = {}
-        for other in running:
-            need_mb = self._find_taken_mb(other)
-            if need_mb is None and not self._is_waited_for(other):
-                # Nothing tells: it has what it was given.
-                need_mb = self._find_given_mb(other, usable_mb)
-            if need_mb is None:
-                name = other.name(self._shown_id)
-                return f"{MEMORY_FIRST}what {name} takes is being measured"
-            needs[other.number] = need_mb
-        need_mb = self.find_need_mb(member)
-        wanted_mb = LEAST_MB if need_mb is None else need_mb
-        taken = self._sum_by_gpu(needs)
-        # Of its GPUs the fullest decides.
-        gpu = max(self._choose_roomiest(member, taken), key=taken.__getitem__)
-        if taken[gpu] + wanted_mb > usable_mb:
-            count = sum(gpu in self._list_gpus(other) for other in running)
-            return (
-                f"{NO_MEMORY}{count} take {taken[gpu]} of {usable_mb} MB, and it may take "
-                f"{wanted_mb} MB"
-            )
-        return ""
+        """What a member needs: as planned, or as one like it took; None where unknown."""
+        floor_mb = member.record.retries.gpu_memory_mb
+        planned_mb = member.spec.plan.gpu_memory_limit_mb
+        need_mb = planned_mb if planned_mb is not None else self._progress.find_gpu_need_mb(member)
+        return max(floor_mb, need_mb or 0) if floor_mb else need_mb
 
     def is_too_large(self, member: Member) -> bool:
         """Whether a member takes more than a whole GPU of this pack has."""
         usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(member)
         return usable_mb is not None and need_mb is not None and need_mb > usable_mb
 
-    def choose_gpus(self, member: Member) -> tuple[str, ...]:
-        """The GPUs of the pack that a member gets which starts now: those with most room.
-
-        None where they are not known.
-        """
-        usable_mb = self._find_usable_mb() or 0
-        needs = {}
-        for other in self._members.running():
-            need_mb = self._find_taken_mb(other)
-            given_mb = self._find_given_mb(other, usable_mb)
-            needs[other.number] = given_mb if need_mb is None else need_mb
-        chosen = self._choose_roomiest(member, self._sum_by_gpu(needs))
-        return tuple(gpu for gpu in self._find_gpus() if gpu in chosen)
-
-    def choose_limit_mb(self, member: Member) -> int | None:
-        """What a member that starts now may take; None where its share by the plan stands."""
-        need_mb = self.find_need_mb(member)
-        if need_mb is not None:
-            return need_mb
+    def find_free(self) -> FreeMemory | None:
+        """What is reserved for none of those that run; None where GPU memory bounds nothing."""
         usable_mb = self._find_usable_mb()
-        needs = self._find_all_taken_mb()
-        if usable_mb is None or not needs:
+        if usable_mb is None:
             return None
-        # The only one that is not known yet: all that is left.
-        taken = self._sum_by_gpu(needs)
-        return usable_mb - max(taken[gpu] for gpu in self._choose_roomiest(member, taken))
+        gpus = self._find_gpus() or ("",)
+        free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
+        for member in self._members.running():
+            reserved_mb = self._find_reserved_mb(member, usable_mb)
+            for gpu in self._list_gpus(member):
+                free_mb[gpu] -= reserved_mb
+                count[gpu] += 1
+        return FreeMemory(usable_mb, free_mb, count, self._find_enforces())
+
+    def find_free_mb(self) -> int | None:
+        """What is reserved for none, on the GPU with most of it; None where unknown."""
+        free = self.find_free()
+        return None if free is None else max(0, *free.free_mb.values(), 0)
+
+    def describe(self, member: Member) -> str:
+        """Why a waiting member finds no GPU memory; empty where it may start."""
+        free, running = self.find_free(), self._members.running()
+        if free is None or not running or not self._counts():
+            return ""
+        need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
+        if free.choose_part_mb(need_mb, gpus) is not None:
+            return ""
+        (gpu, *_) = free.choose_gpus(gpus)
+        taken = (
+            f"{free.usable_mb - free.free_mb[gpu]} of {free.usable_mb} MB are reserved for "
+            f"{free.members[gpu]}"
+        )
+        if need_mb is None:
+            return f"{NO_MEMORY}{taken}, and what it takes is not known"
+        return f"{NO_MEMORY}{taken}, and it may take {need_mb} MB"
+
+    def reserve(self, member: Member) -> tuple[int | None, tuple[str, ...]]:
+        """Reserve memory for a member that starts now.
+
+        Returns:
+            What its process may take at most of each of its GPUs, None for no limit; and the GPUs
+            that it gets, none where they are not known.
+        """
+        free = self.find_free()
+        member.reserved_mb = None
+        if free is None:
+            return None, ()
+        gpus = member.spec.plan.gpus
+        chosen = free.choose_gpus(gpus)
+        named = tuple(gpu for gpu in self._find_gpus() if gpu in chosen)
+        if not self._counts():
+            return member.spec.plan.gpu_memory_limit_mb, named
+        part_mb = free.choose_part_mb(self.find_need_mb(member), gpus)
+        if part_mb is None:
+            # The only one: it may try all that there is.
+            part_mb = max(0, free.find_free_mb(gpus))
+        member.reserved_mb = part_mb
+        return (part_mb if self._is_held_to(member) else None), named
 
     def find_likely_degree(self, starting: Member) -> int | None:
-        """As many as are likely to run at once; None for as many as were planned.
+        """As many as may be there at once with a member that is about to start.
 
-        Args:
-            starting: A member that is about to start.
+        None for as many as were planned.
         """
-        waiting = [self._members.by_number[number] for number in self._members.waiting]
+        if starting.spec.plan.thread_percentage is not None or self._find_obstacle():
+            return None
+        here = len(self._members.running()) + len(self._members.waiting) + 1
+        return max(1, min(len(self._members.places), here))
+
+    def count_room(self) -> int | None:
+        """How many more could start now that are like those that run; None for no bound.
+
+        One of the largest need that is known stands for all; where none is known, unknown ones do.
+        """
+        free = self.find_free()
+        if free is None or not self._counts():
+            return None
         running = self._members.running()
-        all_here = (*running, *waiting, starting)
-        unknown = [m for m in all_here if m.spec.plan.gpu_memory_limit_mb is None]
-        if not unknown or self._find_obstacle():
-            return None
-        if not running:
-            return 1
-        room = self.count_room(unknown[0])
-        places = len(self._members.places)
-        return None if room is None else max(1, min(places, len(running) + room))
+        needs_mb = [self.find_need_mb(member) for member in running]
+        need_mb = None if None in needs_mb else max((mb or 0 for mb in needs_mb), default=None)
+        gpus = max((member.spec.plan.gpus for member in running), default=1)
+        most = len(self._members.places)
+        return count_starts(free, [need_mb or None] * most, gpus)
 
-    def count_room(self, like: Member) -> int | None:
-        """How many more like a member fit; None where that is unknown."""
-        usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(like)
-        needs = self._find_all_taken_mb()
-        if usable_mb is None or need_mb is None or needs is None:
-            return None
-        taken = self._sum_by_gpu(needs)
-        rooms = [max(0, (usable_mb - mb) // max(1, need_mb)) for mb in taken.values()]
-        gpus = max(1, like.spec.plan.gpus)
-        return min(rooms) if gpus >= len(rooms) else sum(rooms) // gpus
+    def is_settled(self, member: Member) -> bool:
+        """Whether what a member takes is known by now, or will not be soon."""
+        return self._progress.find_gpu_settled_mb(member) is not None or self._is_given_up(member)
 
-    def count_at_once(self) -> int:
-        """How many of the pack may be there at once: as it has places, and room where known."""
-        places, running = len(self._members.places), self._members.running()
-        room = self.count_room(running[0]) if running else None
-        return places if room is None else min(places, len(running) + room)
+    # -- by member ----------------------------------------------------------------------------
 
-    # -- by GPU -------------------------------------------------------------------------------
+    def _counts(self) -> bool:
+        """Whether what members take can be told: where they are held to it, or it is seen."""
+        return self._find_enforces() or not self._find_obstacle()
+
+    def _is_held_to(self, member: Member) -> bool:
+        """Whether a member gets a limit.
+
+        None that has failed by one gets another. Nor does one of ours end a job that may not be run
+        again; a limit that its user gave does.
+        """
+        job = member.spec.job
+        if member.record.retries.gpu_memory_mb:
+            return False
+        return job.requeue is not False or job.gpu_memory_mb is not None
 
     def _list_gpus(self, member: Member) -> tuple[str, ...]:
         """The GPUs that a running member uses; one without a name where they are not known."""
@@ -167,56 +176,24 @@ class GpuMemoryRoom:
         own = () if member.gpu is None else member.gpu.uuids
         return tuple(gpu for gpu in gpus if gpu in own) or gpus
 
-    def _sum_by_gpu(self, needs: Mapping[int, int]) -> dict[str, int]:
-        """What is taken of each GPU, in MB.
+    def _find_reserved_mb(self, member: Member, usable_mb: int) -> int:
+        """What counts as a running member's on each of its GPUs."""
+        stated_mb = max(
+            member.spec.job.gpu_memory_mb or 0, member.record.retries.gpu_memory_mb or 0
+        )
+        settled_mb = self._progress.find_gpu_settled_mb(member)
+        if settled_mb is not None:
+            return max(stated_mb, settled_mb)
+        share_mb = usable_mb * max(1, len(self._find_gpus())) // max(1, len(self._members.places))
+        if member.reserved_mb is None:
+            # An earlier attempt has started it.
+            limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
+            return max(stated_mb, limit_mb or min(usable_mb, share_mb))
+        if not self._find_enforces() and self._is_given_up(member):
+            return max(stated_mb, min(member.reserved_mb, share_mb))
+        return member.reserved_mb
 
-        Args:
-            needs: By number what running members take of each of their GPUs.
-        """
-        taken = dict.fromkeys(self._find_gpus() or ("",), 0)
-        for number, need_mb in needs.items():
-            for gpu in self._list_gpus(self._members.by_number[number]):
-                taken[gpu] += need_mb
-        return taken
-
-    def _choose_roomiest(self, member: Member, taken: Mapping[str, int]) -> tuple[str, ...]:
-        """As many GPUs as a member uses: of which least is taken, then where fewest run."""
-        count: dict[str, int] = dict.fromkeys(taken, 0)
-        for other in self._members.running():
-            for gpu in self._list_gpus(other):
-                count[gpu] += 1
-        order = sorted(taken, key=lambda gpu: (taken[gpu], count[gpu]))
-        return tuple(order[: max(1, member.spec.plan.gpus)])
-
-    def _find_given_mb(self, member: Member, usable_mb: int) -> int:
-        """What a member was given of each of its GPUs."""
-        limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
-        gpus = max(1, len(self._find_gpus()))
-        share_mb = usable_mb * gpus // max(1, len(self._members.places))
-        return limit_mb or min(usable_mb, share_mb)
-
-    def _find_all_taken_mb(self) -> dict[int, int] | None:
-        """What each running member takes; None where that is not known of all."""
-        needs = {m.number: self._find_taken_mb(m) for m in self._members.running()}
-        known = {number: mb for number, mb in needs.items() if mb is not None}
-        return known if len(known) == len(needs) else None
-
-    def _find_taken_mb(self, member: Member) -> int | None:
-        """What a running member takes: as stated; else its peak, and less once that is over."""
-        stated_mb = member.spec.job.gpu_memory_mb
-        if stated_mb is not None:
-            return stated_mb
-        use_mb = self._progress.find_gpu_use_mb(member)
-        return self.find_need_mb(member) if use_mb is None else use_mb
-
-    def _is_waited_for(self, member: Member) -> bool:
-        """Whether it will still be known what a member takes."""
+    def _is_given_up(self, member: Member) -> bool:
         key = member.number, member.record.starts
-        waited_s = self._clock() - self._waits_since.setdefault(key, self._clock())
-        uses_gpu = self._progress.uses_gpu_memory(member)
-        if waited_s < (LOADING_S if uses_gpu else PATIENCE_S):
-            return True
-        if key not in self._given_up:
-            self._given_up.add(key)
-            self._journal.write("memory_unknown", member=member.number, seconds=round(waited_s))
-        return False
+        since = self._unsettled_since.setdefault(key, self._clock())
+        return self._clock() - since >= PATIENCE_S

@@ -26,6 +26,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.member_dependencies import Judge
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.time_left import TimeLeft
@@ -35,6 +36,10 @@ from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
 
 if TYPE_CHECKING:
     from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
+
+PASSES_MOST = 8
+"""So many members may start before the first one while there is no room for that one: then what
+becomes free is kept for it."""
 
 PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""
@@ -52,6 +57,7 @@ class StartQueue:
         slurm_decision: Whether Slurm lets the pack go on.
         gpu_mode: Whether its GPU is ready.
         measured_degree: Whether as many run as may.
+        memory: Whether there is GPU memory for one more.
         states: Writes why members wait.
         journal: The pack's log.
 
@@ -73,6 +79,7 @@ class StartQueue:
         slurm_decision: SlurmDecision,
         gpu_mode: GpuMode,
         measured_degree: MeasuredDegree,
+        memory: GpuMemoryRoom,
         states: StateWriter,
         journal: Journal,
     ) -> None:
@@ -84,6 +91,7 @@ class StartQueue:
         self._slurm_decision = slurm_decision
         self._gpu_mode = gpu_mode
         self._measured_degree = measured_degree
+        self._memory = memory
         self._states = states
         self._journal = journal
         self.has_handed_back = False
@@ -91,6 +99,7 @@ class StartQueue:
         self._satisfied: set[int] = set()
         self._open_since: dict[int, float] = {}
         self._told: dict[int, str] = {}
+        self._passed: dict[int, int] = {}
 
     # -- asking -------------------------------------------------------------------------------
 
@@ -111,13 +120,17 @@ class StartQueue:
         if why_not_now(facts) is not None:
             return facts
         cpus = member.spec.plan.cpus
-        if self._members.find_place(cpus) is None:
+        if not self._members.find_places(cpus):
             name = self._waiting.name(member)
             return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
         instances = self._gpu_mode.instances
         if instances is not None:
             return dataclasses.replace(facts, degree_reason=self._find_instance(instances, member))
-        return dataclasses.replace(facts, degree_reason=self._measured_degree.describe(member))
+        return dataclasses.replace(
+            facts,
+            degree_reason=self._measured_degree.describe(member),
+            memory_reason=self._memory.describe(member),
+        )
 
     def _find_instance(self, instances: PackInstances, member: Member) -> str:
         """Why a member has no MIG instance to start on; empty where it has one."""
@@ -137,22 +150,38 @@ class StartQueue:
         """The member that starts now; writes down why the others wait that have a place."""
         member = self.find_next()
         facts = StartFacts() if member is None else self.gather(member)
-        self._tell_waiting(facts.no_place or facts.degree_reason)
+        self._tell_waiting(facts.no_place or facts.degree_reason or facts.memory_reason)
         if why_not_now(facts) is None:
             return member
-        return None if member is None else self._find_behind(member)
+        return None if member is None else self._find_behind(member, facts)
 
-    def _find_behind(self, front: Member) -> Member | None:
-        """One that fits a free MIG instance, where that does not keep the front one waiting."""
+    def _find_behind(self, front: Member, facts: StartFacts) -> Member | None:
+        """One for which there is room, where that does not keep the front one waiting for ever."""
         instances = self._gpu_mode.instances
-        if instances is None or not instances.lets_pass(front):
+        if instances is not None:
+            if not instances.lets_pass(front):
+                return None
+        elif (
+            facts.degree_reason
+            or facts.pack_waits
+            or not facts.room_reason
+            or self._passed.get(front.number, 0) >= PASSES_MOST
+        ):
             return None
         for member in self._waiting.list_next():
-            if member is front or not instances.has_free(member):
+            if member is front or (instances is not None and not instances.has_free(member)):
                 continue
             if why_not_now(self.gather(member)) is None:
+                if instances is None:
+                    self._passed[front.number] = self._passed.get(front.number, 0) + 1
                 return member
         return None
+
+    def _lets_pass(self, front: Member, facts: StartFacts) -> bool:
+        """Whether only room for the front one is missing, and few have passed it so far."""
+        if facts.degree_reason or facts.pack_waits or not facts.room_reason:
+            return False
+        return self._passed.get(front.number, 0) < PASSES_MOST
 
     def find_next(self) -> Member | None:
         """The first waiting member that has no reason of its own to wait."""

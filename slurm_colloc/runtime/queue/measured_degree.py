@@ -40,6 +40,7 @@ AFTER_SIGNAL_S = 60.0
 AFTER_ABORT_S = 5.0
 """After a measurement that was ended by a member that came or went."""
 LOOK_S = 0.25
+ROUNDED_MB = 256
 
 
 class MeasuredDegree:
@@ -54,7 +55,8 @@ class MeasuredDegree:
         progress: Sees what its members are like.
         rates: Reads their steps.
         pauser: Pauses them.
-        memory: Whether one more fits.
+        memory: What is reserved of the GPUs' memory.
+        planned_degree: How many run at once where nothing can be measured.
         find_unwatched: Why nothing of the pack is watched; empty where it is.
         find_obstacle: Why nothing is measured in it; empty where it is.
         count_waiting: How many wait that may start here, in other packs, too.
@@ -75,6 +77,7 @@ class MeasuredDegree:
         memory: GpuMemoryRoom,
         find_unwatched: Callable[[], str],
         find_obstacle: Callable[[], str],
+        planned_degree: int = 1,
         count_waiting: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,6 +91,7 @@ class MeasuredDegree:
         self._find_unwatched = find_unwatched
         self._find_obstacle = find_obstacle
         self._count_waiting = count_waiting
+        self._planned_degree = planned_degree
         self._clock = clock
         self._to_measure = MembersToMeasure(members, progress, rates, pauser, clock)
         self._parked = ParkedMembers(
@@ -103,6 +107,7 @@ class MeasuredDegree:
         self._begun_at: float | None = None
         self._looked_at = 0.0
         self._wants = ""
+        self._is_stale = False
         self._is_off = False
         self._off_kinds: set[str] = set()
         self._not_before = 0.0
@@ -120,7 +125,7 @@ class MeasuredDegree:
         return self._windows.list_due()
 
     def describe(self, member: Member) -> str:
-        """Why a member, the next, waits although it has a place; empty where it may start."""
+        """Why a member waits although it has a place; empty where it may start."""
         running = self._members.running()
         if len(self._members.places) < 2 or not running or self._members.takes_one:
             return ""
@@ -129,24 +134,22 @@ class MeasuredDegree:
         is_full = self._is_full(member) or self._parked.list_parked()
         if is_full and not self._parked.is_last_moment(member):
             return self._record.reason or say_no_more(self._record.degree)
-        return self._memory.describe(member)
+        return ""
 
     def find_room(self) -> int:
-        """How many more members like those that run may start now, by what was measured."""
+        """How many more members may start now, whatever they are like."""
         running = self._members.running()
-        free = sum(place.occupant is None for place in self._members.places)
-        if not running or not free or self._windows.is_open or self._parked.list_parked():
+        free = len(self._members.free_cpus)
+        if not free or self._windows.is_open or self._parked.list_parked():
             return 0
-        if self._is_off or self._find_obstacle():
-            return 0
-        if any(m.is_starting or self._memory.find_need_mb(m) is None for m in running):
-            return 0
-        room = self._memory.count_room(running[0])
         most = free
         if self._is_decided:
             # A pack that was measured at most doubles, and is measured again.
-            most = max(0, min(len(running), self._record.degree - len(running)))
-        return min(free, most, free if room is None else room)
+            most = min(max(1, len(running)), self._record.degree - len(running))
+        elif self._is_off or self._find_obstacle():
+            most = self._planned_degree - len(running)
+        room = self._memory.count_room()
+        return max(0, min(free, most, free if room is None else room))
 
     def _is_full(self, member: Member) -> bool:
         """Whether no more may run by the last measurement, which tells of such members."""
@@ -179,7 +182,7 @@ class MeasuredDegree:
         if self._parked.has_let_go:
             self._parked.has_let_go = False
             self._not_before = self._clock() + AFTER_SIGNAL_S
-            self._wants = "a parked member has gone on"
+            self._wants, self._is_stale = "a parked member has gone on", False
         now = self._clock()
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
@@ -187,6 +190,8 @@ class MeasuredDegree:
             self._to_measure.note_first(running)
             self._note_company(running)
             self._look(running)
+            if len(self._members.places) > 1 and not self._windows.is_open:
+                self._publish(running)
 
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""
@@ -241,33 +246,40 @@ class MeasuredDegree:
         if not self._to_measure.have_settled(running, counts):
             return
         is_first = not self._measured
-        if is_first and self._to_measure.expects_more(running, self.find_room, self._count_waiting):
+        if is_first and self._to_measure.expects_more(running, self._memory, self._count_waiting):
             return
-        self._wants = self._wants or self._find_reason(running)
+        self._find_reason(running)
         elapsed_s = self._clock() - (self._begun_at or self._clock())
         if self._wants and may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
             self._journal.write("measures", members=len(running), reason=self._wants)
             self._wants = ""
             self._begin(running, counts)
 
-    def _find_reason(self, running: Sequence[Member]) -> str:
-        """Why the pack is to be measured now; empty where it is not."""
+    def _find_reason(self, running: Sequence[Member]) -> None:
+        """Find out why the pack is to be measured now, if it is; and whether rates are stale."""
+        if self._wants:
+            return
+        elapsed_s = self._clock() - self._measured_at
         reason = find_measuring_reason(
             self._to_measure.count_kinds(running),
             self._measured,
-            elapsed_s=self._clock() - self._measured_at,
+            elapsed_s=elapsed_s,
             has_parked=bool(self._parked.list_parked()),
         )
-        if reason:
-            return reason
-        one = self._drift.find([m for m in running if m.paused_at is None])
-        return "" if one is None else f"the rate of member {tell_number(one.number)} has changed"
+        self._wants = reason
+        self._is_stale = bool(self._measured) and elapsed_s >= AGAIN_S
+        one = None if reason else self._drift.find([m for m in running if m.paused_at is None])
+        if one is not None:
+            self._wants = f"the rate of member {tell_number(one.number)} has changed"
+            self._is_stale = True
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
         fixed = set(self._pauser.find_obstacles(running))
         ordered = self._to_measure.order(running, fixed)
-        build, anew = self._to_measure.build, bool(self._measured)
-        pausable = [build(member, counts[member.number], fixed, anew=anew) for member in ordered]
+        pausable = [
+            self._to_measure.build(m, counts[m.number], fixed, is_stale=self._is_stale)
+            for m in ordered
+        ]
         if obstacle := describe_fixed(pausable):
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
@@ -299,7 +311,9 @@ class MeasuredDegree:
         fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
         ordered = self._to_measure.order(running, fixed)
         left = len(running) + self._count_waiting()
-        at_once = self._memory.count_at_once()
+        room = self._memory.count_room()
+        at_once = len(self._members.places)
+        at_once = at_once if room is None else min(at_once, len(running) + room)
         chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         self._parked.park(running, ordered[chosen:])
@@ -338,10 +352,33 @@ class MeasuredDegree:
         self.stop()
         self._decide(DegreeState.OFF, len(self._members.places), None, running, reason)
 
+    def _publish(self, running: Sequence[Member]) -> None:
+        """Tell those that would join, or whose members might come, where that has changed."""
+        free_mb, has_settled = (
+            self._memory.find_free_mb(),
+            all(map(self._memory.is_settled, running)),
+        )
+        if free_mb is not None:
+            # Figures of every moment would be written at every moment.
+            free_mb -= free_mb % ROUNDED_MB
+        told = self._record.room, self._record.free_gpu_memory_mb, self._record.memory_has_settled
+        if told != (self._count_left(), free_mb, has_settled):
+            self._record = dataclasses.replace(
+                self._record, free_gpu_memory_mb=free_mb, memory_has_settled=has_settled
+            )
+            self._write()
+
+    def _count_left(self) -> int:
+        """For how many there is room beyond those that wait here."""
+        return max(0, self.find_room() - len(self._members.waiting))
+
     def _write(self) -> None:
         parked = tuple(member.number for member in self._parked.list_parked())
         self._record = dataclasses.replace(
-            self._record, places=len(self._members.places), parked=parked, room=self.find_room()
+            self._record,
+            places=len(self._members.places),
+            parked=parked,
+            room=self._count_left(),
         )
         with contextlib.suppress(StateError):
             write_degree(self._pack, self._record)

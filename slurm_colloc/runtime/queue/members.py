@@ -62,7 +62,7 @@ class Member:
         is_orphan: Its srun is gone, and it is followed by its wrapper's process id.
         gpu: How it was put on the GPU at its last start.
         outputs: Its output files, each with its size when it started.
-        is_wide: It started with all of the GPU's threads, before it was known what it takes.
+        reserved_mb: GPU memory that was reserved for its present start; None where that is unknown.
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
         paused_s: Seconds that its processes were stopped since its present start.
         is_parked: It is paused until a place is free for it.
@@ -86,7 +86,7 @@ class Member:
     is_orphan: bool = False
     gpu: GpuUse | None = None
     outputs: tuple[tuple[str, int], ...] = ()
-    is_wide: bool = False
+    reserved_mb: int | None = None
     paused_at: float | None = None
     paused_s: float = 0.0
     is_parked: bool = False
@@ -157,16 +157,39 @@ class PackMembers:
         """Members that have a process."""
         return [member for member in self.by_number.values() if member.process is not None]
 
-    def find_place(self, wanted: int) -> PackPlace | None:
-        """The smallest free place that is large enough, or the largest free one."""
+    def find_places(self, wanted: int) -> list[PackPlace]:
+        """The free places that a member of so many CPUs takes; none where they do not suffice.
+
+        The smallest that is large enough, or several. One that wants more than all places have
+        takes the largest.
+        """
         free = [place for place in self.places if place.occupant is None]
         enough = [place for place in free if place.wanted >= wanted]
         if enough:
-            return min(enough, key=lambda place: (place.wanted, place.index))
-        # A place large enough exists but is taken: wait for it.
-        if any(place.wanted >= wanted for place in self.places):
-            return None
-        return max(free, key=lambda place: place.wanted, default=None)
+            return [min(enough, key=lambda place: (place.wanted, place.index))]
+        free.sort(key=lambda place: (-place.wanted, place.index))
+        if sum(place.wanted for place in self.places) < wanted:
+            return free[:1]
+        for count in range(2, len(free) + 1):
+            if sum(place.wanted for place in free[:count]) >= wanted:
+                return free[:count]
+        return []
+
+    def occupy(self, number: int, places: Sequence[PackPlace]) -> PackPlace:
+        """Let a member have these places; what they are together."""
+        for place in places:
+            place.occupant = number
+        return PackPlace(
+            places[0].index,
+            sum(place.wanted for place in places),
+            tuple(cpu for place in places for cpu in place.cpus),
+            number,
+        )
+
+    @property
+    def free_cpus(self) -> tuple[int, ...]:
+        """The CPUs of each free place."""
+        return tuple(place.wanted for place in self.places if place.occupant is None)
 
     def forget(self, number: int) -> None:
         """Forget a member that another pack has taken over: it waits there."""

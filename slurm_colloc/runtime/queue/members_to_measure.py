@@ -10,13 +10,16 @@ from slurm_colloc.model.degree.measurement_windows import PausableMember
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.watch.gpu_memory_use import FIRST_SECONDS_S
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 
 FIRST_STEP_S = 90.0
 """How long a member is waited for that has made no step: the others are measured without it."""
+
+WAVE_S = 10.0
+"""How long the first measurement waits for others to start, once those that run make steps."""
 
 SEEN_LATE_S = 2.5
 """So much later than a member begins to take GPU memory the monitor has told of it."""
@@ -66,28 +69,23 @@ class MembersToMeasure:
         return settled > 0
 
     def expects_more(
-        self, running: Sequence[Member], find_room: Callable[[], int], count: Callable[[], int]
+        self, running: Sequence[Member], memory: GpuMemoryRoom, count: Callable[[], int]
     ) -> bool:
         """Whether more members will start in a moment: they are measured with those that run.
 
-        In its first seconds a program may take several times the GPU memory of later. Once these
-        are over there may be room for another.
+        What is reserved for a member shrinks once it has settled, and there may be room for others.
 
         Args:
-            running: Members that have settled.
-            find_room: How many more may start now.
-            count: How many wait for that.
+            running: Members that make steps.
+            memory: What is reserved for them.
+            count: How many wait for room.
         """
         now = self._clock()
-        until = self._expected_until = self._expected_until or now + FIRST_SECONDS_S
+        until = self._expected_until = self._expected_until or now + WAVE_S
         if now >= until or all(place.occupant is not None for place in self._members.places):
             return False
-        is_first = any(
-            self._progress.find_gpu_use_mb(member) is None
-            and self._progress.find_gpu_need_mb(member) is not None
-            for member in running
-        )
-        return (is_first or find_room() > 0) and count() > 0
+        has_room = memory.count_room() != 0
+        return (has_room or not all(map(memory.is_settled, running))) and count() > 0
 
     def have_no_steps(self, running: Sequence[Member], counts: Counts) -> bool:
         """Whether none has made a step that counts, and none will soon."""
@@ -111,7 +109,7 @@ class MembersToMeasure:
         return kinds
 
     def build(
-        self, member: Member, count: StepCount | None, fixed: Collection[int], *, anew: bool
+        self, member: Member, count: StepCount | None, fixed: Collection[int], *, is_stale: bool
     ) -> PausableMember:
         """What a measurement is told of a member.
 
@@ -119,7 +117,7 @@ class MembersToMeasure:
             member: The member.
             count: Its steps; None where it counts none.
             fixed: Numbers of those that may not be paused.
-            anew: The pack was measured before: what its members do may have changed since.
+            is_stale: What was measured here before may not hold any more.
         """
         elapsed_s = None
         if count is not None and count.first_step_s is not None:
@@ -128,13 +126,13 @@ class MembersToMeasure:
             member.number,
             self._progress.find_family(member),
             self._progress.find_bound(member),
-            self._choose_rate_alone(member, none_is_alone=bool(fixed), anew=anew),
+            self._choose_rate_alone(member, none_is_alone=bool(fixed), is_stale=is_stale),
             count.steps / elapsed_s if count is not None and elapsed_s else None,
             may_pause=member.number not in fixed,
         )
 
     def _choose_rate_alone(
-        self, member: Member, *, none_is_alone: bool, anew: bool
+        self, member: Member, *, none_is_alone: bool, is_stale: bool
     ) -> float | None:
         """Its rate alone; None where that is to be measured, or cannot be told."""
         alone = self._progress.find_rate_alone(member)
@@ -143,7 +141,10 @@ class MembersToMeasure:
         if none_is_alone:
             # Then what was measured here before is all that there is.
             return None if alone.source is RateSource.PROFILE else alone.steps_per_s
-        return None if anew or self._is_measured_alone(member) else alone.steps_per_s
+        if alone.source in (RateSource.PAUSING, RateSource.FAMILY) and not is_stale:
+            # It need not be measured again because others have come.
+            return alone.steps_per_s
+        return None if is_stale or self._is_measured_alone(member) else alone.steps_per_s
 
     def _is_measured_alone(self, member: Member) -> bool:
         """Whether the rate alone of a member's kind is measured although there may be one.
@@ -154,7 +155,7 @@ class MembersToMeasure:
         """
         family = self._progress.find_family(member)
         alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
-        if any(m.is_wide for m in alike):
+        if any(has_all_threads(m) for m in alike):
             return True
         return not any(
             rate.source is RateSource.FIRST and self._progress.find_family_of(number) == family
@@ -173,7 +174,7 @@ class MembersToMeasure:
             self._first = None
             return
         (member,) = working
-        if not member.is_wide or member.is_starting:
+        if not has_all_threads(member) or member.is_starting:
             return
         count = self._rates.read(member)
         if (member.number, member.record.starts) in self._had_company or count is None:
@@ -224,6 +225,11 @@ class MembersToMeasure:
         """Why a member is never parked; empty where it may be."""
         count = self._rates.read(member)
         return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
+
+
+def has_all_threads(member: Member) -> bool:
+    """Whether a member may use the whole GPU, so that its rate alone is that of one alone."""
+    return member.gpu is None or member.gpu.thread_percentage in (None, 100)
 
 
 def describe_fixed(members: Sequence[PausableMember]) -> str:

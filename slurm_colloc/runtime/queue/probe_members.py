@@ -42,7 +42,6 @@ class ProbeWindow:
         """Open a window for a member that starts now, if it is only to be probed."""
         if member.spec.job.only_probe:
             self._probed, self._begun_at = member, time.monotonic()
-            member.is_wide = True
             self._journal.write("probe", member=member.number)
 
     def work(self) -> None:

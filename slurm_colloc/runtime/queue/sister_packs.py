@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -82,11 +84,8 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
 
 
 def explain_difference(own: PackRecord, other: PackRecord) -> str:
-    """Say why members of one submission and those of another do not move; empty where they may.
-
-    That both run the same script is for the caller to see.
-    """
-    if other.request is None or other.carried or other.local:
+    """Say why members of one submission and those of another do not move; empty where they may."""
+    if other.carried or other.local:
         return "it runs alone"
     if SharingMode.MIG in (own.mode, other.mode):
         return "MIG instances are made for the members of one submission"
@@ -94,6 +93,7 @@ def explain_difference(own: PackRecord, other: PackRecord) -> str:
         return f"its cluster is {other.cluster}, not {own.cluster}"
     return (
         compute_reason_to_stay(other.policy, other.group)
+        or (other.closed if other.request is None else "")
         or find_difference(Asked(own.group, own.gpu_type), Asked(other.group, other.gpu_type))
         or ("" if own.share == other.share else f"its --share is {other.share}, not {own.share}")
         or _compare_policies(own.policy, other.policy)
@@ -113,8 +113,8 @@ def read_sister(
         state: The state directory.
         path: The pack.
         own: The pack that asks.
-        guests_of: The id of its submission where that is another one, and was found to be of the
-            same kind; empty for a sister.
+        guests_of: The id of its submission where that is another one, and its members may come
+            (`explain_difference`); empty for a sister.
     """
     try:
         if not is_there(state.open / path.name) or read_ended(path) is not None:
@@ -137,6 +137,27 @@ def read_sister(
         may_have_room=bool(degree.room),
         gives=degree.state is DegreeState.SETTLED and count_begun(sister) >= degree.degree,
     )
+
+
+def find_others(state: State, pack: Path, record: PackRecord) -> Iterator[tuple[Path, str]]:
+    """Open packs of other submissions whose members may start in a pack, each with its id.
+
+    Args:
+        state: The state directory.
+        pack: The pack.
+        record: Its pack.json.
+    """
+    if compute_reason_to_stay(record.policy, record.group):
+        return
+    apart = {pack.name, *state.list_sisters(record)}
+    for name in state.list_open():
+        path = state.pack_path(name)
+        with contextlib.suppress(StateError, OSError):
+            other = None if name in apart else state.read_pack(name)
+            if other is None or explain_difference(record, other):
+                continue
+            if job_id := read_slurm_job_id(path):
+                yield path, other.shown_id or job_id.partition("_")[0]
 
 
 def count_begun(sister: SisterPack) -> int:

@@ -1,11 +1,11 @@
-"""Filling free places with members that wait in other packs: sisters first, then packs of its kind.
+"""Filling free places with members that wait in other packs of the user: sisters first.
 
-How many fit is measured; by default that is none. A member comes from a pack that has not begun,
-which packs that have room share, or from one that runs and has found out that it cannot run more. A
-GPU set that others of its Slurm job keep also takes from a set of another job that runs, until both
+A member comes where there is room for it, whatever it runs: from a pack that has not begun, which
+packs that have room share, or from one that runs and has found out that it cannot run more. A GPU
+set that others of its Slurm job keep also takes from a set of another job that runs, until both
 have as many.
-One of another submission runs the same script, and both submissions have allowed it
-(planning.join.same_kind). See store.pack.take_over for how it moves.
+Other submissions asked Slurm for the same, and both have allowed it (planning.join.same_kind). See
+store.pack.take_over for how a member moves.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from slurm_colloc.model.member import MemberId, is_guest
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.queue.alike_packs import AlikePacks
 from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers, keep_both_open
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs, empty_job
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
-from slurm_colloc.runtime.queue.fitting_members import FittingMembers
+from slurm_colloc.runtime.queue.fitting_members import FittingMembers, stretch_plan
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
     SisterPack,
     count_begun,
+    find_others,
     list_waiting_here,
     may_take_over,
     read_sister,
@@ -103,7 +103,6 @@ class MemberTakeOver:
         self._state = state
         self._members = members
         self._fitting = FittingMembers(record, members, time_left)
-        self._alike = AlikePacks(pack, record, state, journal)
         self._waiting = waiting
         self._is_refused = is_refused
         self._intake = intake
@@ -234,7 +233,7 @@ class MemberTakeOver:
         ]
         found += [
             read_sister(self._state, path, self._record, job_id)
-            for path, job_id in self._alike.find()
+            for path, job_id in find_others(self._state, self._pack, self._record)
         ]
         sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
@@ -320,6 +319,7 @@ class MemberTakeOver:
                 submit_host=sister.record.submit_host,
             )
             write_home(sister.path, number, home)
+            stretch_plan(sister, number)
         return there
 
     def _may_be_empty(self, sister: SisterPack) -> bool:

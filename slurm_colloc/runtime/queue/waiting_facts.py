@@ -55,7 +55,7 @@ class WaitingFacts:
             running=tuple(
                 RunningMember(
                     self.name(member),
-                    member.record.retries.places,
+                    member.record.retries.alone,
                     None if member.deadline is None else int(member.deadline - now),
                 )
                 for member in running
@@ -72,7 +72,7 @@ class WaitingFacts:
         facts = dataclasses.replace(
             pack,
             too_late=self._time_left.describe(member),
-            shares=member.record.retries.places,
+            alone=member.record.retries.alone,
             has_run=member.record.starts > 0,
         )
         if why_not_now(facts) is not None:

@@ -1,7 +1,8 @@
 """What members take of the GPU's memory, as it is seen while they run, with a margin.
 
-PyTorch's allocator tells its peak at once and truly; NVML is asked by the monitor, a second or more
-late, and misses what was given back in between.
+What counts is NVML's figure of the process: context, kernels and workspaces are in it. PyTorch's
+allocator tells its own peak at once and truly, and is a part of that. NVML is asked by the monitor,
+a second or more late, and misses what was given back in between.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from dataclasses import dataclass
 
 from slurm_colloc.runtime.watch.window_rates import StepCount
 
-STEPS_LEAST = 2
-"""From then on a program has had its largest tensors."""
+STEPS_LEAST = 10
 FIRST_SECONDS_S = 5.0
-"""After its first step, in which a program may take several times what it takes later: cuDNN tries
-its algorithms."""
-HELD_S = 8.0
+"""After so many steps, and so long after the first, what a program takes has settled: in its first
+seconds it may take several times as much (cuDNN tries its algorithms), or far less."""
+HELD_S = 15.0
 """What a program without counted steps has not exceeded for so long is taken for its most."""
 OUTSIDE_ASSUMED_MB = 768.0
 """What a process takes outside its allocator (CUDA context, library workspaces), where NVML does
 not tell: 762 MB were measured for a ResNet on an H100."""
 
 _ROOM, _MARGIN_MB = 1.2, 1024
-_TRUE_ROOM, _TRUE_MARGIN_MB = 1.05, 256
-"""What one may need over what was seen of it, or of one like it in the same pack: by NVML, by the
-allocator."""
+"""What one may need over the largest process that was seen of it, or of one like it."""
 
 _MIB = 1 << 20
+
+
+def add_margin(process_mb: float) -> int:
+    """What a member may need that was seen to take so much, in MB."""
+    return round(_ROOM * process_mb + _MARGIN_MB)
 
 
 @dataclass
@@ -43,6 +46,7 @@ class _Seen:
         stepping_s: Since its first step.
         steps: Steps so far.
         held_s: Since NVML has told the most that it has told.
+        settled_mb: The most that the process has had since it has settled; None before.
     """
 
     start: int
@@ -54,6 +58,14 @@ class _Seen:
     steps: int = 0
     held_s: float = 0.0
     most_at: float = 0.0
+    settled_mb: float | None = None
+
+    @property
+    def has_settled(self) -> bool:
+        """What it takes is known: it makes steps, or counts none and has held what it has."""
+        if self.steps:
+            return self.steps >= STEPS_LEAST and self.stepping_s >= FIRST_SECONDS_S
+        return bool(self.nvml_mb) and self.held_s >= HELD_S
 
     @property
     def _outside_mb(self) -> float:
@@ -62,27 +74,23 @@ class _Seen:
         return max(0.0, self.nvml_now_mb - self.reserved_mb)
 
     @property
-    def peak_mb(self) -> int | None:
-        """What it took at most, with a margin; None where that is not known yet."""
-        if self.steps < STEPS_LEAST and not self.is_held:
-            return None
-        if self.reserved_peak_mb:
-            return _add_true_margin(max(self.reserved_peak_mb + self._outside_mb, self.nvml_mb))
-        return round(_ROOM * self.nvml_mb + _MARGIN_MB) if self.nvml_mb else None
+    def _process_mb(self) -> float:
+        """What the process has now; 0 where nothing tells."""
+        inside = self.reserved_mb + self._outside_mb if self.reserved_mb else 0.0
+        return max(self.nvml_now_mb or 0.0, inside)
 
     @property
-    def is_held(self) -> bool:
-        """It makes no steps that are counted, and has taken its memory for a while."""
-        return not self.steps and self.held_s >= HELD_S
-
-    @property
-    def now_mb(self) -> int | None:
-        """What it takes now; None in its first seconds."""
-        if self.stepping_s < FIRST_SECONDS_S:
+    def peak_mb(self) -> float | None:
+        """What the process had at most; None where that is not known yet."""
+        if not self.has_settled:
             return None
-        if self.reserved_mb:
-            return _add_true_margin(self.reserved_mb + self._outside_mb)
-        return None if not self.nvml_now_mb else round(_ROOM * self.nvml_now_mb + _MARGIN_MB)
+        inside = self.reserved_peak_mb + self._outside_mb if self.reserved_peak_mb else 0.0
+        return max(self.nvml_mb, inside) or None
+
+    def look(self) -> None:
+        """Note what it has now, once it has settled."""
+        if self.has_settled and self._process_mb:
+            self.settled_mb = max(self._process_mb, self.settled_mb or 0.0)
 
 
 class GpuMemoryUse:
@@ -98,6 +106,7 @@ class GpuMemoryUse:
         if gpu_memory_mb and gpu_memory_mb > seen.nvml_mb:
             seen.nvml_mb, seen.most_at = gpu_memory_mb, at
         seen.held_s = at - seen.most_at if seen.nvml_mb else 0.0
+        seen.look()
 
     def note_count(self, number: int, start: int, count: StepCount) -> None:
         """What a member's own counters say."""
@@ -109,6 +118,7 @@ class GpuMemoryUse:
             seen.reserved_peak_mb = count.gpu_reserved_peak / _MIB
         if count.gpu_reserved is not None:
             seen.reserved_mb = count.gpu_reserved / _MIB
+        seen.look()
 
     def list_seen(self) -> list[int]:
         """Members of which it is known what they took at most."""
@@ -122,19 +132,25 @@ class GpuMemoryUse:
     def find_peak_mb(self, number: int) -> int | None:
         """What a member took at most, with a margin; None where that is not known."""
         seen = self._seen.get(number)
-        return None if seen is None else seen.peak_mb
+        peak_mb = None if seen is None else seen.peak_mb
+        return None if peak_mb is None else add_margin(peak_mb)
 
-    def find_now_mb(self, number: int, start: int) -> int | None:
-        """What a member takes now, with a margin; None in its first seconds, or where unknown."""
+    def find_process_mb(self, number: int, start: int) -> float | None:
+        """The most that its process was seen to take; None where nothing was seen."""
         seen = self._seen.get(number)
-        return None if seen is None or seen.start != start else seen.now_mb
+        if seen is None or seen.start != start:
+            return None
+        return max(seen.nvml_mb, seen.reserved_peak_mb or 0.0) or None
+
+    def find_settled_mb(self, number: int, start: int) -> int | None:
+        """What a member that has settled may take, with a margin; None before, or unknown."""
+        seen = self._seen.get(number)
+        if seen is None or seen.start != start or seen.settled_mb is None:
+            return None
+        return add_margin(seen.settled_mb)
 
     def _find(self, number: int, start: int) -> _Seen:
         seen = self._seen.get(number)
         if seen is None or seen.start != start:
             seen = self._seen[number] = _Seen(start)
         return seen
-
-
-def _add_true_margin(size_mb: float) -> int:
-    return round(_TRUE_ROOM * size_mb + _TRUE_MARGIN_MB)

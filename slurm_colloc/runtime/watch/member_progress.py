@@ -15,7 +15,6 @@ from slurm_colloc.model.plan import Policy, Rule
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.latest_json import read_latest
-from slurm_colloc.runtime.watch.peaks_of_job import JobPeaks
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.inbox import format_number
@@ -40,7 +39,6 @@ class ProgressReader:
         rates: Reads their counters.
         instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
-        others: Knows what the other GPU sets of the job have seen; None where there are none.
     """
 
     def __init__(
@@ -51,14 +49,12 @@ class ProgressReader:
         *,
         instruments: bool,
         bound: float | None = None,
-        others: JobPeaks | None = None,
     ) -> None:
         self._pack = pack
         self._members = members
         self._rates = rates
         self._instruments = instruments
         self._bound = bound
-        self._others = others if others is not None and others.has_others else None
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, str] = {}
@@ -80,18 +76,6 @@ class ProgressReader:
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
             if (count := self._rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
-        if self._others is not None:
-            self._others.tell(self._list_peaks())
-
-    def _list_peaks(self) -> dict[str, int]:
-        """By family what one of it took at most here."""
-        peaks: dict[str, int] = {}
-        for number in self._gpu_memory.list_seen():
-            family = self.find_family_of(number)
-            peak_mb = self._gpu_memory.find_peak_mb(number)
-            if family and peak_mb is not None:
-                peaks[family] = max(peak_mb, peaks.get(family, 0))
-        return peaks
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self._pack))
@@ -118,13 +102,15 @@ class ProgressReader:
         if own is not None or not family:
             return own
         alike = [n for n in self._gpu_memory.list_seen() if self.find_family_of(n) == family]
-        if alike or self._others is None:
-            return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
-        return self._others.find_mb(family)
+        return max((self._gpu_memory.find_peak_mb(n) or 0 for n in alike), default=None)
 
-    def find_gpu_use_mb(self, member: Member) -> int | None:
-        """What a member takes now that is past its first seconds, with a margin; None before."""
-        return self._gpu_memory.find_now_mb(member.number, member.record.starts)
+    def find_gpu_settled_mb(self, member: Member) -> int | None:
+        """What a member may take that has settled, with a margin; None before."""
+        return self._gpu_memory.find_settled_mb(member.number, member.record.starts)
+
+    def find_gpu_process_mb(self, member: Member) -> float | None:
+        """The most that its process was seen to take; None where nothing was seen."""
+        return self._gpu_memory.find_process_mb(member.number, member.record.starts)
 
     def uses_gpu_memory(self, member: Member) -> bool:
         """Whether it has been seen to take any."""

@@ -27,8 +27,11 @@ class DegreeRecord:
         state: How far the measurement is.
         degree: Members that may run at the same time.
         places: Members that can be there at the same time, parked ones included.
-        room: How many more like those that run would fit, by what was measured: members of sisters
-            may be taken over into it; None where that is not known.
+        room: For how many more there is room, beyond those that wait in it; None where that is not
+            known.
+        free_gpu_memory_mb: GPU memory that is reserved for none, on the GPU with most of it; None
+            where unknown.
+        memory_has_settled: What is reserved for those that run will not shrink soon.
         parked: Numbers of the members that are paused until a place is free for them.
         curve: The newest points of the curve, by degree.
         rates_alone: The rates alone of members, by number.
@@ -41,6 +44,8 @@ class DegreeRecord:
     degree: int = 1
     places: int = 1
     room: int | None = None
+    free_gpu_memory_mb: int | None = None
+    memory_has_settled: bool = False
     parked: tuple[int, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     rates_alone: tuple[RateAlone, ...] = ()

@@ -70,9 +70,11 @@ class Retries:
 
     Attributes:
         faults: How often it was restarted after a fault that may have been another member's.
-        out_of_gpu_memory: How often it was restarted because its GPU memory was too small.
+        out_of_gpu_memory: How often it was restarted because it was out of GPU memory.
         apart: It does not run under MPS any more: there, a fault would hit its neighbours.
-        places: How many places it takes, so that it has more of the GPU's memory.
+        alone: It runs with the GPU to itself.
+        gpu_memory_mb: What is reserved for it from now on, without a limit, because it was out of
+            GPU memory with less; 0 for nothing.
         suspected: A fault has hit it that may have been its own.
         failures: How often it was restarted because it failed by itself (`--retries`).
     """
@@ -80,7 +82,8 @@ class Retries:
     faults: int = 0
     out_of_gpu_memory: int = 0
     apart: bool = False
-    places: int = 1
+    alone: bool = False
+    gpu_memory_mb: int = 0
     suspected: bool = False
     failures: int = 0
 

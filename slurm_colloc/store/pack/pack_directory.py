@@ -99,15 +99,6 @@ def read_spec(pack: Path, number: int) -> MemberSpec:
     return spec
 
 
-def read_common_script(pack: Path, record: PackRecord) -> bytes | None:
-    """The script that all members of a pack run; None where they run several, or none is there."""
-    for number in record.members if record.one_script else ():
-        # The first ones may run in another pack by now.
-        with contextlib.suppress(OSError):
-            return (pack / "members" / format_number(number) / "script").read_bytes()
-    return None
-
-
 def read_slurm_job_id(pack: Path) -> str | None:
     """The Slurm job id of a pack, `4711` or `4711_2`; None while it is not known."""
     try:

@@ -40,7 +40,6 @@ class PackRecord:
         carried: True where it travels in its batch script: nothing comes back from the node.
         policy: How far sharing may go in it; None where no job may join it.
         gpu_type: The GPU type that its jobs ask for; None for any.
-        one_script: All its members run the same script.
         closed: Why no job may join it; empty where it is open to joiners.
         refusals: Why its jobs did not join the packs that were there, a sentence each.
         resubmissions: How often its members were submitted again because they never started.
@@ -80,7 +79,6 @@ class PackRecord:
     carried: bool = False
     policy: Policy | None = None
     gpu_type: str | None = None
-    one_script: bool = False
     closed: str = ""
     refusals: tuple[str, ...] = ()
     resubmissions: int = 0

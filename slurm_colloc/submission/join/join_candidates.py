@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.planning.join.same_kind import Asked, find_difference
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_directory import read_common_script
-from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
 
@@ -22,7 +19,6 @@ def list_candidates(
     jobs: Mapping[str, SlurmJob],
     *,
     running: bool,
-    measured: bool = False,
 ) -> Iterator[tuple[str, SlurmJob]]:
     """Packs that ask Slurm for the same kind of thing: running ones first, then by their age.
 
@@ -32,7 +28,6 @@ def list_candidates(
         packs: The open packs.
         jobs: What squeue shows of them.
         running: Running ones, too.
-        measured: What the job takes of a GPU is known, so that it may share with other scripts.
     """
     waiting: list[tuple[str, SlurmJob]] = []
     wanted = Asked(candidate.job.group, candidate.job.gpu_type)
@@ -46,17 +41,8 @@ def list_candidates(
             continue
         if find_difference(wanted, Asked(record.group, record.gpu_type)):
             continue
-        path = state.pack_path(pack.pack_id)
-        may_share = measured or bool(candidate.job.gpu_memory_mb)
-        if not (may_share or is_own_kind(path, record, candidate)):
-            continue
         if job.state is SlurmJobState.RUNNING and running and record.request is not None:
             yield pack.pack_id, job
         elif job.state is SlurmJobState.PENDING:
             waiting.append((pack.pack_id, job))
     yield from waiting
-
-
-def is_own_kind(path: Path, record: PackRecord, candidate: Candidate) -> bool:
-    """Its members run the same script, whatever their arguments."""
-    return read_common_script(path, record) == candidate.script

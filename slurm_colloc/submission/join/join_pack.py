@@ -40,12 +40,11 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.join.join_candidates import is_own_kind, list_candidates
+from slurm_colloc.submission.join.join_candidates import list_candidates
 from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Prospect
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
-from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 from slurm_colloc.submission.plan.measured_calls import compute_measure_s
 from slurm_colloc.submission.plan.target_nodes import Destinations
 from slurm_colloc.submission.upkeep.sweep import OpenPack
@@ -62,8 +61,7 @@ class Joined:
         record: The pack as it is now.
         partners: The members that it shares with.
         is_running: The pack runs already.
-        places: How many members of the pack run at the same time, at most.
-        reason: Why it may share with them.
+        places: How many members can be in the pack at the same time, at most.
     """
 
     member: MemberId
@@ -71,7 +69,6 @@ class Joined:
     partners: tuple[MemberId, ...]
     is_running: bool
     places: int
-    reason: str
 
 
 def join_open_pack(
@@ -114,9 +111,7 @@ def join_open_pack(
     policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
     refusals: list[str] = []
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
-    measured = gather_knowledge([candidate], settings).is_measured((0,))
-    found = list_candidates(candidate, state, packs, jobs, running=running, measured=measured)
-    for pack_id, job in found:
+    for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
         join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
         # First without the lock: most packs are full.
         answer = join.plan()
@@ -203,7 +198,6 @@ class _Join:
             partners=tuple(name_member(self._path, base, p.number) for p in chosen.present),
             is_running=self._prospect.is_running,
             places=chosen.places,
-            reason=chosen.reason,
         )
 
     def _write_plan(
@@ -249,10 +243,7 @@ class _Join:
     def _enter(self, chosen: Chosen, number: int, lock: Lock) -> PackRecord | str:
         """Grow the pack if it waits, and put the job into its inbox; the pack, or why not."""
         planned = chosen.planned
-        record = dataclasses.replace(
-            chosen.record,
-            one_script=is_own_kind(self._path, chosen.record, self._candidate),
-        )
+        record = chosen.record
         if isinstance(planned, PackPlan):
             seen = self._job.comment
             comment, notes = extend_comment(seen, record.submission, planned.mode, self._hooks)
@@ -276,8 +267,6 @@ class _Join:
                 raise
             if self._has_started(chosen):
                 return "it has just started"
-        elif record != chosen.record:
-            write_record(self._path, record)
         return record if inbox.enter(str(self._path), number) else "it has just ended"
 
     def _has_started(self, chosen: Chosen) -> bool:

@@ -31,7 +31,6 @@ from slurm_colloc.store.pack.pack_directory import list_claimed, list_members, r
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.jobs.output_files import list_output_files
-from slurm_colloc.submission.join.join_candidates import is_own_kind
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.split_call import complete_capacity
 from slurm_colloc.submission.plan.target_nodes import (
@@ -68,7 +67,6 @@ class Chosen:
     planned: PackPlan | MemberPlan
     attempt: int
     places: int
-    reason: str
 
     @property
     def own_plan(self) -> MemberPlan:
@@ -114,17 +112,13 @@ class Prospect:
         if all(is_held(self._path, member.number) for member in present):
             return "it is held"
         gpu = self._find_gpu(record, present)
-        reason = self._compute_reason(record, present, gpu)
-        if not reason:
-            return "its jobs run another script, and --gpu-mem is not known for all of them"
         planned = self._plan(record, policy, present, gpu)
         if isinstance(planned, str):
             return planned
         places = record.degree
         if isinstance(planned, PackPlan):
-            # Members whose load is known may be more than the usual degree.
             places = max(policy.degree, planned.degree)
-        return Chosen(record, tuple(present), planned, attempt, places, reason)
+        return Chosen(record, tuple(present), planned, attempt, places)
 
     @property
     def is_running(self) -> bool:
@@ -189,7 +183,8 @@ class Prospect:
 
     def _find_measured_limit(self, present: int) -> str:
         """Why a running pack, by what was measured of it, has no room; empty where it has."""
-        return explain_no_room(read_degree(self._path, read_attempt(self._path)), present)
+        degree = read_degree(self._path, read_attempt(self._path))
+        return explain_no_room(degree, present, self._candidate.job.gpu_memory_mb)
 
     def _find_shared_file(self, record: PackRecord, present: Sequence[Present]) -> MemberId | None:
         """The member in whose file the job would write, by whatever patterns they were given."""
@@ -207,19 +202,6 @@ class Prospect:
                 return name
         return None
 
-    def _compute_reason(self, record: PackRecord, present: Sequence[Present], gpu: PackGpu) -> str:
-        knowledge = gpu.knowledge
-        if is_own_kind(self._path, record, self._candidate):
-            return "the same script"
-        if knowledge is not None and knowledge.is_measured(range(len(present) + 1)):
-            return "what they use of a GPU has been measured"
-        sizes = [member.spec.job.gpu_memory_mb for member in present]
-        total, usable = self._candidate.job.gpu_memory_mb, gpu.capacity.gpu_memory_mb
-        if total is None or usable is None or None in sizes:
-            return ""
-        total += sum(size for size in sizes if size is not None)
-        return f"together they need {total} MB of the GPU's {usable} MB"
-
     def _plan_running(
         self,
         record: PackRecord,
@@ -232,14 +214,12 @@ class Prospect:
         measured = self._find_measured_limit(len(present))
         if measured:
             return measured
-        cpus = [read_spec(self._path, number).plan.cpus for number in list_members(self._path)]
         pack = RunningPack(
             request=record.request,
             degree=record.degree,
             time_left_s=_parse_time_left_s(self._job.time_left),
             plans=tuple(member.spec.plan for member in present),
             jobs=tuple(member.spec.job for member in present),
-            place_cpus=min(cpus),
             mode=self._find_mode(record, policy),
         )
         assert record.policy is not None
@@ -263,20 +243,32 @@ class Prospect:
         return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
 
 
-def explain_no_room(degree: DegreeRecord | None, present: int) -> str:
+def explain_no_room(degree: DegreeRecord | None, present: int, need_mb: int | None = None) -> str:
     """Why a running pack has no room for one more, by what was measured; empty where it has.
+
+    Where members have not settled yet, what is reserved for them will shrink, and is no reason.
 
     Args:
         degree: What its runner has measured and decided; None where nothing.
         present: Members that have not ended, those that are parked or wait among them.
+        need_mb: GPU memory that the job needs; None where that is not known.
     """
-    if degree is None or degree.state is not DegreeState.SETTLED:
+    if degree is None:
         return ""
     is_full = present >= degree.degree < degree.places
-    if not is_full and degree.room != 0:
+    if degree.state is DegreeState.SETTLED and (is_full or degree.room == 0):
+        told = describe_measured(degree.state, degree.curve, degree.degree, degree.reason)
+        return told or say_no_more(degree.degree)
+    free_mb = degree.free_gpu_memory_mb
+    if not degree.memory_has_settled or free_mb is None:
         return ""
-    told = describe_measured(degree.state, degree.curve, degree.degree, degree.reason)
-    return told or say_no_more(degree.degree)
+    if need_mb is not None and need_mb > free_mb:
+        return f"it may take {need_mb} MB of GPU memory, and {free_mb} MB are reserved for none"
+    if degree.room == 0:
+        return (
+            f"{free_mb} MB of GPU memory are reserved for none, too little for one that is unknown"
+        )
+    return ""
 
 
 def _parse_time_left_s(text: str) -> int | None:

@@ -93,7 +93,6 @@ def build_packs(
             cluster=cluster,
             policy=policy,
             gpu_type=pack.candidates[0].job.gpu_type,
-            one_script=len({member.script for member in members}) == 1,
             closed="" if policy is None else compute_closed(batch, pack, policy, place),
             refusals=refusals,
             resubmissions=resubmissions,

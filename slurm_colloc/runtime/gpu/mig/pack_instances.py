@@ -175,10 +175,14 @@ class PackInstances:
         from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
 
         count = self._seats.count_places(instance.uuid)
+        given_mb = member.spec.plan.gpu_memory_limit_mb
+        if given_mb is None and instance.memory_mb is not None:
+            given_mb = instance.memory_mb // max(1, count)
+        is_limited = not member.record.retries.gpu_memory_mb
         inside, environment = place_under_mps(
-            SharedGpu((instance.uuid,), instance.memory_mb, count, count, daemon.pipe_directory),
-            member.spec.plan,
-            1,
+            SharedGpu((instance.uuid,), instance.memory_mb, count, daemon.pipe_directory),
+            thread_percentage=member.spec.plan.thread_percentage,
+            limit_mb=given_mb if is_limited else None,
             client_priority=share.client_priority,
         )
         limit_mb = inside.gpu_memory_limit_mb
