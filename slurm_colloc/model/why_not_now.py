@@ -78,7 +78,8 @@ class StartFacts:
         """A place is free for it."""
         if self.takes_one or self.alone:
             return not self.running
-        return len(self.running) < self.degree and not any(m.alone for m in self.running)
+        has_place = not self.running or len(self.running) < self.degree
+        return has_place and not any(member.alone for member in self.running)
 
     @property
     def obstacle(self) -> str:

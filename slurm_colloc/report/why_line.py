@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
-from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
@@ -226,10 +225,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
 
 def _count_places(view: PackView, facts: Facts) -> int:
     """How many members can be there at the same time, those that are paused among them."""
-    degree = facts.degree
-    if degree is None or degree.state is DegreeState.OFF:
-        return view.record.degree
-    return degree.places
+    return view.record.degree if facts.degree is None else facts.degree.places
 
 
 def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:

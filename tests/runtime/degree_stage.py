@@ -86,6 +86,7 @@ class Stage:
         solo: The rate alone by their plans.
         obstacle: Why nothing is measured.
         time_limit_s: The pack's.
+        planned_degree: How many run at once where nothing is measured; None for all places.
         enforces: Members are held to their limits, as under MPS.
     """
 
@@ -102,6 +103,7 @@ class Stage:
         obstacle: str = "",
         time_limit_s: int | None = None,
         enforces: bool = True,
+        planned_degree: int | None = None,
     ) -> None:
         state = State(folder / "state", "here")
         state.prepare()
@@ -161,7 +163,7 @@ class Stage:
             pack=self.pack, attempt=self.attempt, members=self.members,
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
             pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
-            find_obstacle=lambda: self.obstacle, planned_degree=places,
+            find_obstacle=lambda: self.obstacle, planned_degree=planned_degree or places,
             count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
             clock=lambda: self.now,
         )  # fmt: skip

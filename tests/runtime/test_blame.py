@@ -85,7 +85,8 @@ def test_a_failure_that_is_nobody_else_s_matter(
     assert blame.evidence == tuple(f"its output: {sign.value}" for sign in found)
 
 
-HIT = Circumstances(suspects=(1, 2, 3), fault=SERVER, findings=signs(Sign.FAULT), places=3)
+SMALL = Circumstances(findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, usable_mb=76_000)
+HIT = Circumstances(suspects=(1, 2, 3), fault=SERVER, findings=signs(Sign.FAULT))
 
 # What was the case, then cause, how it goes on, and what was learnt. None: it ends.
 SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
@@ -106,7 +107,7 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
             "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it was; "
             "it runs again alone"
         ),
-        Retries(faults=1, apart=True, suspected=True, places=3),
+        Retries(faults=1, apart=True, suspected=True, alone=True),
     ),
     (
         dataclasses.replace(HIT, may_restart=False),
@@ -165,36 +166,58 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
         Retries(faults=1, apart=True),
     ),
     (
-        Circumstances(findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4),
+        dataclasses.replace(SMALL, limit_mb=600, gpu_memory_mb=600),
         EndCause.CUDA_OUT_OF_MEMORY,
-        "its share of the GPU's memory was not enough; it runs again with 2 of 4 shares",
-        Retries(places=2, out_of_gpu_memory=1),
+        (
+            "csub's limit on its GPU memory (600 MB) was too small for it; it runs again without a "
+            "limit"
+        ),
+        Retries(gpu_memory_mb=1200, out_of_gpu_memory=1),
     ),
     (
-        Circumstances(
-            findings=signs(Sign.OUT_OF_GPU_MEMORY),
-            shared=True,
-            places=3,
-            retries=Retries(places=2, out_of_gpu_memory=1),
+        dataclasses.replace(SMALL, limit_mb=600, gpu_memory_mb=600, stated_mb=600),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "its --gpu-mem (600 MB) was too small for it; it runs again without a limit",
+        Retries(gpu_memory_mb=1200, out_of_gpu_memory=1),
+    ),
+    # Without one it had what its neighbours left.
+    (
+        dataclasses.replace(
+            SMALL, gpu_memory_mb=5000, retries=Retries(gpu_memory_mb=1200, out_of_gpu_memory=1)
         ),
         EndCause.CUDA_OUT_OF_MEMORY,
-        "its share of the GPU's memory was not enough; it runs again alone",
-        Retries(places=3, out_of_gpu_memory=2),
+        "its neighbours left it too little of the GPU's memory; it runs again without a limit",
+        Retries(gpu_memory_mb=10_000, out_of_gpu_memory=2),
     ),
     (
-        Circumstances(
-            findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4, retries=Retries(places=4)
-        ),
+        dataclasses.replace(SMALL, gpu_memory_mb=50_000),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        "its neighbours left it too little of the GPU's memory; it runs again alone",
+        Retries(gpu_memory_mb=76_000, out_of_gpu_memory=1),
+    ),
+    (
+        dataclasses.replace(SMALL, retries=Retries(gpu_memory_mb=76_000)),
         EndCause.CUDA_OUT_OF_MEMORY,
         "exit code 1: the GPU's memory was not enough for it",
         None,
     ),
+    # That the site requeues no jobs is no reason to fail by a limit of ours; its user's word is.
     (
-        Circumstances(
-            findings=signs(Sign.OUT_OF_GPU_MEMORY), shared=True, places=4, may_restart=False
-        ),
+        dataclasses.replace(SMALL, limit_mb=600, gpu_memory_mb=600, may_restart=False),
         EndCause.CUDA_OUT_OF_MEMORY,
-        "exit code 1: its share of the GPU's memory was not enough, and it may not be requeued",
+        (
+            "csub's limit on its GPU memory (600 MB) was too small for it; it runs again without a "
+            "limit"
+        ),
+        Retries(gpu_memory_mb=1200, out_of_gpu_memory=1),
+    ),
+    (
+        dataclasses.replace(SMALL, limit_mb=600, may_restart=False, is_forbidden=True),
+        EndCause.CUDA_OUT_OF_MEMORY,
+        (
+            "exit code 1: csub's limit on its GPU memory (600 MB) was too small for it, and it may "
+            "not be requeued"
+        ),
         None,
     ),
 ]
@@ -264,7 +287,10 @@ CIRCUMSTANCES = st.builds(
     mps_lost=st.sampled_from(["", "the MPS daemon has died"]),
     findings=st.lists(st.sampled_from(Sign), max_size=3, unique=True).map(lambda s: signs(*s)),
     may_restart=st.booleans(),
-    places=st.integers(1, 5),
+    is_forbidden=st.booleans(),
+    gpu_memory_mb=st.integers(0, 90_000),
+    limit_mb=st.none() | st.integers(256, 90_000),
+    usable_mb=st.none() | st.integers(1000, 80_000),
     shared=st.booleans(),
     needs_mps=st.booleans(),
 )
@@ -278,12 +304,13 @@ def test_no_member_runs_again_for_ever_or_where_it_must_not(around: Circumstance
         blame = judge_blame(FAILED, around)
         learnt = blame.retries
         assert learnt.faults <= FAULT_RESTARTS_MAX
-        assert 1 <= learnt.places <= max(around.places, around.retries.places)
+        assert learnt.gpu_memory_mb <= (around.usable_mb or 0)
         if not is_again(blame):
             break
-        assert around.may_restart
+        assert around.may_restart or blame.cause is EndCause.CUDA_OUT_OF_MEMORY
+        assert not (around.is_forbidden and blame.cause is EndCause.CUDA_OUT_OF_MEMORY)
         restarts += 1
-        assert restarts <= FAULT_RESTARTS_MAX + around.places
+        assert restarts <= FAULT_RESTARTS_MAX + 18
         around = dataclasses.replace(around, retries=learnt)
     assert blame.verdict.state is MemberState.FAILED
     assert blame.cause is not None

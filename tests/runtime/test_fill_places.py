@@ -202,12 +202,9 @@ def test_what_an_older_attempt_has_taken_meanwhile_is_not_forgotten(
     assert len(started) == 2
 
 
-def test_who_needs_more_places_than_there_are_takes_all_of_them(
-    bed: Bed, started: list[tuple[int, int]]
-) -> None:
-    """Its pack had more places when it ran out of GPU memory."""
+def test_who_is_to_be_alone_has_no_neighbour(bed: Bed, started: list[tuple[int, int]]) -> None:
     large, _, _ = bed.adopt(1, 2, 3)
-    large.record = dataclasses.replace(large.record, starts=1, retries=Retries(places=4))
+    large.record = dataclasses.replace(large.record, starts=1, retries=Retries(alone=True))
     bed.parts.place_filler.work()
     assert started == [(1, 0)]
     large.process = None

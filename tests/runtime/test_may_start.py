@@ -13,8 +13,11 @@ import pytest
 from slurm_colloc.model.degree.degree_reasons import is_time_reason
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook
-from slurm_colloc.runtime.queue.may_start import PATIENCE_S, StartQueue
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.may_start import PASSES_MOST, PATIENCE_S, StartQueue
+from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.pack.member_holds import is_held, remove_held, was_left, write_held
@@ -40,8 +43,22 @@ def judge() -> Judge:
     return Judge()
 
 
+class NoMemoryBound(GpuMemoryRoom):
+    """There is GPU memory for all but some."""
+
+    def __init__(self, *without: int) -> None:
+        self.without = set(without)
+
+    def describe(self, member: Member) -> str:
+        return "no memory" * (member.number in self.without)
+
+
 def build_queue(
-    bed: Bed, judge: Judge, *, clock: Callable[[], float] = time.monotonic
+    bed: Bed,
+    judge: Judge,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    memory: GpuMemoryRoom | None = None,
 ) -> StartQueue:
     parts = bed.parts
     time_left = TimeLeft(bed.pack, bed.record, bed.members, site_requeues=True, clock=clock)
@@ -49,7 +66,7 @@ def build_queue(
         pack=bed.pack, members=bed.members,
         waiting=WaitingFacts(bed.pack, "7", bed.members, time_left), time_left=time_left,
         judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
-        measured_degree=parts.measured_degree,
+        measured_degree=parts.measured_degree, memory=memory or NoMemoryBound(),
         states=parts.states, journal=bed.journal,
     )  # fmt: skip
 
@@ -86,14 +103,28 @@ def test_nobody_is_next_where_there_is_no_room(bed: Bed, judge: Judge) -> None:
     assert find_number(build_queue(bed, judge)) is None
 
 
-def test_who_takes_more_places_than_are_free_lets_a_smaller_one_go_first(
-    bed: Bed, judge: Judge
-) -> None:
+def test_who_is_to_be_alone_lets_another_go_first(bed: Bed, judge: Judge) -> None:
     bed.run_member(1)
     large, _ = bed.adopt(2, 3)
-    retries = dataclasses.replace(large.record.retries, places=2)
+    retries = dataclasses.replace(large.record.retries, alone=True)
     large.record = dataclasses.replace(large.record, retries=retries)
     assert find_number(build_queue(bed, judge)) == 3
+
+
+def test_who_finds_no_gpu_memory_is_passed_so_often_and_no_more(
+    build_bed: Callable[..., Bed], judge: Judge
+) -> None:
+    bed = build_bed(members=PASSES_MOST + 2, places=PASSES_MOST + 2)
+    bed.parts.gpu_mode._settled.settle(SharingMode.MPS, "as planned")
+    bed.adopt(*range(1, PASSES_MOST + 3))
+    queue = build_queue(bed, judge, memory=NoMemoryBound(1))
+    started = []
+    while (member := queue.find_start()) is not None:
+        started.append(member.number)
+        bed.members.waiting.remove(member.number)
+    assert started == list(range(2, PASSES_MOST + 2))
+    assert list(bed.members.waiting) == [1, PASSES_MOST + 2]
+    assert bed.read(1).reason == "no memory"
 
 
 def test_a_satisfied_dependency_is_judged_once(build_bed: Callable[..., Bed], judge: Judge) -> None:

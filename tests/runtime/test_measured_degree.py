@@ -9,6 +9,8 @@ import pytest
 
 from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
 from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
+from slurm_colloc.runtime.watch.window_rates import StepCount
 from slurm_colloc.store.pack.member_pauses import read_pauses
 
 from .degree_stage import RATE, Stage, share, steady
@@ -78,35 +80,53 @@ def test_one_that_is_to_stay_fast_is_parked_last(tmp_path: Path, process: Starte
     assert stage.list_parked() == [2, 3][record.degree - 2 :]
 
 
-def test_an_unknown_one_shows_first_what_it_takes_then_all_start_that_fit(
+def test_unknown_ones_start_with_generous_parts_and_the_others_once_they_have_settled(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
-    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 1
-    assert stage.start_all() == [1]
-    stage.pass_time(3)
-    assert stage.start_all() == []
-    waiting = stage.members.by_number[2]
-    assert waiting.record.reason == (
-        "its GPU memory is not known yet: what 1/1 takes is being measured"
-    )
+    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 12
+    assert stage.start_all() == [1, 2, 3, 4, 5, 6]
     stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
     stage.pass_time(3)
+    # They make steps, and could still take more.
+    assert stage.start_all() == []
+    assert "the GPU has no memory left for it" in stage.members.by_number[7].record.reason
+    stage.pass_time(5)
     # 3,000 MB and what one like it may need on top: 4,624 MB each.
-    assert stage.memory.find_likely_degree(stage.members.by_number[2]) == 8
-    assert stage.start_all() == [2, 3, 4, 5, 6, 7, 8]
-    assert "the GPU has no memory left for it" in stage.members.by_number[9].record.reason
+    assert stage.start_all() == [7, 8]
+    given = stage.members.by_number[7].gpu
+    assert given is not None
+    assert given.gpu_memory_limit_mb == 4624
+    # What the first were started with stays.
+    first = stage.members.by_number[1].gpu
+    assert first is not None
+    assert first.gpu_memory_limit_mb == 10_000
+
+
+def test_a_peak_of_the_first_seconds_is_no_peak_and_the_allocator_is_a_part_of_a_process() -> None:
+    use = GpuMemoryUse()
+    count = StepCount(100.0, 8, 90.0, 99.0, 1, None, gpu_reserved_peak=88 << 20)
+    use.note_count(1, 1, count)
+    use.note_nvml(1, 1, 600.0, 1.0)
+    assert use.find_peak_mb(1) is None
+    assert use.find_settled_mb(1, 1) is None
+    use.note_count(1, 1, dataclasses.replace(count, at=104.0, steps=400))
+    use.note_nvml(1, 1, 1006.0, 9.0)
+    assert use.find_peak_mb(1) == use.find_settled_mb(1, 1) == round(1.2 * 1006 + 1024)
+    # Where NVML does not tell, context and workspaces come on top.
+    use.note_count(2, 1, dataclasses.replace(count, at=104.0, steps=400))
+    assert use.find_peak_mb(2) == round(1.2 * (88 + 768) + 1024)
 
 
 def test_what_one_is_like_that_was_not_here_yet_is_read_when_it_has_come(
     tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
     script = stage.pack / "members" / "0004" / "script"
     elsewhere = script.rename(tmp_path / "script")
     assert stage.start_all() == [1]
     stage.memory_mb = {1: 3000.0}
-    stage.pass_time(3)
+    stage.pass_time(8)
     assert stage.memory.find_need_mb(stage.members.by_number[4]) is None
     elsewhere.rename(script)
     assert stage.memory.find_need_mb(stage.members.by_number[4]) == 4624
@@ -115,11 +135,10 @@ def test_what_one_is_like_that_was_not_here_yet_is_read_when_it_has_come(
 def test_what_a_member_has_shown_still_tells_of_its_family_once_another_pack_has_it(
     tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
     assert stage.start_all() == [1]
-    stage.members.by_number[1].is_wide = True
     stage.memory_mb = {1: 3000.0}
-    stage.pass_time(3)
+    stage.pass_time(8)
     waiting = stage.members.by_number[4]
     before = stage.progress.find_rate_alone(waiting)
     assert before is not None
@@ -137,11 +156,13 @@ def test_what_a_member_has_shown_still_tells_of_its_family_once_another_pack_has
 def test_what_is_never_told_is_not_waited_for_for_ever(
     tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
     assert stage.start_all() == [1]
-    stage.pass_time(100, refills=True)
+    stage.loading = {1, 2, 3, 4}
+    stage.pass_time(50, refills=True)
+    assert len(stage.members.running()) == 1
+    stage.pass_time(250, refills=True)
     assert len(stage.members.running()) == 4
-    assert stage.list_events("memory_unknown")
 
 
 def test_members_are_measured_again_when_others_come(
@@ -433,12 +454,15 @@ def test_room_is_never_beyond_what_was_measured(tmp_path: Path, process: Started
     assert stage.measured_degree.find_room() == 1
 
 
-def test_what_is_never_measured_takes_none_over(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, members=2, places=12, obstacle="the setting pause is off")
+def test_what_is_never_measured_takes_over_as_many_as_were_planned(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    words = "the setting pause is off"
+    stage = Stage(tmp_path, process, members=2, places=12, obstacle=words, planned_degree=4)
     stage.start_all()
     stage.pass_time(5)
-    assert stage.measured_degree.find_room() == 0
-    silent = Stage(tmp_path / "b", process, members=2, places=12)
+    assert stage.measured_degree.find_room() == 2
+    silent = Stage(tmp_path / "b", process, members=2, places=12, planned_degree=2)
     silent.start_all()
     silent.pass_time(100, lambda *_: 0.0)
     record = silent.record
@@ -617,14 +641,11 @@ def test_with_one_that_may_not_be_paused_and_no_known_rates_nothing_is_tried(
 def test_who_fits_once_the_first_seconds_are_over_is_measured_with_the_others(
     tmp_path: Path, process: StartedProcess
 ) -> None:
-    stage = Stage(tmp_path, process, members=3, places=3, known_mb=None, usable_mb=20_000)
-    stage.start()
-    stage.memory_mb = {1: 6000.0}
-    stage.pass_time(3)
+    stage = Stage(tmp_path, process, members=3, places=3, known_mb=9000, usable_mb=20_000)
+    assert stage.start_all() == [1, 2]
     # cuDNN tries its algorithms: there is no room for a third one yet.
-    assert stage.start_all() == [2]
-    stage.memory_mb = {1: 1000.0, 2: 6000.0}
+    stage.memory_mb = {1: 6000.0, 2: 6000.0}
     stage.pass_time(3, refills=True)
-    stage.memory_mb = {1: 1000.0, 2: 1000.0, 3: 6000.0}
+    stage.memory_mb = {1: 1000.0, 2: 1000.0, 3: 1000.0}
     stage.pass_time(40, refills=True)
     assert [event["members"] for event in stage.list_events("measures")] == [3]

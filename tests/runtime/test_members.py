@@ -19,7 +19,10 @@ SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, No
 
 def build_places(*wanted: int) -> PackMembers:
     return PackMembers(
-        [PackPlace(index, want, tuple(range(want))) for index, want in enumerate(wanted)]
+        [
+            PackPlace(index, want, tuple(range(10 * index, 10 * index + want)))
+            for index, want in enumerate(wanted)
+        ]
     )
 
 
@@ -31,23 +34,26 @@ def build_places(*wanted: int) -> PackMembers:
         ((4, 2, 1), (), 3, 0),
         ((4, 2, 2), (1,), 2, 2),
         ((4, 2, 1), (2,), 1, 1),
-        # The only place that is large enough is taken: wait for it.
-        ((4, 2, 1), (0,), 3, None),
+        # Two together are large enough.
+        ((4, 2, 1), (0,), 3, [1, 2]),
+        ((4, 2, 1, 1), (), 7, [0, 1, 2]),
+        # They are, once they are free.
+        ((4, 2, 1), (0,), 4, []),
         # No place was made for so much: the largest must do.
         ((4, 2, 1), (), 9, 0),
         ((4, 2, 1), (0,), 9, 1),
-        ((4, 2), (0, 1), 1, None),
-        ((), (), 1, None),
+        ((4, 2), (0, 1), 1, []),
+        ((), (), 1, []),
     ],
 )
-def test_the_smallest_free_place_that_is_large_enough(
-    wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | None
+def test_the_smallest_free_place_that_is_large_enough_or_several(
+    wanted: tuple[int, ...], taken: tuple[int, ...], need: int, expected: int | list[int]
 ) -> None:
     members = build_places(*wanted)
     for index in taken:
         members.places[index].occupant = 100 + index
-    place = members.find_place(need)
-    assert (place and place.index) == expected
+    found = [place.index for place in members.find_places(need)]
+    assert found == (expected if isinstance(expected, list) else [expected])
 
 
 @given(
@@ -61,11 +67,14 @@ def test_places_never_have_two_occupants_and_nobody_starves(
     waiting = list(enumerate(needs))
     running: list[int] = []
     for _ in range(2 * len(needs) + 1):
-        if waiting and (place := members.find_place(waiting[0][1])) is not None:
-            assert place.occupant is None
-            place.occupant = waiting.pop(0)[0]
-            running.append(place.occupant)
-            assert members.place_of(running[-1]) is place
+        if waiting and (places := members.find_places(waiting[0][1])):
+            assert all(place.occupant is None for place in places)
+            number, need = waiting.pop(0)
+            whole = members.occupy(number, places)
+            assert len(whole.cpus) >= (need if need <= sum(wanted) else 1)
+            assert len(set(whole.cpus)) == len(whole.cpus)
+            running.append(number)
+            assert members.place_of(number) in places
         elif running:
             members.vacate(running.pop(0))
     assert not waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,9 @@ from slurm_colloc.report.why_line import explain_why
 from slurm_colloc.runtime.attempt import leave_out_absent
 from slurm_colloc.runtime.outcome.send_mail import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
+from slurm_colloc.runtime.queue.sister_packs import explain_difference
 from slurm_colloc.store.pack import take_over
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.emptied_pack import read_emptied
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_home import find_guest, group_by_home, read_home
@@ -44,12 +45,12 @@ class Two:
     def __init__(self, folder: Path) -> None:
         self.first = Submission(folder)
         self.second = Submission(folder, "t", "9", self.first.slurm)
-        self.first.submit(2, policy=OPEN, one_script=True)
+        self.first.submit(2, policy=OPEN)
         self.taker = self.first.path(101)
         self.home = self.second.path(101)
 
     def submit(self, *counts: int, policy: Policy = OPEN, **record: Any) -> None:
-        values = {"one_script": True, "submit_directory": "/home/other", **record}
+        values = {"submit_directory": "/home/other", **record}
         self.second.submit(*counts, policy=policy, **values)
 
     def begin(self, monkeypatch: pytest.MonkeyPatch, room: int = 6) -> list[int]:
@@ -66,11 +67,6 @@ class Two:
     def list_guests(self) -> list[MemberId]:
         homes = [read_home(self.taker, number) for number in list_members(self.taker)]
         return [MemberId(home.job, home.number) for home in homes if home is not None]
-
-    def read_reasons(self) -> list[str]:
-        lines = (self.taker / "events.jsonl").read_text().splitlines()
-        events = [json.loads(line) for line in lines]
-        return [e["reason"] for e in events if e["event"] == "not_alike"]
 
 
 @pytest.fixture
@@ -111,7 +107,7 @@ def test_members_of_a_later_array_start_in_the_pack_that_has_room_and_stay_who_t
 
 def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     third = Submission(tmp_path, "u", "11", two.first.slurm)
-    third.submit(1, 2, policy=OPEN, one_script=True)
+    third.submit(1, 2, policy=OPEN)
     two.submit(2)
     parts = third.begin(101)
     run_plainly(monkeypatch, parts)
@@ -141,7 +137,6 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (OPEN, {"gpu_type": "h200"}, "its GPU type is h200, not any"),
         (OPEN, {"share": "mps"}, "its --share is mps, not timeslice"),
         (dataclasses.replace(OPEN, goal=Goal.LATENCY), {}, "its --goal is latency, not throughput"),
-        (dataclasses.replace(OPEN, slowdown_bound=3.0), {}, "its --max-slowdown is 3, not 1.5"),
         (
             dataclasses.replace(OPEN, degree=2, degree_is_asked=True),
             {},
@@ -152,7 +147,8 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             {},
             "it runs 2 of its jobs at a time (--array=...%)",
         ),
-        (OPEN, {"request": None}, "it runs alone"),
+        (OPEN, {"request": None, "closed": "it runs alone"}, "it runs alone"),
+        (OPEN, {"request": None, "local": True}, "it runs alone"),
         (
             OPEN,
             {"mode": SharingMode.MIG},
@@ -173,18 +169,37 @@ def test_what_must_not_share_stays_and_the_reason_is_written_down(
     two.begin(monkeypatch)
     two.look()
     assert two.list_guests() == []
-    assert two.read_reasons() == [reason]
+    own, other = two.first.state.read_pack("s.101"), two.second.state.read_pack("t.101")
+    assert own is not None
+    assert other is not None
+    assert explain_difference(own, other) == reason
 
 
-def test_another_script_stays_and_so_does_one_of_several(
+def test_another_script_comes_and_brings_its_own_bound(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two.submit(2)
+    two.submit(2, policy=dataclasses.replace(OPEN, slowdown_bound=3.0))
     for number in (1, 2):
         (two.home / "members" / format_number(number) / "script").write_text("another\n")
-    two.begin(monkeypatch)
+    started = two.begin(monkeypatch)
     two.look()
-    assert two.list_guests() == []
+    assert two.list_guests() == [MemberId("9", 1), MemberId("9", 2)]
+    members = two.first.parts[101].members.by_number
+    assert [members[number].spec.plan.max_slowdown for number in started[2:]] == [3.0, 3.0]
+
+
+def test_a_job_that_was_to_run_alone_comes_with_a_plan_for_company(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.submit(1, request=None, closed="")
+    started = two.begin(monkeypatch)
+    two.look()
+    assert two.list_guests() == [MemberId("9", 1)]
+    guest = two.first.parts[101].members.by_number[started[2]]
+    time_s = guest.spec.job.time_limit_s
+    assert guest.spec.plan.wall_limit_s == (None if time_s is None else round(1.5 * time_s))
+    assert guest.spec.plan.max_slowdown == 1.5
+    assert read_emptied(two.home) == "s.101"
 
 
 def test_what_runs_does_not_take_if_it_was_to_stay_apart(
@@ -192,8 +207,8 @@ def test_what_runs_does_not_take_if_it_was_to_stay_apart(
 ) -> None:
     first = Submission(tmp_path)
     second = Submission(tmp_path, "t", "9", first.slurm)
-    first.submit(1, policy=Policy(join="never"), one_script=True)
-    second.submit(1, policy=OPEN, one_script=True)
+    first.submit(1, policy=Policy(join="never"))
+    second.submit(1, policy=OPEN)
     parts = first.begin(101)
     run_plainly(monkeypatch, parts)
     first.room[101] = 4
@@ -223,7 +238,6 @@ def test_who_waits_for_a_member_of_its_own_does_not_lose_it(
     two.second.submit(
         2,
         policy=OPEN,
-        one_script=True,
         change=lambda job: dataclasses.replace(job, depends=(("afterok", "3/1"),)),
     )
     two.begin(monkeypatch)
@@ -331,12 +345,12 @@ def tell_why(two: Two) -> list[str]:
         (
             OPEN,
             (("account", "b"), ("partition", "p")),
-            "; it does not start in the pack of 7, which runs the same script: it has --account=b",
+            "; it does not start in the pack of 7, which has room: it has --account=b",
         ),
         (Policy(), (("account", "b"), ("partition", "p")), ""),
     ],
 )
-def test_csub_why_says_what_keeps_it_from_a_pack_of_the_same_script(
+def test_csub_why_says_what_keeps_it_from_a_pack_that_has_room(
     two: Two,
     monkeypatch: pytest.MonkeyPatch,
     policy: Policy,
@@ -345,6 +359,9 @@ def test_csub_why_says_what_keeps_it_from_a_pack_of_the_same_script(
 ) -> None:
     two.submit(1, policy=policy, group=group)
     two.begin(monkeypatch)
+    (told,) = tell_why(two)
+    assert "does not start in the pack" not in told
+    write_degree(two.taker, DegreeRecord(1, room=3))
     (told,) = tell_why(two)
     assert told.startswith("9/1 PENDING: ")
     assert said in told

@@ -78,37 +78,34 @@ LARGER = describe_larger_place("4711/3", 8)
         ),
         (
             StartFacts(
-                degree=2, running=(RunningMember("4711/1", left_s=90), RunningMember("x", 1, -5))
+                degree=2,
+                running=(RunningMember("4711/1", left_s=90), RunningMember("x", left_s=-5)),
             ),
             "starts when one of 4711/1, x ends (at most 0:00 left) (Degree 2)",
         ),
-        # One that runs takes more than its place.
+        # One that runs has the GPU to itself.
         (
-            StartFacts(degree=3, running=(ONE, RunningMember("4711/2", 2))),
-            "starts when one of 4711/1, 4711/2 ends (Degree 3)",
+            StartFacts(degree=3, running=(RunningMember("4711/2", alone=True),)),
+            "starts when 4711/2 ends (Degree 3)",
         ),
         (
             dataclasses.replace(FULL, has_run=True),
             "it starts as soon as its pack has a place for it",
         ),
-        (dataclasses.replace(FREE, shares=2), None),
-        (
-            dataclasses.replace(FREE, shares=2, running=(ONE, TWO)),
-            "it starts as soon as 2 of 3 places are free",
-        ),
-        (dataclasses.replace(FREE, shares=3), "it starts as soon as it has the GPU to itself"),
+        (dataclasses.replace(FREE, alone=True, running=()), None),
+        (dataclasses.replace(FREE, alone=True), "it starts as soon as it has the GPU to itself"),
         (
             dataclasses.replace(FREE, takes_one=True),
             "starts when 4711/1 ends (its GPU takes one member at a time)",
         ),
         (
-            dataclasses.replace(FREE, takes_one=True, shares=2),
+            dataclasses.replace(FREE, takes_one=True, alone=True),
             "it starts as soon as it has the GPU to itself",
         ),
         (dataclasses.replace(FREE, takes_one=True, running=()), None),
         (dataclasses.replace(FREE, pack_waits=PREPARING_GPU), "waits: its GPU is being prepared"),
         (
-            dataclasses.replace(FREE, no_place=LARGER, degree_reason="no more than 1 runs"),
+            dataclasses.replace(FREE, no_place=LARGER, memory_reason="no memory"),
             "waits: 4711/3 is next, and waits for a place with 8 CPUs",
         ),
         (
@@ -123,7 +120,7 @@ def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
 
 def test_only_why_a_member_waits_is_known_again() -> None:
     for text in (
-        LARGER, "its GPU memory is not known yet: x", "the pack is being measured with 1 member",
+        LARGER, "the GPU has no memory left for it: x", "the pack is being measured with 1 member",
         "no more than 2 run at once", "the pack has only 0:59 left",
     ):  # fmt: skip
         assert is_waiting_reason(text), text
@@ -196,21 +193,21 @@ def test_all_places_are_taken(tmp_path: Path, process: StartedProcess) -> None:
     assert stage.members.by_number[5].record.reason == ""
 
 
-def test_a_neighbour_takes_more_than_its_place(tmp_path: Path, process: StartedProcess) -> None:
+def test_a_neighbour_has_the_gpu_to_itself(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     first = stage.members.by_number[1]
-    stage.states.write(first, MemberState.PENDING, retries=Retries(places=3))
-    assert [stage.start() for _ in range(3)] == [1, 2, None]
-    assert compare(stage, 3) == "starts when one of 1/1, 1/2 ends (Degree 4)"
+    stage.states.write(first, MemberState.PENDING, retries=Retries(alone=True))
+    assert [stage.start() for _ in range(2)] == [1, None]
+    assert compare(stage, 2) == "starts when 1/1 ends (Degree 4)"
 
 
 def test_its_share_was_not_enough(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     second = stage.members.by_number[2]
     stage.start()
-    stage.states.write(second, MemberState.PENDING, starts=1, retries=Retries(places=4))
+    stage.states.write(second, MemberState.PENDING, starts=1, retries=Retries(alone=True))
     assert compare(stage, 2) == "it starts as soon as it has the GPU to itself"
-    stage.states.write(second, MemberState.PENDING, retries=Retries(places=2))
+    stage.states.write(second, MemberState.PENDING, retries=Retries(gpu_memory_mb=900))
     assert compare(stage, 2) is None
 
 
@@ -218,26 +215,45 @@ def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) 
     stage = Stage(tmp_path, process)
     stage.members.places = [PackPlace(0, 8, ()), *(PackPlace(n, 2, ()) for n in (1, 2, 3))]
     change(stage, 2, cpus=8)
-    assert [stage.start(), stage.start()] == [1, None]
+    # In the free places together there are not as many CPUs: smaller ones go before it.
+    assert stage.start_all() == [1, 3, 4]
     why = "waits: 1/2 is next, and waits for a place with 8 CPUs"
     assert compare(stage, 2) == why
-    # It overtakes none, and those behind it are told why they wait, as far as they had a place.
     reasons = [member.record.reason for member in stage.members.list_members()]
-    assert reasons == ["", *[why.removeprefix("waits: ")] * 3]
+    assert reasons == ["", why.removeprefix("waits: "), "", ""]
     stage.members.vacate(1)
     stage.members.by_number[1].process = None
     assert stage.start() == 2
 
 
-def test_the_first_of_a_kind_shows_what_it_takes(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
-    assert [stage.start(), stage.start()] == [1, None]
-    why = compare(stage, 2)
-    assert why == "waits: its GPU memory is not known yet: what 1/1 takes is being measured"
-    # It has ended before it was known: that is not why they wait any more.
+def test_unknown_ones_have_generous_parts_of_what_is_left(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, known_mb=None, members=8, places=8)
+    assert stage.start_all() == [1, 2, 3, 4, 5, 6]
+    limits = [stage.members.by_number[n].gpu.gpu_memory_limit_mb for n in range(1, 7)]  # type: ignore[union-attr]
+    assert limits == [20_000, 15_000, 11_250, 10_000, 10_000, 10_000]
+    stage.loading = set(range(1, 7))
+    stage.pass_time(0.5)
+    assert compare(stage, 7) == (
+        "waits: the GPU has no memory left for it: 76250 of 80000 MB are reserved for 6, and what "
+        "it takes is not known"
+    )
+    # It has ended: that is not why they wait any more.
     stage.end(1)
-    assert stage.start() == 2
-    assert stage.members.by_number[2].record.reason == ""
+    assert stage.start() == 7
+    assert stage.members.by_number[7].record.reason == ""
+
+
+def test_without_limits_an_unknown_one_shows_first_what_it_takes(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
+    assert stage.start_all() == [1]
+    assert compare(stage, 2) == (
+        "waits: the GPU has no memory left for it: 80000 of 80000 MB are reserved for 1, and what "
+        "it takes is not known"
+    )
 
 
 def test_as_many_run_as_may(tmp_path: Path, process: StartedProcess) -> None:
@@ -294,7 +310,7 @@ def test_a_dependency_that_does_not_hold(
 
 
 def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
     second = stage.members.by_number[2]
     job = dataclasses.replace(second.spec.job, depends=(("afterok", "9/1"),))
     second.spec = dataclasses.replace(second.spec, job=job)
@@ -340,7 +356,7 @@ def test_none_of_the_pack_starts(
 
 
 def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, known_mb=None)
+    stage = Stage(tmp_path, process, known_mb=None, enforces=False)
     second = stage.members.by_number[2]
     again = "its share of the GPU memory was not enough"
     stage.states.write(second, MemberState.PENDING, starts=1, reason=again)

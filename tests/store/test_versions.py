@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
+from slurm_colloc.runtime.watch.peaks_of_job import FamilyPeaks
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
@@ -27,7 +28,6 @@ from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.recorded_words import is_known
 from slurm_colloc.model.runner_settings import RunnerSettings
 from slurm_colloc.model.sbatch.mail_types import MailRequest
-from slurm_colloc.runtime.watch.peaks_of_job import FamilyPeaks
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.learned.faults import FaultRecord

@@ -15,7 +15,7 @@ from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
 from slurm_colloc.store.pack.pack_directory import read_moved, read_spec, write_spec
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked, list_dependents
 
 
@@ -58,10 +58,10 @@ class FittingMembers:
             except StateError:
                 # It is told of where it is taken in.
                 continue
-            needed_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
+            needed_mb = self._choose_host_memory_mb(sister, spec)
             taken = places.find_places(spec.plan.cpus)
             if (
-                not taken
+                sum(place.wanted for place in taken) < spec.plan.cpus
                 or is_kept
                 or spec.job.depends
                 or spec.plan.gpus > max(1, self._gpus)
@@ -78,6 +78,42 @@ class FittingMembers:
             record = record or StateRecord(MemberState.PENDING, sister.attempt)
             yield Member(number, spec, record)
 
+    def settle_plan(self, sister: SisterPack, number: int) -> None:
+        """Give a member of another submission what holds for it among neighbours, before it comes.
+
+        Its own bound counts wherever it runs. A job that was to run alone was planned with its
+        `--time` and no more.
+
+        Args:
+            sister: The pack where it waits, whose lock is held.
+            number: Its number there.
+
+        Raises:
+            StateError: It cannot be read, or not be written.
+        """
+        spec, policy = read_spec(sister.path, number), sister.record.policy
+        assert policy is not None
+        bound = spec.plan.max_slowdown or choose_bound(spec.job, policy)
+        plan = dataclasses.replace(spec.plan, max_slowdown=bound)
+        if sister.record.request is None:
+            time_s = spec.job.time_limit_s
+            plan = dataclasses.replace(
+                plan,
+                host_memory_mb=self._choose_host_memory_mb(sister, spec),
+                wall_limit_s=None if time_s is None else round(time_s * bound),
+                gpu_memory_limit_mb=spec.job.gpu_memory_mb,
+            )
+        folder = sister.path / "members" / format_number(number)
+        write_spec(folder, dataclasses.replace(spec, plan=plan))
+
+    def _choose_host_memory_mb(self, sister: SisterPack, spec: MemberSpec) -> int | None:
+        """What a member is given here; a job alone that does not say has a place's share."""
+        stated_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
+        total_mb = None if self._record.request is None else self._record.request.host_memory_mb
+        if stated_mb is not None or total_mb is None or sister.record.request is not None:
+            return stated_mb
+        return total_mb // max(1, len(self._members.places))
+
     def _has_time(self, wanted_s: int | None) -> bool:
         left_s = self._time_left.left_s
         if left_s is None:
@@ -92,32 +128,3 @@ class FittingMembers:
             return None
         members = self._members.by_number.values()
         return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)
-
-
-def stretch_plan(sister: SisterPack, number: int) -> None:
-    """Give a member of another submission what holds for it among neighbours, before it goes.
-
-    Its own bound counts wherever it runs. A job that was to run alone was planned with its `--time`
-    and no more.
-
-    Args:
-        sister: The pack where it waits, whose lock is held.
-        number: Its number there.
-
-    Raises:
-        StateError: It cannot be read, or not be written.
-    """
-    spec, policy = read_spec(sister.path, number), sister.record.policy
-    assert policy is not None
-    bound = spec.plan.max_slowdown or choose_bound(spec.job, policy)
-    plan = dataclasses.replace(spec.plan, max_slowdown=bound)
-    if sister.record.request is None:
-        time_s = spec.job.time_limit_s
-        plan = dataclasses.replace(
-            plan,
-            host_memory_mb=spec.job.host_memory_mb,
-            wall_limit_s=None if time_s is None else round(time_s * bound),
-            gpu_memory_limit_mb=spec.job.gpu_memory_mb,
-        )
-    folder = sister.path / "members" / format_number(number)
-    write_spec(folder, dataclasses.replace(spec, plan=plan))

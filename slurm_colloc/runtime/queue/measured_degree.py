@@ -140,12 +140,13 @@ class MeasuredDegree:
         """How many more members may start now, whatever they are like."""
         running = self._members.running()
         free = len(self._members.free_cpus)
-        if not free or self._windows.is_open or self._parked.list_parked():
+        if not (free and running) or self._windows.is_open or self._parked.list_parked():
+            # A pack in which none runs ends, and gives its GPU to the next one.
             return 0
         most = free
         if self._is_decided:
             # A pack that was measured at most doubles, and is measured again.
-            most = min(max(1, len(running)), self._record.degree - len(running))
+            most = min(len(running), self._record.degree - len(running))
         elif self._is_off or self._find_obstacle():
             most = self._planned_degree - len(running)
         room = self._memory.count_room()

@@ -20,7 +20,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers, keep_both_open
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs, empty_job
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
-from slurm_colloc.runtime.queue.fitting_members import FittingMembers, stretch_plan
+from slurm_colloc.runtime.queue.fitting_members import FittingMembers
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.sister_packs import (
@@ -319,7 +319,7 @@ class MemberTakeOver:
                 submit_host=sister.record.submit_host,
             )
             write_home(sister.path, number, home)
-            stretch_plan(sister, number)
+            self._fitting.settle_plan(sister, number)
         return there
 
     def _may_be_empty(self, sister: SisterPack) -> bool:
