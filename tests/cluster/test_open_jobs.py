@@ -49,7 +49,8 @@ def test_a_job_is_opened_on_a_terminal_and_the_next_one_joins_it_while_it_runs(
 ) -> None:
     told = on_terminal(script, "train.sh", "a")
     job_id = told.split()[3]
-    assert told.strip() == f"Submitted batch job {job_id} (member {job_id}/1 in 1 pack, mps)"
+    head = f"Submitted batch job {job_id} (member {job_id}/1 in 1 pack"
+    assert told.strip() == f"{head}, mps or timeslice)"
     wait_until(lambda: "up a" in script.output(f"slurm-{job_id}.out"), "the first runs")
     cpus, limit = read_field(script, job_id, "%C %l").split()
     # Its ten minutes stretched by half, a minute each to start and to be measured, and twice that.
