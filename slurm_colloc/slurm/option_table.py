@@ -307,8 +307,8 @@ OWN_OPTIONS: tuple[Option, ...] = (
         _OPT,
         Concern.CALL,
         own=True,
-        reason="ask for more than the job needs, so that others can join it while it runs; N: at "
-        "most as many at the same time, this job included",
+        reason="ask for more than the job needs, so that others can join it while it runs; N: for "
+        "so many at the same time, this job included; never: for this job alone",
     ),
     _own("zip", _NO, Concern.CALL, "csub sweep only: combine first values, second values, ..."),
     _own(

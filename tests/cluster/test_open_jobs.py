@@ -111,7 +111,9 @@ def test_where_the_id_is_captured_nothing_is_opened_unless_asked_for(script: Csu
     let_go(script, job_id)
 
 
-@pytest.mark.parametrize("words", [["--join=never"], ["--degree=1"], ["--share=exclusive"]])
+@pytest.mark.parametrize(
+    "words", [["--open=never"], ["--join=never"], ["--degree=1"], ["--share=exclusive"]]
+)
 def test_a_job_that_is_to_be_alone_is_not_opened(script: CsubUser, words: list[str]) -> None:
     job_id = submit(script, *words, "train.sh", "a")
     assert read_field(script, job_id, "%C %l") == "2 10:00"
@@ -156,8 +158,8 @@ def test_a_job_for_which_more_would_be_charged_is_not_opened_and_says_so(
         assert f"{REFUSAL}partition gpu would charge 16 for it instead of 2" in told
         assert read_field(script, job_id, "%C") == "2"
         let_go(script, job_id)
-        # What is charged is the GPU, and its share comes with it.
-        administrate(script, *update, "TRESBillingWeights=CPU=0,GRES/gpu=4")
+        # What is charged does not depend on the share.
+        administrate(script, *update, "TRESBillingWeights=CPU=0,Node=4")
         job_id = submit(script, "train.sh", "b")
         assert read_field(script, job_id, "%C") == "16"
         let_go(script, job_id)
@@ -168,10 +170,11 @@ def test_a_job_for_which_more_would_be_charged_is_not_opened_and_says_so(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--open=0"], "--open=0: a number from 2 to 48 is needed"),
-        (["--open=1"], "--open=1: a number from 2 to 48 is needed"),
-        (["--open=many"], "--open=many: a number from 2 to 48 is needed"),
-        (["--open=\x1b[31m"], "a number from 2 to 48 is needed"),
+        (["--open=0"], "--open=0: a number of jobs"),
+        (["--open=1"], "--open=1: a number of jobs"),
+        (["--open=many"], "--open=many: a number of jobs"),
+        (["--open=\x1b[31m"], "from 2 to 48"),
+        (["--open=append"], "sbatch's option is --open-mode=append"),
         (["--open", "--array=0-3"], "only a job by itself is opened"),
         (["--open", "--join=never"], "--join=never keeps other jobs away"),
         (["--open", "--local"], "without Slurm (--local)"),

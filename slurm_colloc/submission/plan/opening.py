@@ -40,6 +40,8 @@ def choose_opening(
         UsageProblem: `--open` has a wrong value, or cannot be.
     """
     given = call.options.given("open")
+    if given is not None and given.value == "never":
+        return None
     is_single = is_single and len(call.candidates) == 1 and call.array is None
     obstacle = _find_obstacle(call, settings, is_single=is_single)
     if given is not None:
@@ -59,8 +61,9 @@ def _read_places(text: str, origin: str) -> int:
     if is_number and 2 <= int(text) <= MPS_CLIENTS_MAX:
         return int(text)
     raise UsageProblem(
-        f"{origin}: --open={escape_controls(cut(text))}: a number from 2 to {MPS_CLIENTS_MAX} is "
-        "needed, of jobs that run at the same time"
+        f"{origin}: --open={escape_controls(cut(text))}: a number of jobs that run at the same "
+        f"time is needed, from 2 to {MPS_CLIENTS_MAX}, or never",
+        hint=f"sbatch's option is --open-mode={text}" if text in ("append", "truncate") else "",
     )
 
 
