@@ -21,7 +21,6 @@ from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.ask_slurm import ask_slurm, parse_start
 from slurm_colloc.submission.packs.build_packs import compute_closed
 from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
-from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.measured_calls import compute_measure_s
 from slurm_colloc.submission.plan.opening import Opening
 from slurm_colloc.submission.plan.plan_call import CallPlan, PlannedPart
@@ -85,8 +84,15 @@ def _open(  # noqa: PLR0917 - what was planned, and what is asked
 ) -> CallPlan:
     candidate = made.packs[0].candidates[0]
     policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
-    destination = Destinations(settings, slurm).read(candidate.job)
-    knowledge = _gather(candidate, destination, settings)
+    part = made.parts[0].part
+    destination = part.destination
+    if destination is None or part.asks_for is not None:
+        # A single job asks for a GPU of any type.
+        destination = Destinations(settings, slurm).read(candidate.job)
+    knowledge = part.knowledge
+    match = match_gpu_type(knowledge.gpu_models, destination, dict(candidate.job.group))
+    if match.is_other or match.gpu_type is not None:
+        knowledge = knowledge.as_of_another_gpu(match.reason)
     capacity = complete_capacity(destination.capacity, knowledge)
     question = Question(
         [candidate.job], knowledge.profiles, capacity, policy, knowledge.calibration
@@ -107,21 +113,12 @@ def _open(  # noqa: PLR0917 - what was planned, and what is asked
             return _note(made, refusal)
         told = "Slurm would start it as soon as alone, and charges no more for it"
     opened = dataclasses.replace(opened, reasons=(*opened.reasons, told))
-    part = dataclasses.replace(made.parts[0].part, capacity=capacity, knowledge=knowledge)
+    part = dataclasses.replace(part, capacity=capacity, knowledge=knowledge)
     if opening.is_wanted:
         # Also where the id of the call is captured, and it joins no pack itself.
         policy = dataclasses.replace(policy, join="auto")
     made = dataclasses.replace(made, policy=policy)
     return _replace(made, opened, dataclasses.replace(made.parts[0], part=part, policy=policy))
-
-
-def _gather(candidate: Candidate, destination: Destination, settings: Settings) -> Knowledge:
-    """What is known of the job on the GPUs where it may land; no type is asked for."""
-    knowledge = gather_knowledge([candidate], settings)
-    match = match_gpu_type(knowledge.gpu_models, destination, dict(candidate.job.group))
-    if match.is_other or match.gpu_type is not None:
-        return knowledge.as_of_another_gpu(match.reason)
-    return knowledge
 
 
 def _compare_billing(
@@ -166,7 +163,7 @@ def _compare_starts(  # noqa: PLR0917 - both requests, and whom to ask
         except SlurmError as problem:
             return problem.message
         start = parse_start(said)
-        return f"sbatch --test-only said {said}" if start is None else start
+        return f"sbatch --test-only says {' '.join(said.split())}" if start is None else start
 
     alone, others = _ask_together(partial(ask, batch), partial(ask, wider))
     for start in (alone, others):
