@@ -60,6 +60,8 @@ class Settings:
         gpu_memory: Memory of one GPU by its Slurm type, `any` where the site has one type.
         join: Which packs a single script may join: `auto` (pending and running ones), `pending`
             or `never`.
+        open: Whether a single job asks for more than it needs, so that others can join it while it
+            runs: `auto` (where Slurm starts it as soon and charges no more), `always` or `never`.
         hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
             node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
             alone) or `never`.
@@ -99,6 +101,7 @@ class Settings:
     launcher: str = "auto"
     gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join: str = "auto"
+    open: str = "auto"
     hooks: str = "auto"
     mig: bool = False
     mig_mps_inside: bool = False

@@ -299,6 +299,7 @@ class PackPlan:
         slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
             one that has its job to itself.
         node: On which node of the Slurm job it is, from 0.
+        open_for: For how many more jobs it asks, so that they can join it while it runs.
     """
 
     members: tuple[MemberPlan, ...]
@@ -313,6 +314,7 @@ class PackPlan:
     layout: tuple[PlannedSeat, ...] = ()
     slurm_job: int | None = None
     node: int = 0
+    open_for: int = 0
 
 
 @dataclass(frozen=True)

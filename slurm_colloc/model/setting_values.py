@@ -10,6 +10,7 @@ from slurm_colloc.model.plan import Goal, Rule
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 JOIN_CHOICES = ("auto", "pending", "never")
+OPEN_CHOICES = ("auto", "always", "never")
 HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
 ACTIVITY_CHOICES = ("gpm", "dcgm")
@@ -38,6 +39,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "launcher": ("auto", "srun", "process"),
     "join": JOIN_CHOICES,
+    "open": OPEN_CHOICES,
     "hooks": HOOK_CHOICES,
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,

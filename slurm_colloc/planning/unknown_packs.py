@@ -85,29 +85,52 @@ def make_room(
         smaller the more there may be. And the places; None for as many as may run by the degree,
         also where the share is unknown or the user has limited how many run at once.
     """
-    policy, capacity = question.policy, question.capacity
-    cpus, memory_mb = capacity.cpus_per_gpu, capacity.host_memory_mb_per_gpu
+    policy = question.policy
     is_limited = policy.running_limit is not None or policy.goal is not Goal.THROUGHPUT
-    if cpus is None or memory_mb is None or is_limited or not is_open_ended(policy):
+    if is_limited or not is_open_ended(policy):
         return needs, None
-    unstated = {n.index for n in needs if question.jobs[n.index].host_memory_mb is None}
+    places = count_places(question, needs, min(most, policy.degree_max))
+    if places is None or places <= choose_degree(needs, question.capacity, policy):
+        return needs, None
+    return share_host_memory(question, needs, places), places
+
+
+def count_places(question: Question, needs: Sequence[Need], most: int) -> int | None:
+    """How many like these one GPU's share has room for, at most `most`; None where it is unknown.
+
+    Args:
+        question: What planning is asked.
+        needs: Members of a pack.
+        most: More are not wanted.
+    """
+    capacity = question.capacity
+    cpus, memory_mb = capacity.cpus_per_gpu, capacity.host_memory_mb_per_gpu
+    if cpus is None or memory_mb is None:
+        return None
+    unstated = _find_unstated(question, needs)
     stated_mb = [n.host_memory_mb or 0 for n in needs if n.index not in unstated]
     each_mb = max([*stated_mb, *([UNSTATED_HOST_MEMORY_MB] if unstated else [])])
-    limits = [most, policy.degree_max, compute_places_most(policy) or most]
+    limits = [most, compute_places_most(question.policy) or most]
     limits += [cpus // max(need.cpus for need in needs), memory_mb // max(1, each_mb)]
     usable_mb = compute_usable_gpu_memory_mb(capacity.gpu_memory_mb)
     stated_gpu_mb = [need.gpu_memory_mb for need in needs]
     if usable_mb is not None and all(stated_gpu_mb):
         limits.append(usable_mb // max(mb for mb in stated_gpu_mb if mb))
-    places = min(limits)
-    if places <= choose_degree(needs, capacity, policy):
-        return needs, None
-    share_mb = memory_mb // places
-    widened = [
+    return min(limits)
+
+
+def share_host_memory(question: Question, needs: Sequence[Need], places: int) -> list[Need]:
+    """The needs, in which jobs that do not say how much host memory get their part of the share."""
+    unstated = _find_unstated(question, needs)
+    share_mb = (question.capacity.host_memory_mb_per_gpu or 0) // places
+    return [
         dataclasses.replace(need, host_memory_mb=share_mb) if need.index in unstated else need
         for need in needs
     ]
-    return widened, places
+
+
+def _find_unstated(question: Question, needs: Sequence[Need]) -> set[int]:
+    return {n.index for n in needs if question.jobs[n.index].host_memory_mb is None}
 
 
 def build_unknown_pack(

@@ -111,7 +111,8 @@ def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styl
         return render(parts, width, styled=styled)
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
-    parts.append(build_lines([*notes, ("More", hint)]))
+    opened = [line for summary in summaries if chosen is None for line in list_open(summary)]
+    parts.append(build_lines([*opened, *notes, ("More", hint)]))
     return render(parts, width, styled=styled)
 
 
@@ -163,11 +164,26 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
     asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
+    lines += list_open(summary)
     # A summary of an older csub has none.
     if summary.get("layout") is not None:
         lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
+
+
+def list_open(summary: Summary) -> list[tuple[str, str]]:
+    """What a pack that was open for others asked Slurm for, as a labelled sentence; else none."""
+    # A summary of an older csub has none.
+    found = summary.get("open")
+    if found is None:
+        return []
+    texts = [f"for {found['for']} more, {found['joined']} joined"]
+    for name, unit in (("cpu_hours", "CPU hours"), ("host_memory_gb_hours", "GB hours")):
+        asked, used = (format_figure(found[name][key], 2) for key in ("asked", "used"))
+        what = "" if name == "cpu_hours" else " of host memory"
+        texts.append(f"{asked} {unit}{what} asked for, {used} by its members")
+    return [("Open", "; ".join(texts))]
 
 
 def _tell_gpu_set(summary: Summary) -> str:

@@ -71,6 +71,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
         *([f"  Part of:  {record.shown_id}"] if record.shown_id else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
         *(f"  Degree:   {said}" for said in _list_degree(view, state)),
+        *_render_open(view),
         *(f"  Why:      {reason}" for reason in record.reasons),
     ]
     if record.slurm_options:
@@ -84,6 +85,16 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]
     lines.append(f"  State:    {state.pack_path(record.pack_id)}")
     return lines
+
+
+def _render_open(view: PackView) -> list[str]:
+    """How many more jobs a pack that was opened for others has places for."""
+    left = view.record.degree - sum(not member.is_final for member in view.members)
+    if not view.record.open_for or view.record.closed or left < 1:
+        return []
+    if all(member.is_final for member in view.members):
+        return []
+    return [f"  Open:     for {left} more job{'' if left == 1 else 's'}"]
 
 
 def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:

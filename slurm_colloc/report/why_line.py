@@ -21,6 +21,7 @@ from slurm_colloc.model.why_not_now import (
     read_dependency,
     why_not_now,
 )
+from slurm_colloc.planning.opened_pack import NOT_OPEN, OPEN_FOR
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -109,7 +110,8 @@ def _waits_in_pack(view: PackView, member: MemberView) -> bool:
 def list_sharing_reasons(view: PackView) -> list[str]:
     """Which partners or packs were refused and by which limit, as they were written down."""
     record = view.record
-    found = [text for text in record.reasons if text.startswith("takes no more members")]
+    beginnings = ("takes no more members", OPEN_FOR)
+    found = [text for text in record.reasons if text.startswith(beginnings)]
     if record.request is None:
         # Besides why it is alone, notes stand there.
         whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
@@ -124,6 +126,7 @@ def list_sharing_reasons(view: PackView) -> list[str]:
             found.append(f"no job may join: {record.closed}")
     elif record.closed:
         found.append(f"no job may join: {record.closed}")
+    found += [f"it {text}" for text in record.reasons if text.startswith(NOT_OPEN)]
     return found + [f"it did not join {text}" for text in record.refusals]
 
 

@@ -160,9 +160,14 @@ def write_down_job(
 def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
     """The plan without the place of a joiner that was killed on its way in."""
     count = sum(not is_guest(number) for number in list_members(pack))
-    # A pack that none joins has more places than members on purpose: it takes members over. One
-    # that members have left keeps their places, for others.
-    if record.closed or not 0 < count < record.degree or _may_have_left(pack, record):
+    # A pack that none joins has more places than members on purpose: it takes members over. So has
+    # one that is open for others. One that members have left keeps their places, for others.
+    if (
+        record.closed
+        or record.open_for
+        or not 0 < count < record.degree
+        or _may_have_left(pack, record)
+    ):
         return record
     record = dataclasses.replace(record, degree=count)
     with contextlib.suppress(StateError):

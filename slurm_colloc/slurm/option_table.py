@@ -301,6 +301,15 @@ OWN_OPTIONS: tuple[Option, ...] = (
         reason="join an existing pack: auto (running or waiting), pending, never",
         choices=("auto", "pending", "never"),
     ),
+    Option(
+        "open",
+        None,
+        _OPT,
+        Concern.CALL,
+        own=True,
+        reason="ask for more than the job needs, so that others can join it while it runs; N: for "
+        "so many at the same time, this job included; never: for this job alone",
+    ),
     _own("zip", _NO, Concern.CALL, "csub sweep only: combine first values, second values, ..."),
     _own(
         "sample", _REQ, Concern.CALL, "csub sweep only: N random combinations, as in 20 or 20:SEED"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.output_formats import NodeShape, SlurmJob
-from slurm_colloc.slurm.run_command import HeldInterrupts
+from slurm_colloc.slurm.run_command import QUERY_TIMEOUT_S, HeldInterrupts
 
 
 class SlurmAccess(Protocol):
@@ -31,7 +31,13 @@ class SlurmAccess(Protocol):
         """Submit a batch script; returns the job id. Always sbatch, with the site's plugins."""
 
     def check(
-        self, script: str, options: Sequence[str], *, environment: Mapping[str, str], directory: str
+        self,
+        script: str,
+        options: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        directory: str,
+        timeout_s: float = QUERY_TIMEOUT_S,
     ) -> str:
         """What Slurm says of a request that is not submitted. Always `sbatch --test-only`."""
 
@@ -93,3 +99,6 @@ class SlurmAccess(Protocol):
 
     def read_config(self) -> dict[str, str]:
         """The values of `scontrol show config`."""
+
+    def read_partition(self, name: str) -> dict[str, str]:
+        """The fields of a partition by scontrol's names."""

@@ -22,6 +22,7 @@ from slurm_colloc.slurm.output_formats import (
 )
 from slurm_colloc.slurm.run_command import (
     HINT_AFTER_NO_ANSWER,
+    QUERY_TIMEOUT_S,
     SUBMIT_TIMEOUT_S,
     HeldInterrupts,
     build_client_environment,
@@ -77,12 +78,19 @@ class SlurmCommands:
         return parse_submitted(output.stdout)
 
     def check(
-        self, script: str, options: Sequence[str], *, environment: Mapping[str, str], directory: str
+        self,
+        script: str,
+        options: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        directory: str,
+        timeout_s: float = QUERY_TIMEOUT_S,
     ) -> str:
         """`sbatch --test-only`: what Slurm says of a request that is not submitted."""
         output = run_slurm(
             ["sbatch", "--test-only", *options, script],
             environment=environment,
+            timeout_s=timeout_s,
             directory=directory,
         )
         return (output.stderr or output.stdout).strip().removeprefix("sbatch: ")
@@ -218,6 +226,10 @@ class SlurmCommands:
             line.partition("=") for line in self._run("scontrol", "show", "config").split("\n")
         )
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
+    def read_partition(self, name: str) -> dict[str, str]:
+        """The fields of `scontrol show partition`."""
+        return parse_job_fields(self._run("scontrol", "--oneliner", "show", "partition", name))
 
     def _run(self, *argv: str) -> str:
         return run_slurm(argv, environment=self._environment).stdout

@@ -18,6 +18,7 @@ from slurm_colloc.submission.packs.call_batches import (
     list_parts,
 )
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call, submit_batch
+from slurm_colloc.submission.plan.opening import Opening
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 
@@ -32,6 +33,7 @@ def submit_call(
     answer: Callable[[CallPlan, Sequence[Submitted]], None],
     refusals: tuple[str, ...] = (),
     part_of: str = "",
+    opening: Opening | None = None,
 ) -> list[Submitted]:
     """Plan and submit a call: whole or not at all, under the id of its first Slurm job.
 
@@ -47,11 +49,16 @@ def submit_call(
         refusals: Why its job did not join the packs that were there.
         part_of: The id of an earlier submission, of which it becomes a part; its jobs have numbers
             that are free there. Empty for a submission of its own.
+        opening: How its only job is opened for others; None where it is not.
 
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
     """
     made = plan_call(call, policy, settings, slurm)
+    if opening is not None:
+        from slurm_colloc.submission.packs.open_job import open_job
+
+        made = open_job(made, opening, settings, slurm, directory=directory)
     batches = group_call(made, slurm)
     state.prepare()
     names = [make_submission_id() for _ in batches]

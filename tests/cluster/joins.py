@@ -72,7 +72,7 @@ def read_field(user: CsubUser, job_id: str, format_: str) -> str:
 
 def join(user: CsubUser, *words: str) -> str:
     """Submit so that it joins where it can; the member's name."""
-    return name_member(user.csub("--join=auto", "--parsable", *words).stdout)
+    return name_member(user.csub("--join=auto", "--open=never", "--parsable", *words).stdout)
 
 
 def name_member(answer: str) -> str:

@@ -107,7 +107,7 @@ def test_twenty_four_one_after_another_fill_pack_after_pack(wide: CsubUser, type
     write_script(wide)
     block(wide, 2)
     if typed:
-        told = [on_terminal(wide, "train.sh", str(number)) for number in range(24)]
+        told = [on_terminal(wide, "--open=never", "train.sh", str(number)) for number in range(24)]
         members = [text.partition("(member ")[2].split()[0] for text in told]
     else:
         members = [join(wide, "train.sh", str(number)) for number in range(24)]

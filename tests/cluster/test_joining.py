@@ -63,7 +63,7 @@ def squeue(user: CsubUser, job_id: str, format_: str) -> str:
 
 def join(user: CsubUser, *words: str) -> str:
     """Submit with --join=auto; `4711/2` if it joined, `4711` if it did not."""
-    return user.csub("--join=auto", "--parsable", *words).stdout.strip()
+    return user.csub("--join=auto", "--open=never", "--parsable", *words).stdout.strip()
 
 
 def on_terminal(user: CsubUser, *argv: str) -> str:
@@ -100,7 +100,7 @@ def ran(user: CsubUser) -> list[str]:
 
 def test_twelve_typed_one_after_another_share_three_allocations(busy: CsubUser) -> None:
     busy.script("train.sh", f"{NOTE}; sleep 0.3", directives=OPTIONS)
-    answers = [on_terminal(busy, "train.sh", str(number)) for number in range(12)]
+    answers = [on_terminal(busy, "--open=never", "train.sh", str(number)) for number in range(12)]
     ids = list(dict.fromkeys(answer.split()[3] for answer in answers))
     assert len(ids) == 3
     assert "(member " + ids[0] + "/1 in 1 pack" in answers[0]

@@ -17,6 +17,7 @@ from slurm_colloc.store.learned.due_summaries import FOLDER
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.opening import Opening
 from slurm_colloc.submission.submit import submit_call
 
 if TYPE_CHECKING:
@@ -79,7 +80,14 @@ def prepare_call(
 
 
 def place_call(
-    call: Call, policy: Policy, session: Session, directory: str, *, joins: str, tell: Tell
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    joins: str,
+    tell: Tell,
+    opening: Opening | None = None,
 ) -> PlacedCall:
     """Join a pack that has room, or submit the call.
 
@@ -91,6 +99,7 @@ def place_call(
         joins: Which packs it may join, see `choose_packs_to_join`.
         tell: Is told what was submitted, and why it did not join the packs that were there. An
             interrupt waits for that.
+        opening: How its only job is opened for others; None where it is not.
 
     Raises:
         CollocError: Nothing was submitted, or what was is named in the message.
@@ -98,12 +107,14 @@ def place_call(
     if call.options.flag("snapshot"):
         call = _move_into_snapshot(call, session, directory)
     if joins != "never":
-        return _join_or_submit(call, policy, session, directory, running=joins == "auto", tell=tell)
+        return _join_or_submit(
+            call, policy, session, directory, running=joins == "auto", tell=tell, opening=opening
+        )
     state = session.own_state
     if state.list_open():
         session.refresh()
     if not call.options.flag("local"):
-        return _submit(call, policy, session, directory, tell=tell)
+        return _submit(call, policy, session, directory, tell=tell, opening=opening)
     from slurm_colloc.submission.local_packs import submit_local
 
     made, submitted = submit_local(
@@ -141,7 +152,14 @@ def _refuse_unshared(session: Session) -> None:
 
 
 def _join_or_submit(
-    call: Call, policy: Policy, session: Session, directory: str, *, running: bool, tell: Tell
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    running: bool,
+    tell: Tell,
+    opening: Opening | None,
 ) -> PlacedCall:
     """One csub of a user at a time.
 
@@ -154,7 +172,9 @@ def _join_or_submit(
     with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
         joined, refusals = find_room(call, policy, session, running=running)
         if joined is None:
-            return _submit(call, policy, session, directory, tell=tell, refusals=refusals)
+            return _submit(
+                call, policy, session, directory, tell=tell, refusals=refusals, opening=opening
+            )
     return PlacedCall(joined=joined)
 
 
@@ -166,6 +186,7 @@ def _submit(
     *,
     tell: Tell,
     refusals: tuple[str, ...] = (),
+    opening: Opening | None = None,
 ) -> PlacedCall:
     submitted = submit_call(
         call,
@@ -176,5 +197,6 @@ def _submit(
         directory=directory,
         answer=lambda made, submitted: tell(made, submitted, refusals),
         refusals=refusals,
+        opening=opening,
     )
     return PlacedCall(submitted)

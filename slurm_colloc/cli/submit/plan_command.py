@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.join_first import describe_open_room
+from slurm_colloc.cli.submit.join_first import choose_packs_to_join, describe_open_room
 from slurm_colloc.cli.submit.place_call import check_snapshot, prepare_call
 from slurm_colloc.cli.submit.plan_changes import apply_changes, name_changes, parse_changes
 from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
-from slurm_colloc.cli.submit.submission_answer import ask_slurm
 from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.queue_waits import WaitEstimate
@@ -30,8 +29,11 @@ from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
+from slurm_colloc.submission.packs.ask_slurm import ask_slurm
+from slurm_colloc.submission.packs.open_job import open_job
 from slurm_colloc.submission.packs.submit_batch import group_call
 from slurm_colloc.submission.plan.explain_plan import explain_call_plan
+from slurm_colloc.submission.plan.opening import choose_opening
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 _HELP = """\
@@ -68,7 +70,7 @@ def run_plan(argv: Sequence[str]) -> int:
         refuse_options_of_others(call.options, "plan", also=command)
         if title:
             say(f"{title}:")
-        _plan(call, directory)
+        _plan(call, directory, is_single=command not in ("sweep", "batch"))
     sys.stdout.flush()
     return 0
 
@@ -87,13 +89,18 @@ def _collect(argv: Sequence[str], command: str, directory: str) -> list[tuple[st
     return [("", collect_call(argv, environ, directory, pack=command == "pack"))]
 
 
-def _plan(call: Call, directory: str) -> None:
+def _plan(call: Call, directory: str, *, is_single: bool) -> None:
     what_if = call.options.text("what-if")
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
     check_snapshot(call, session, directory)
     local = call.options.flag("local")
-    call, policy = prepare_call(call, session, local=local, asked_on_terminal=sys.stdout.isatty())
+    on_terminal = sys.stdout.isatty()
+    call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
+    which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+    opening = choose_opening(
+        call, session.settings, joins=which if is_single else "never", is_single=is_single
+    )
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
     room = describe_open_room(call, policy, session, local=local)
     if room and not as_json:
@@ -101,6 +108,8 @@ def _plan(call: Call, directory: str) -> None:
         say("Without these changes, the plan would be:")
     slurm = None if local else session.slurm
     made = plan_call(call, policy, session.settings, slurm, looks_at_queue=True)
+    if opening is not None and slurm is not None:
+        made = open_job(made, opening, session.settings, slurm, directory=directory)
     explanation = explain_call_plan(made)
     waits = _list_waits(made)
     words = ", ".join(f"{name}={value}" for name, value in changes.items())
@@ -212,7 +221,7 @@ def _ask_slurm(made: CallPlan, session: Session, directory: str) -> list[str]:
     told: list[str] = []
     try:
         for batch in group_call(made, session.slurm):
-            notes, said = ask_slurm(batch, session, directory)
+            notes, said = ask_slurm(batch, session.settings, session.slurm, directory)
             told += [*notes, f"Slurm: {said}"]
     except SlurmError as problem:
         told.append(f"Slurm: {problem}")

@@ -6,11 +6,8 @@ A call is one submission and has one id, that of its first Slurm job, whatever i
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
@@ -21,14 +18,13 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.arrays import format_task_ids
 from slurm_colloc.model.share_request import ShareRequest
 from slurm_colloc.slurm.options import Options
-from slurm_colloc.store.all_packs import build_element_id, make_submission_id
+from slurm_colloc.store.all_packs import build_element_id
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.packs.batch_script import build_batch_environment
+from slurm_colloc.submission.packs.ask_slurm import ask_slurm
 from slurm_colloc.submission.packs.call_batches import Batch
-from slurm_colloc.submission.packs.hook_token import HookChoice
-from slurm_colloc.submission.packs.sbatch_options import build_options
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
+from slurm_colloc.submission.plan.opening import Opening
 from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
 
 _SHOWN_MOST = 3
@@ -148,7 +144,15 @@ def build_answer_json(
     }
 
 
-def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, local: bool) -> int:
+def run_dry(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    local: bool,
+    opening: Opening | None = None,
+) -> int:
     """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only).
 
     With `--test-only` all of it goes to standard error, where sbatch's answer goes.
@@ -159,7 +163,7 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
     if room:
         tell(room)
         return 0
-    made = plan_call(call, policy, session.settings, None if local else session.slurm)
+    made = _plan_dry(call, policy, session, directory, local=local, opening=opening)
     share = ShareRequest.parse(made.policy.share)
     for text in made.plan.reasons:
         tell(escape_controls(text))
@@ -180,7 +184,7 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
                 tell(f"  {escape_controls(text)}")
         if local:
             continue
-        notes, said = ask_slurm(batch, session, directory)
+        notes, said = ask_slurm(batch, session.settings, session.slurm, directory)
         for text in notes:
             tell(f"  {text}")
         if is_test:
@@ -190,6 +194,23 @@ def run_dry(call: Call, policy: Policy, session: Session, directory: str, *, loc
             tell(f"  Slurm: {said}")
     sys.stdout.flush()
     return 0
+
+
+def _plan_dry(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    local: bool,
+    opening: Opening | None,
+) -> CallPlan:
+    made = plan_call(call, policy, session.settings, None if local else session.slurm)
+    if opening is None:
+        return made
+    from slurm_colloc.submission.packs.open_job import open_job
+
+    return open_job(made, opening, session.settings, session.slurm, directory=directory)
 
 
 def _name_gpus(batch: Batch, place: int) -> str:
@@ -207,19 +228,3 @@ def _name_gpus(batch: Batch, place: int) -> str:
     gpus = f"GPU {first}" if first == last else f"GPUs {first}-{last}"
     on = f" of node {nodes[place] + 1}" if batch.set_nodes else ""
     return f"  {gpus}{on},"
-
-
-def ask_slurm(batch: Batch, session: Session, directory: str) -> tuple[tuple[str, ...], str]:
-    """What would be noted with a batch that is not submitted, and what Slurm says of it."""
-    hooks = HookChoice.of(session.settings)
-    options = build_options(batch, make_submission_id(), "/dev/null", hooks=hooks)
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "pack.sh")
-        script.write_text("#!/bin/sh\n")
-        said = session.slurm.check(
-            str(script),
-            options.words,
-            environment=build_batch_environment(os.environ),
-            directory=directory,
-        )
-    return options.notes, said

@@ -24,9 +24,11 @@ from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_su
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.degree.probe_window import choose_patience
 from slurm_colloc.model.member import Selection
+from slurm_colloc.planning.opened_pack import find_refusal
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.plan.opening import choose_opening
 
 if TYPE_CHECKING:
     from slurm_colloc.model.usage.profile import (
@@ -87,14 +89,15 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
     for text in () if is_one_stream() else list_missing_directories(call):
         note(text)
+    which = "never"
+    if joins:
+        which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+    opening = choose_opening(call, session.settings, joins=which, is_single=joins)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.submission_answer import run_dry
 
         check_snapshot(call, session, directory)
-        return run_dry(call, policy, session, directory, local=local)
-    which = "never"
-    if joins:
-        which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+        return run_dry(call, policy, session, directory, local=local, opening=opening)
 
     def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:
         if local:
@@ -102,7 +105,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         else:
             _tell(call, session, made, submitted, refusals)
 
-    placed = place_call(call, policy, session, directory, joins=which, tell=tell)
+    placed = place_call(call, policy, session, directory, joins=which, tell=tell, opening=opening)
     if placed.joined is None:
         return _finish(call, session, placed.submitted)
     tell_joined(call.options, placed.joined)
@@ -131,6 +134,8 @@ def _tell(
     sys.stdout.flush()
     if has_reader() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
         why = describe_nothing_shared(made)
+        if call.options.flag("open"):
+            why = find_refusal(made.plan) or why
         if why:
             note(why)
 

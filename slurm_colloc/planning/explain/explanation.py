@@ -116,6 +116,7 @@ class PackExplanation:
         node: On which node of the Slurm job it is, from 0.
         cpus: CPUs that it asks for; None for what the job asked for.
         host_memory_mb: The same of host memory; None also for Slurm's default.
+        open_for: For how many more jobs it asks, so that they can join it while it runs.
     """
 
     members: tuple[MemberExplanation, ...]
@@ -139,6 +140,7 @@ class PackExplanation:
     node: int = 0
     cpus: int | None = None
     host_memory_mb: int | None = None
+    open_for: int = 0
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         node=pack.node,
         cpus=pack.request.cpus if pack.request else None,
         host_memory_mb=pack.request.host_memory_mb if pack.request else None,
+        open_for=pack.open_for,
     )
 
 

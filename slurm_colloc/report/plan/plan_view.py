@@ -142,7 +142,10 @@ def _render_packs(
     if pack.degree > len(pack.members):
         at_once = f"room for {pack.degree}"
     words = [f"{len(pack.members)} members{each}, {at_once}, {pack.mode.value}"]
-    if len(pack.members) == 1:
+    if len(pack.members) == 1 and pack.open_for:
+        others = _count(pack.open_for, "more job")
+        words = [f"one job, open for {others}", pack.mode.value]
+    elif len(pack.members) == 1:
         words = [f"one job{each}, alone" if each else "alone"]
     if pack.is_measured:
         words.append("measured as it starts")

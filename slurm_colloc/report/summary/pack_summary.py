@@ -22,6 +22,7 @@ from slurm_colloc.report.summary.gpu_figures import (
 from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
 from slurm_colloc.report.summary.member_summary import build_member
+from slurm_colloc.report.summary.open_pack import build_open
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.shared_slowdown import measure_together
@@ -91,6 +92,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         ],
         "pack": build_pack(run, figures, energy, together),
         "degree": _build_degree(run),
+        "open": build_open(run),
         "notes": _list_notes(run),
     }
 

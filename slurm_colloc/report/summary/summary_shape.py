@@ -150,6 +150,8 @@ _pack = _is(
         )
     },
 )
+_hours = _is(_all(_is_number, "asked used"))
+_open = _is({**_all(_is_count, "for joined"), "cpu_hours": _hours, "host_memory_gb_hours": _hours})
 _coverage = _is(
     {
         **_all(_is_number, "share gap_s"),
@@ -227,6 +229,7 @@ _summary = _is(
         "submission": _maybe(_is_text),
         "layout": _maybe(_layout),
         "degree": _maybe(_degree),
+        "open": _maybe(_open),
         "gpu_set": _is_count,
         "gpu_sets": _each(_is_count),
         "gpus": _each(_gpu),

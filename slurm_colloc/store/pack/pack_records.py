@@ -55,6 +55,8 @@ class PackRecord:
         gpu_sets: How many GPUs each set of the Slurm job has; none where the job has one set.
         set_nodes: On which of the job's nodes each set is, counted from 0, which runs the batch
             script; none where the job has one node.
+        open_for: For how many more jobs than its own it asked Slurm, so that they can join it
+            while it runs.
     """
 
     pack_id: str
@@ -91,6 +93,7 @@ class PackRecord:
     gpu_set: int = 0
     gpu_sets: tuple[int, ...] = ()
     set_nodes: tuple[int, ...] = ()
+    open_for: int = 0
 
     @property
     def node(self) -> int:

@@ -18,6 +18,7 @@ from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
 from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
 from slurm_colloc.planning.join.same_kind import compute_contradiction
+from slurm_colloc.planning.opened_pack import keep_open
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -149,6 +150,8 @@ class Prospect:
             profiles=None if knowledge is None else knowledge.profiles,
             calibration=None if knowledge is None else knowledge.calibration,
         )
+        if isinstance(planned, PackPlan) and record.open_for:
+            planned = keep_open(planned, record.request, record.degree)
         if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
             told = describe_asked_type(str(gpu.gpu_type))
             planned = dataclasses.replace(planned, reasons=(*planned.reasons, told))

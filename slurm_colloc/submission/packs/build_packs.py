@@ -54,7 +54,9 @@ def build_packs(
             if key not in blocks:
                 blocks[key] = encode_environment(candidate.environment)
             is_task = candidate.job.array_task is not None
-            names_alone = planned.request is None or (local and len(planned.members) == 1)
+            # A pack that is open for others is still the call of one job.
+            is_single = planned.request is None or planned.open_for > 0
+            names_alone = is_single or (local and len(planned.members) == 1)
             if local and place.is_one_of_several:
                 names_alone = False
             members.append(
@@ -105,6 +107,7 @@ def build_packs(
             gpu_set=gpu_set,
             gpu_sets=batch.gpu_sets,
             set_nodes=batch.set_nodes,
+            open_for=planned.open_for,
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

@@ -38,6 +38,7 @@ class Part:
             for none.
         reasons: What the user should know of it, a sentence each.
         warnings: Those of the reasons that tell of a danger.
+        destination: Where they may land.
     """
 
     indices: tuple[int, ...]
@@ -47,6 +48,7 @@ class Part:
     asks_for: str | None = None
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    destination: Destination | None = None
 
 
 def divide_call(
@@ -94,9 +96,8 @@ def divide_call(
         chosen = _separate_wide(chosen, destination)
         if not shares:
             jobs = tuple(c.job for c in chosen)
-            parts.append(
-                _warn(Part(tuple(indices), jobs, Capacity(), knowledge), knowledge.profiles)
-            )
+            part = Part(tuple(indices), jobs, Capacity(), knowledge, destination=destination)
+            parts.append(_warn(part, knowledge.profiles))
             continue
         own = _settle_gpu_type(
             indices, chosen, knowledge, destination, destinations, keeps_whole=keeps_whole
@@ -227,7 +228,14 @@ def _build(
     indices: Sequence[int], jobs: Sequence[Job], destination: Destination, knowledge: Knowledge
 ) -> Part:
     capacity = complete_capacity(destination.capacity, knowledge)
-    return Part(tuple(indices), tuple(jobs), capacity, knowledge, reasons=destination.reasons)
+    return Part(
+        tuple(indices),
+        tuple(jobs),
+        capacity,
+        knowledge,
+        reasons=destination.reasons,
+        destination=destination,
+    )
 
 
 def complete_capacity(capacity: Capacity, knowledge: Knowledge | None) -> Capacity:

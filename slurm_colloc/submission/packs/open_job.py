@@ -1,0 +1,205 @@
+"""A single job as a pack that is open for others, where that costs nothing or was asked for.
+
+docs/decisions/0049 says why Slurm is asked first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
+from slurm_colloc.planning.billing import compute_billing, read_billing_rule
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.opened_pack import NOT_OPEN, plan_opened
+from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.packs.ask_slurm import ask_slurm, parse_start
+from slurm_colloc.submission.packs.build_packs import compute_closed
+from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
+from slurm_colloc.submission.plan.measured_calls import compute_measure_s
+from slurm_colloc.submission.plan.opening import Opening
+from slurm_colloc.submission.plan.plan_call import CallPlan, PlannedPart
+from slurm_colloc.submission.plan.planned_pack import PlannedPack
+from slurm_colloc.submission.plan.split_call import complete_capacity
+from slurm_colloc.submission.plan.target_nodes import Destination, Destinations, match_gpu_type
+
+Answer = TypeVar("Answer")
+
+ASK_S = 5.0
+"""How long Slurm may take to tell when it would start a job; its user waits meanwhile."""
+
+LATER_S = 60.0
+"""A start that is later by no more than this is as soon: Slurm looks at its queue that often."""
+
+
+def open_job(
+    made: CallPlan,
+    opening: Opening,
+    settings: Settings,
+    slurm: SlurmAccess,
+    *,
+    directory: str,
+) -> CallPlan:
+    """The plan of a call, its only job opened for others where it can be and is worth it.
+
+    Args:
+        made: The plan.
+        opening: How it is to be opened.
+        settings: The settings.
+        slurm: Slurm, which is asked only where the job could be opened.
+        directory: The submission directory.
+    """
+    if len(made.packs) != 1 or made.packs[0].plan.request is not None:
+        return made
+    (lone,) = made.packs
+    if not lone.candidates[0].job.gpus:
+        return made
+    (batch,) = group_into_batches([lone], None)
+    policy = made.parts[0].policy
+    obstacle = compute_closed(batch, lone, policy)
+    if obstacle:
+        # That it runs alone, and why, is told anyway.
+        return _note(made, obstacle) if opening.is_wanted else made
+    if not opening.is_wanted and policy.goal is not Goal.THROUGHPUT:
+        return _note(made, f"--goal is {policy.goal}")
+    try:
+        return _open(made, batch, policy, opening, settings, slurm, directory)
+    except CollocError as problem:
+        return _note(made, str(problem))
+
+
+def _open(  # noqa: PLR0917 - what was planned, and what is asked
+    made: CallPlan,
+    batch: Batch,
+    policy: Policy,
+    opening: Opening,
+    settings: Settings,
+    slurm: SlurmAccess,
+    directory: str,
+) -> CallPlan:
+    candidate = made.packs[0].candidates[0]
+    policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
+    part = made.parts[0].part
+    destination = part.destination
+    if destination is None or part.asks_for is not None:
+        # A single job asks for a GPU of any type.
+        destination = Destinations(settings, slurm).read(candidate.job)
+    knowledge = part.knowledge
+    match = match_gpu_type(knowledge.gpu_models, destination, dict(candidate.job.group))
+    if match.is_other or match.gpu_type is not None:
+        knowledge = knowledge.as_of_another_gpu(match.reason)
+    capacity = complete_capacity(destination.capacity, knowledge)
+    question = Question(
+        [candidate.job], knowledge.profiles, capacity, policy, knowledge.calibration
+    )
+    opened = plan_opened(question, opening.places)
+    if isinstance(opened, str):
+        return _note(made, opened)
+    if opening.is_wanted:
+        told = (
+            "Slurm was not asked what that costs: it may start later than alone, and is charged "
+            "for all that it asks for"
+        )
+    else:
+        assert opened.request is not None
+        refusal = _compare_billing(candidate, opened.request, destination, slurm)
+        refusal = refusal or _compare_starts(batch, opened, candidate, settings, slurm, directory)
+        if refusal:
+            return _note(made, refusal)
+        told = "Slurm would start it as soon as alone, and charges no more for it"
+    opened = dataclasses.replace(opened, reasons=(*opened.reasons, told))
+    part = dataclasses.replace(part, capacity=capacity, knowledge=knowledge)
+    if opening.is_wanted:
+        # Also where the id of the call is captured, and it joins no pack itself.
+        policy = dataclasses.replace(policy, join="auto")
+    made = dataclasses.replace(made, policy=policy)
+    return _replace(made, opened, dataclasses.replace(made.parts[0], part=part, policy=policy))
+
+
+def _compare_billing(
+    candidate: Candidate, request: PackRequest, destination: Destination, slurm: SlurmAccess
+) -> str:
+    """Why Slurm charges more for a request than for the job alone; empty where it does not."""
+    job = candidate.job
+    names = dict(job.group).get("partition", "").split(",")
+    if names == [""]:
+        names = sorted({shape.partition for shape in destination.shapes if shape.is_default})
+    if not names:
+        return "which partition it goes to is not known, nor what that charges"
+    alone = PackRequest(request.gpus, job.gpu_type, job.cpus, job.host_memory_mb, None)
+    config, *partitions = _ask_together(
+        slurm.read_config, *(partial(slurm.read_partition, name) for name in names)
+    )
+    for name, partition in zip(names, partitions, strict=True):
+        try:
+            rule = read_billing_rule(partition, config)
+        except ValueError as problem:
+            return f"what partition {name} charges is not known: {problem}"
+        own, more = compute_billing(rule, alone), compute_billing(rule, request)
+        if more > own:
+            return f"partition {name} would charge {more:g} for it instead of {own:g}"
+    return ""
+
+
+def _compare_starts(  # noqa: PLR0917 - both requests, and whom to ask
+    batch: Batch,
+    opened: PackPlan,
+    candidate: Candidate,
+    settings: Settings,
+    slurm: SlurmAccess,
+    directory: str,
+) -> str:
+    """Why Slurm would start a request later than the job alone; empty where it would not."""
+    (wider,) = group_into_batches([PlannedPack(opened, (candidate,))], None)
+
+    def ask(asked: Batch) -> float | str:
+        try:
+            said = ask_slurm(asked, settings, slurm, directory, timeout_s=ASK_S)[1]
+        except SlurmError as problem:
+            return problem.message
+        start = parse_start(said)
+        return f"sbatch --test-only says {' '.join(said.split())}" if start is None else start
+
+    alone, others = _ask_together(partial(ask, batch), partial(ask, wider))
+    for start in (alone, others):
+        if isinstance(start, str):
+            return f"Slurm does not say when it would start: {start}"
+    assert isinstance(alone, float)
+    assert isinstance(others, float)
+    if others - alone > LATER_S:
+        return f"Slurm would start it {_describe_span(others - alone)} later than alone"
+    return ""
+
+
+def _ask_together(*questions: Callable[[], Answer]) -> list[Answer]:
+    # Only a job that may be opened waits for its import.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(questions)) as threads:
+        return [asked.result() for asked in [threads.submit(ask) for ask in questions]]
+
+
+def _describe_span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def _note(made: CallPlan, why: str) -> CallPlan:
+    plan = made.packs[0].plan
+    noted = dataclasses.replace(plan, reasons=(*plan.reasons, f"{NOT_OPEN}{why}"))
+    return _replace(made, noted, made.parts[0])
+
+
+def _replace(made: CallPlan, pack: PackPlan, part: PlannedPart) -> CallPlan:
+    packs: Sequence[PackPlan] = (pack,)
+    return dataclasses.replace(
+        made,
+        plan=dataclasses.replace(made.plan, packs=tuple(packs)),
+        packs=(PlannedPack(pack, made.packs[0].candidates),),
+        parts=(dataclasses.replace(part, plan=dataclasses.replace(part.plan, packs=tuple(packs))),),
+    )
