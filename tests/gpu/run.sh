@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | gpus | mig | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | gpus | mig | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -22,6 +22,9 @@
 # degree: trainings of a minute that csub does not know, and what a user would type in its place,
 # test_gpu_degree.py; its CSUB_GPU_DEGREE, CSUB_GPU_TRAINING, CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say
 # what and how much. It writes OUT/degree.json, degree.csv and kept-degree.tar.gz.
+#
+# afternoon: twenty unlike trainings typed one by one, and a wrapper of one line, test_gpu_afternoon.py;
+# its CSUB_GPU_AFTERNOON says which runs. It writes OUT/afternoon.json, afternoon.csv and profiles.json.
 #
 # gpus: packs over two real GPUs of one host, test_gpu_several.py; CSUB_GPU_GPUS names its parts,
 # "small pairs mixed lost"; its CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say how much, CSUB_GPU_LIMIT_S when to
@@ -187,6 +190,8 @@ elif [ "$*" = policies ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-560}" -s tests/gpu/test_gpu_policies.py
 elif [ "$*" = degree ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-590}" -s tests/gpu/test_gpu_degree.py
+elif [ "$*" = afternoon ]; then
+    run_pytest "${CSUB_GPU_LIMIT_S:-590}" -s tests/gpu/test_gpu_afternoon.py
 elif [ "$*" = gpus ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_several.py
 elif [ "$*" = mig ]; then

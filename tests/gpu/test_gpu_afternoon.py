@@ -1,4 +1,4 @@
-"""An afternoon: small trainings typed one by one, and the same in one job under a wrapper of a line.
+"""An afternoon: small trainings typed one by one, and the same under a wrapper of one line.
 
 Through a real Slurm on a real GPU. Figures are written to afternoon.json and afternoon.csv and not
 judged: the time from the first submission to the last end, and each training's from its own.
@@ -84,7 +84,8 @@ def run_wrapper(bed: Bed, run: str) -> dict[str, Any]:
         script = write_script(bed, kind)
         word = f"{bed.user.home}/{run}.{number}"
         lines.append(
-            f"( bash {script} {steps} {note} >{word}.out 2>&1; echo $? $(date +%s.%N) >{word}.end ) &"
+            f"( bash {script} {steps} {note} >{word}.out 2>&1; "
+            f"echo $? $(date +%s.%N) >{word}.end ) &"
         )
         lines.append(f"sleep {TYPED_S:g}")
     lines += ["wait", *([] if bed.is_simulated else ["echo quit | nvidia-cuda-mps-control"])]

@@ -39,10 +39,11 @@ def join_waiting(
     *kinds: tuple[str, UsageProfile | None],
     policy: Policy = POLICY,
     calibration: Calibration | None = CALIBRATION,
+    capacity: Capacity = ROOMY,
 ) -> PackPlan | str:
     jobs, known = build_call(*kinds)
     return plan_pending_join(
-        jobs[:-1], jobs[-1], ROOMY, policy, profiles=known, calibration=calibration
+        jobs[:-1], jobs[-1], capacity, policy, profiles=known, calibration=calibration
     )
 
 
@@ -66,7 +67,6 @@ def join_running(
         time_left_s=30_000,
         plans=plans,
         jobs=tuple(jobs[:-1]),
-        place_cpus=2,
         mode=mode,
     )
     return plan_running_join(
@@ -100,18 +100,31 @@ def test_a_job_that_would_slow_a_waiting_pack_down_too_much_is_refused_with_numb
     assert "--max-slowdown is 1.5" in refusal
 
 
-def test_an_unknown_job_joins_no_known_one_and_an_unknown_one_by_its_users_words() -> None:
-    refusal = "what new uses of a GPU is not known yet, so it shares with no job that is known"
-    assert join_waiting(("small", SMALL), ("new", None)) == refusal
-    assert join_running(("small", SMALL), ("new", None)) == refusal
-    planned = join_waiting(("old", None), ("new", None))
+def test_known_and_unknown_jobs_share_as_far_as_there_is_room() -> None:
+    planned = join_waiting(("small", SMALL), ("new", None))
     assert isinstance(planned, PackPlan)
     assert not planned.known
-    assert join_waiting(*[("old", None)] * 4, ("new", None)) == "all 4 places are taken"
+    member = join_running(("small", SMALL), ("new", None))
+    assert isinstance(member, MemberPlan)
+    # How many run at once, and with which part of the threads, is measured and not known before.
+    assert member.thread_percentage is None
+    assert member.max_slowdown == 1.5
+    planned = join_waiting(*[("old", None)] * 4, ("new", None))
+    assert isinstance(planned, PackPlan)
+    assert (planned.degree, planned.request and planned.request.cpus) == (5, 10)
+    small = dataclasses.replace(ROOMY, cpus_per_gpu=13)
+    assert join_waiting(*[("old", None)] * 6, ("new", None), capacity=small) == (
+        "all 6 places are taken"
+    )
 
 
-def test_without_a_calibration_the_degree_counts() -> None:
-    assert join_waiting(*[("small", SMALL)] * 5, calibration=None) == "all 4 places are taken"
+def test_without_a_calibration_room_counts() -> None:
+    planned = join_waiting(*[("small", SMALL)] * 5, calibration=None)
+    assert isinstance(planned, PackPlan)
+    assert (planned.degree, planned.known) == (5, False)
+    one = dataclasses.replace(POLICY, degree=4, degree_is_asked=True)
+    refusal = join_waiting(*[("small", SMALL)] * 5, calibration=None, policy=one)
+    assert refusal == "all 4 places are taken"
 
 
 def test_a_degree_that_either_side_asked_for_counts_in_both() -> None:

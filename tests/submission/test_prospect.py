@@ -14,7 +14,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.node_setup import Setup, write_setup
-from slurm_colloc.store.pack.pack_directory import NewPack
+from slurm_colloc.store.pack.pack_directory import NewPack, read_pack
 from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Prospect
 from slurm_colloc.submission.plan.target_nodes import Destinations
 
@@ -36,7 +36,6 @@ def prepare(root: Path) -> tuple[Path, Prospect]:
         # Enough CPUs for a third member.
         request=PackRequest(1, None, 8, None, None),
         policy=POLICY,
-        one_script=True,
     )
     members = tuple(build_member(number, script) for number in record.members)
     with state.writing([NewPack(record, members)]):
@@ -47,10 +46,10 @@ def prepare(root: Path) -> tuple[Path, Prospect]:
     return state.pack_path(record.pack_id), Prospect(state, joiner, record.pack_id, RUNNING)
 
 
-def choose_thread_percentage(prospect: Prospect) -> int | None:
-    chosen = prospect.choose()
-    assert isinstance(chosen, Chosen), chosen
-    return chosen.own_plan.thread_percentage
+def find_mode(path: Path, prospect: Prospect) -> SharingMode:
+    record = read_pack(path)
+    assert record is not None
+    return prospect._find_mode(record, POLICY)
 
 
 def test_the_mode_of_a_running_pack_is_the_one_that_its_newest_attempt_prepared(
@@ -58,13 +57,13 @@ def test_the_mode_of_a_running_pack_is_the_one_that_its_newest_attempt_prepared(
 ) -> None:
     path, prospect = prepare(tmp_path)
     begin_attempt(path, 1)
-    assert choose_thread_percentage(prospect) == 50, "nothing prepared yet, so as planned"
+    assert find_mode(path, prospect) is SharingMode.MPS, "nothing prepared yet, so as planned"
     write_setup(path, Setup(1, "auto", "timeslice", "the node has no MPS", "n1"))
-    assert choose_thread_percentage(prospect) is None
+    assert find_mode(path, prospect) is SharingMode.TIMESLICE
     begin_attempt(path, 2)
-    assert choose_thread_percentage(prospect) == 50, "what the first attempt had is over"
+    assert find_mode(path, prospect) is SharingMode.MPS, "what the first attempt had is over"
     write_setup(path, Setup(2, "auto", "timeslice", "the node has no MPS", "n2"))
-    assert choose_thread_percentage(prospect) is None
+    assert find_mode(path, prospect) is SharingMode.TIMESLICE
 
 
 def test_a_running_pack_has_as_much_room_as_was_measured(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ def plan_running_join(
         profile=question.profiles.get(len(present)),
         calibration=calibration,
     )
+    if new.host_memory_mb is None and pack.request.host_memory_mb is not None:
+        # A place's part of what the pack has.
+        share_mb = pack.request.host_memory_mb // max(1, pack.degree)
+        need = dataclasses.replace(need, host_memory_mb=share_mb)
     degree = pack.degree if is_open_ended(policy) else min(pack.degree, policy.degree)
     if subjects:
         degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
