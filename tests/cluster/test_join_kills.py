@@ -43,7 +43,7 @@ from .joins import (
 
 pytestmark = pytest.mark.slurm
 
-ROOMY = ("--join", "--parsable", "--degree=4", "--pack-size=90")
+ROOMY = ("--join", "--open=never", "--parsable", "--degree=4", "--pack-size=90")
 """One pack takes all of them, four at a time."""
 
 
@@ -132,7 +132,7 @@ def test_kill_while_slurm_is_asked_keeps_the_pack_locked_until_it_has_answered(
     first = join(small, "train.sh", "first")
     with gates(small) as folder:
         (folder / f"stop-at-{moment}").touch()
-        csub = small.start(["csub", "--join", "--parsable", "train.sh", "killed"])
+        csub = small.start(["csub", "--join", "--open=never", "--parsable", "train.sh", "killed"])
         wait_until((folder / moment).exists, "scontrol is there")
         csub.kill()
         csub.communicate()
@@ -141,7 +141,8 @@ def test_kill_while_slurm_is_asked_keeps_the_pack_locked_until_it_has_answered(
         assert list_held_locks(small) == [str(path / "lock")]
         (folder / f"stop-at-{moment}").unlink()
         calls = [
-            small.start(["csub", "--join", "--parsable", "train.sh", name]) for name in ("a", "b")
+            small.start(["csub", "--join", "--open=never", "--parsable", "train.sh", name])
+            for name in ("a", "b")
         ]
         time.sleep(0.5)
         (folder / "go").touch()
@@ -163,7 +164,7 @@ def test_a_pack_that_grew_for_a_killed_joiner_runs_the_others(small: CsubUser) -
     job_id = job_of(first)
     with gates(small) as folder:
         (folder / "stop-at-after").touch()
-        csub = small.start(["csub", "--join", "--parsable", "train.sh", "killed"])
+        csub = small.start(["csub", "--join", "--open=never", "--parsable", "train.sh", "killed"])
         wait_until((folder / "after").exists, "the request has grown")
         csub.kill()
         csub.communicate()
@@ -182,7 +183,7 @@ def test_ctrl_c_while_slurm_is_asked_takes_the_joiner_out_again(small: CsubUser)
     job_id = job_of(first)
     with gates(small) as folder:
         (folder / "stop-at-before").touch()
-        csub = small.start(["csub", "--join", "train.sh", "second"])
+        csub = small.start(["csub", "--join", "--open=never", "train.sh", "second"])
         wait_until((folder / "before").exists, "scontrol is there")
         csub.send_signal(signal.SIGINT)
         (folder / "go").touch()
@@ -201,7 +202,7 @@ def test_ctrl_c_that_ends_scontrol_too_submits_nothing_elsewhere(small: CsubUser
     jobs = small.run(["squeue", "-h", "--me", "--format=%i"]).stdout
     with gates(small) as folder:
         (folder / "stop-at-before").touch()
-        csub = small.start(["csub", "--join", "train.sh", "second"])
+        csub = small.start(["csub", "--join", "--open=never", "train.sh", "second"])
         wait_until((folder / "before").exists, "scontrol is there")
         (scontrol,) = Path(f"/proc/{csub.pid}/task/{csub.pid}/children").read_text().split()
         csub.send_signal(signal.SIGINT)
@@ -407,7 +408,9 @@ def test_a_disk_that_fills_at_any_write_of_a_join_leaves_the_pack_as_it_was(
         filler.write_bytes(b"")
         used = shutil.disk_usage(filler.parent)
         filler.write_bytes(b"x" * max(0, used.free - 4096 * free_pages))
-        ended = user.run(["csub", "--join", "--parsable", "train.sh", "2"], check=False)
+        ended = user.run(
+            ["csub", "--join", "--open=never", "--parsable", "train.sh", "2"], check=False
+        )
         if ended.returncode == 0:
             break
         refused += 1
@@ -437,7 +440,7 @@ def test_a_state_that_has_become_read_only_is_said_and_nothing_changes(
     mount = ["mount", "-o", "remount,ro", str(user.home / "state")]
     subprocess.run(mount, check=True)
     try:
-        ended = user.run(["csub", "--join", "train.sh", "2"], check=False)
+        ended = user.run(["csub", "--join", "--open=never", "train.sh", "2"], check=False)
         assert look(user, job_id) == before
     finally:
         subprocess.run([*mount[:2], "remount,rw", mount[3]], check=True)

@@ -122,7 +122,7 @@ def test_twenty_four_at_once_fill_pack_after_pack_too(wide: CsubUser) -> None:
     write_script(wide)
     block(wide, 2)
     calls = [
-        wide.start(["csub", "--join", "--parsable", "train.sh", str(number)])
+        wide.start(["csub", "--join", "--open=never", "--parsable", "train.sh", str(number)])
         for number in range(24)
     ]
     members = []
@@ -147,7 +147,9 @@ def test_a_pack_that_starts_while_csub_hangs_does_not_wait_for_it(
     first = join(wide, "train.sh", "1")
     with gates(wide) as folder:
         (folder / f"stop-at-{moment}").touch()
-        csub = wide.start(["csub", "--join", "--parsable", "--explain", "train.sh", "2"])
+        csub = wide.start(
+            ["csub", "--join", "--open=never", "--parsable", "--explain", "train.sh", "2"]
+        )
         wait_until((folder / moment).exists, "scontrol is there")
         wide.run(["scancel", *blockers])
         wait_until(lambda: list_runs(wide) == {"1": [first]}, "the pack goes on without it")
@@ -173,7 +175,7 @@ def test_a_pack_that_starts_while_somebody_joins_takes_him_along(wide: CsubUser)
     (path,) = list_packs(wide).values()
     with gates(wide) as folder:
         (folder / "stop-at-after").touch()
-        csub = wide.start(["csub", "--join", "--parsable", "train.sh", "2"])
+        csub = wide.start(["csub", "--join", "--open=never", "--parsable", "train.sh", "2"])
         wait_until((folder / "after").exists, "the request has grown")
         wide.run(["scancel", *blockers])
         wait_until((path / "runner_pid").exists, "the runner waits for the lock")
@@ -208,7 +210,9 @@ def test_joins_that_meet_the_last_members_end_run_once(wide: CsubUser) -> None:
         calls = {}
         for name in (f"a{number}", f"b{number}"):
             time.sleep(chance.random() * 0.15)
-            calls[name] = wide.start(["csub", "--join", "--parsable", f"r{number}.sh", name])
+            calls[name] = wide.start(
+                ["csub", "--join", "--open=never", "--parsable", f"r{number}.sh", name]
+            )
         time.sleep(chance.random() * 0.5)
         wide.script(f"end-{number}", "")
         for name, call in calls.items():
@@ -234,7 +238,7 @@ def test_joins_that_meet_a_scancel_are_cancelled_or_run(wide: CsubUser) -> None:
         first = join(wide, f"r{number}.sh", f"first{number}")
         cancelled.append(first)
         name = f"a{number}"
-        csub = wide.start(["csub", "--join", "--parsable", f"r{number}.sh", name])
+        csub = wide.start(["csub", "--join", "--open=never", "--parsable", f"r{number}.sh", name])
         time.sleep(chance.random() * 0.5)
         wide.run(["scancel", job_of(first)])
         out, err = csub.communicate(timeout=60)
@@ -249,7 +253,9 @@ def test_joins_that_meet_a_scancel_are_cancelled_or_run(wide: CsubUser) -> None:
         cancelled.append(first)
         with gates(wide) as folder:
             (folder / f"stop-at-{moment}").touch()
-            csub = wide.start(["csub", "--join", "--parsable", f"{moment}.sh", moment])
+            csub = wide.start(
+                ["csub", "--join", "--open=never", "--parsable", f"{moment}.sh", moment]
+            )
             wait_until((folder / moment).exists, "scontrol is there")
             wide.run(["scancel", job_of(first)])
             (folder / "go").touch()

@@ -159,7 +159,7 @@ def test_a_user_who_changes_the_comment_does_not_reach_the_epilog(
 
 def test_a_job_that_is_joined_while_it_waits_gets_the_token(user: CsubUser) -> None:
     blocker = block(user)
-    words = ["--comment=mine=1, [x]", "--join=auto", "--parsable", "a.sh"]
+    words = ["--comment=mine=1, [x]", "--join=auto", "--open=never", "--parsable", "a.sh"]
     job_id = user.csub(*words).stdout.strip()
     assert read_comment(user, job_id) == f"mine=1, [x] {mark_of(user, job_id)}"
     assert user.csub(*words).stdout.strip() == f"{job_id}/2"
@@ -172,7 +172,7 @@ def test_a_job_that_is_joined_while_it_waits_gets_the_token(user: CsubUser) -> N
     assert user.csub(*words).stdout.strip() == f"{job_id}/4"
     assert read_comment(user, job_id) == changed
     # Without room for it nothing of the user's is cut off.
-    long = ["--join=auto", "--parsable", f"--comment={'x' * 980}", "a.sh"]
+    long = ["--join=auto", "--open=never", "--parsable", f"--comment={'x' * 980}", "a.sh"]
     alone = user.csub(*long).stdout.strip()
     joined = user.csub("--explain", *long)
     assert joined.stdout.strip() == f"{alone}/2"
