@@ -71,7 +71,11 @@ def write_script(bed: Bed, kind: str) -> Path:
     program = [sys.executable, str(HERE / "afternoon_trainings.py"), kind]
     device = ["--device", "cpu"] if bed.is_simulated else []
     script = bed.user.home / f"{kind}.sh"
-    script.write_text(f'#!/bin/bash\nexec {shlex.join(program)} "$@" {shlex.join(device)}\n')
+    # Lightning looks for MPI, which may not find an ssh here.
+    script.write_text(
+        "#!/bin/bash\nexport OMPI_MCA_plm_rsh_agent=sh\n"
+        f'exec {shlex.join(program)} "$@" {shlex.join(device)}\n'
+    )
     script.chmod(0o755)
     return script
 
