@@ -36,10 +36,12 @@ class MeasuringParts:
     Attributes:
         memory: How much of the GPU's memory is left for more members.
         degree: How many run at once best.
+        progress: What its members are like.
     """
 
     memory: GpuMemoryRoom
     degree: MeasuredDegree
+    progress: ProgressReader
 
 
 def build_measuring_parts(
@@ -111,7 +113,9 @@ def build_measuring_parts(
         find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
         count_waiting=lambda: (
-            len(members.waiting) + count_waiting_in_sisters(state, record, attempt)
+            len(members.waiting)
+            + sum(member.is_at_door for member in members.with_process())
+            + count_waiting_in_sisters(state, record, attempt)
         ),
     )
-    return MeasuringParts(memory, degree)
+    return MeasuringParts(memory, degree, progress)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ class StartQueue:
         measured_degree: Whether as many run as may.
         states: Writes why members wait.
         journal: The pack's log.
+        describe_door: Why those wait that have not started, because one has that goes first; empty
+            where none has.
 
     Attributes:
         has_handed_back: Some that wait are left to the next call of csub: too little time was left
@@ -75,6 +78,7 @@ class StartQueue:
         measured_degree: MeasuredDegree,
         states: StateWriter,
         journal: Journal,
+        describe_door: Callable[[], str] = lambda: "",
     ) -> None:
         self._pack = pack
         self._members = members
@@ -84,6 +88,7 @@ class StartQueue:
         self._slurm_decision = slurm_decision
         self._gpu_mode = gpu_mode
         self._measured_degree = measured_degree
+        self._describe_door = describe_door
         self._states = states
         self._journal = journal
         self.has_handed_back = False
@@ -117,7 +122,8 @@ class StartQueue:
         instances = self._gpu_mode.instances
         if instances is not None:
             return dataclasses.replace(facts, degree_reason=self._find_instance(instances, member))
-        return dataclasses.replace(facts, degree_reason=self._measured_degree.describe(member))
+        reason = self._measured_degree.describe(member) or self._describe_door()
+        return dataclasses.replace(facts, degree_reason=reason)
 
     def _find_instance(self, instances: PackInstances, member: Member) -> str:
         """Why a member has no MIG instance to start on; empty where it has one."""
@@ -141,6 +147,11 @@ class StartQueue:
         if why_not_now(facts) is None:
             return member
         return None if member is None else self._find_behind(member)
+
+    def find_for_door(self) -> Member | None:
+        """The next member, where it has a place and only the GPU has no room for it."""
+        member = self.find_next()
+        return member if member is not None and self.gather(member).degree_reason else None
 
     def _find_behind(self, front: Member) -> Member | None:
         """One that fits a free MIG instance, where that does not keep the front one waiting."""
