@@ -11,14 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
-from slurm_colloc.runtime.queue.members import Member  # noqa: F401 - the package is importable
 
 from ..wait_until import wait_until
 from .bed import build_environment
@@ -54,7 +52,7 @@ class Door:
         program = subprocess.Popen(
             [sys.executable, "-c", f"import torch\n{USE_GPU}{code}"],
             env=build_environment(self._directory, **environment),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._programs.append(program)
         return program
@@ -76,8 +74,9 @@ class Door:
         for program in self._programs:
             program.kill()
             program.wait()
-            assert program.stdout is not None
-            program.stdout.close()
+            for stream in (program.stdin, program.stdout):
+                if stream is not None:
+                    stream.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
@@ -105,21 +104,118 @@ def door(tmp_path: Path) -> Iterator[Door]:
 BEGINNINGS = {
     "init": "torch.cuda.init",
     "a tensor": "lambda: torch.zeros(1, device='cuda')",
-    "a part of torch.cuda that has imported it": "torch.cuda.memory._lazy_init",
-    "an id": "torch.cuda.current_device",
+    "a module that has imported the function": "torch.cuda.memory._lazy_init",
 }
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
 def test_it_waits_before_its_first_use_of_a_gpu(door: Door, begin: str) -> None:
-    program = door.start(f"print('loaded', flush=True); use_gpu({begin}); print('used')")
+    program = door.start(
+        f"torch.cuda.is_available(); print('loaded', flush=True); use_gpu({begin}); print('used')\n"
+        "print(torch.cuda._lazy_init.__code__.co_filename.endswith('torch/cuda/__init__.py'))"
+    )
     assert program.stdout is not None
     assert program.stdout.readline() == "loaded\n"
-    if "device" in begin and begin.startswith("lambda"):
-        # A build without CUDA never comes to its lazy start from C++.
-        assert end(program) == "used\n"
-        return
     door.wait_for(program)
-    assert program.poll() is None
     door.open()
+    # And of the door nothing is left.
+    assert end(program) == "used\nTrue\n"
+
+
+def test_without_a_door_it_goes_on_and_says_that_it_has_come(door: Door) -> None:
+    door.open()
+    assert end(door.start("use_gpu(); print('used')")) == "used\n"
+    assert door.mark.exists()
+
+
+def test_who_uses_no_gpu_has_not_come(door: Door) -> None:
+    code = "torch.manual_seed(1); torch.zeros(1); torch.cuda.is_available(); print('done')"
+    assert end(door.start(code)) == "done\n"
+    assert not door.mark.exists()
+
+
+def test_a_process_that_was_forked_meanwhile_is_not_kept(door: Door) -> None:
+    # What the workers of a DataLoader do first.
+    program = door.start("""
+import os, threading, time
+threading.Thread(target=use_gpu, daemon=True).start()
+input()
+child = os.fork()
+if not child:
+    torch.manual_seed(1)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+""")
+    door.wait_for(program)
+    assert program.stdin is not None
+    program.stdin.write("\n")
+    program.stdin.flush()
+    assert end(program) == "7\n"
+
+
+def test_each_process_of_a_member_waits(door: Door) -> None:
+    program = door.start("""
+import os
+child = os.fork()
+use_gpu()
+if not child:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""")
+    door.wait_for(program)
+    children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+    wait_until(lambda: is_waiting(int(children.read_text())), "the other one waits", patience_s=60)
+    door.open()
+    assert end(program) == "7\n"
+
+
+def test_a_signal_ends_it_and_its_handler_may_have_it_wait_again(door: Door) -> None:
+    program = door.start("""
+import signal
+class Told(Exception):
+    pass
+def tell(number, frame):
+    raise Told
+signal.signal(signal.SIGUSR1, tell)
+try:
+    use_gpu()
+except Told:
+    print("told", flush=True)
+use_gpu()
+""")
+    door.wait_for(program)
+    program.send_signal(signal.SIGUSR1)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "told\n"
+    wait_until(lambda: is_waiting(program.pid), "it waits again", patience_s=60)
+    program.send_signal(signal.SIGTERM)
+    assert end(program) == ""
+    assert program.returncode == -signal.SIGTERM
+
+
+def test_what_has_changed_meanwhile_is_in_its_environment(door: Door) -> None:
+    program = door.start(
+        "import os; use_gpu(); print(os.environ['END'], os.environ.get('GONE'))", END="5"
+    )
+    door.wait_for(program)
+    door.open(b"END=1234\0GONE=1\0")
+    assert end(program) == "1234 None\n"
+
+
+def test_it_goes_on_when_its_runner_is_killed(door: Door) -> None:
+    door.open()
+    path = door.mark.with_name(DOOR)
+    path.touch()
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print(flush=True); time.sleep(900)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        program = door.start("use_gpu(); print('used')")
+        door.wait_for(program)
+        holder.kill()
     assert end(program) == "used\n"
