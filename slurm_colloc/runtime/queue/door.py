@@ -139,8 +139,8 @@ class Doors:
         return stops and self._has_host_memory(member)
 
     def list_waiting(self) -> list[Member]:
-        """Those whose door is closed, the next one first."""
-        return [door.member for door in self._doors.values() if door.member.is_at_door]
+        """Those whose door is closed and that are to go on, the next one first."""
+        return [door.member for door in self._doors.values() if door.member.asked is None]
 
     def describe(self) -> str:
         """Why no other member is let on to the GPU; empty where none is at the door."""
@@ -210,8 +210,6 @@ class Doors:
             elif door.member.asked is None:
                 self._look(door)
         for member in self.list_waiting():
-            if member.asked is not None:
-                continue
             reason = self._measured_degree.describe(member)
             if reason:
                 self._tell(reason)
