@@ -19,6 +19,7 @@ from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.job import Job, SignalRequest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import write_json
@@ -92,6 +93,10 @@ class DoorBed:
     def end(self, number: int) -> None:
         """A member ends."""
         self.bed.end_member(self.bed.members.by_number[number])
+
+    def get(self, number: int) -> Member:
+        """A member, as its runner keeps it now."""
+        return self.bed.members.by_number[number]
 
     @property
     def running(self) -> list[int]:
@@ -258,15 +263,16 @@ def test_who_never_comes_to_the_door_has_its_limit(build: Callable[..., DoorBed]
 def test_its_program_is_told_when_its_time_begins(build: Callable[..., DoorBed]) -> None:
     signal = SignalRequest(12, 10, False)
     pack = build(change=lambda job: dataclasses.replace(job, signal=signal))
-    member = pack.bring_up(2)
+    pack.bring_up(2)
     pack.come(2)
     inside = pack.bed.folder(2) / "inside"
     inside.write_bytes(b"name=x\0started_at=5\0cpus=\0")
     pack.work()
-    assert member.signal_at is None
+    assert pack.get(2).signal_at is None
     pack.end(1)
     began = int(time.time())
     pack.work()
+    member = pack.get(2)
     assert member.deadline is not None
     assert member.signal_at == member.deadline - 10
     values = dict(text.split("=") for text in inside.read_text().split("\0") if text)
@@ -281,14 +287,14 @@ def test_who_has_too_little_time_left_is_handed_back_as_it_came(
         return dataclasses.replace(job, time_limit_s=600)
 
     pack = build(places=2, change=change, time_limit_s=1000)
-    member = pack.bring_up(2)
+    pack.bring_up(2)
     pack.come(2)
     pack.work()
-    assert member.asked is None
+    assert pack.get(2).asked is None
     time_left = pack.bed.parts.start_queue._time_left
     time_left._begun_at -= 500
     pack.work()
-    assert member.asked is not None
+    assert pack.get(2).asked is StopReason.REQUEUE
     pack.end(2)
     pack.work()
     record = pack.bed.read(2)
