@@ -75,6 +75,8 @@ class Settings:
         monitor: Packs are watched: use of the GPU, progress, slowdown.
         instrument: Members count their training steps, by a hook in their Python.
         pause: Members are paused for moments, so that others can be measured without them.
+        door: Members that wait for room on the GPU may start, and load their program until they
+            would use it.
         monitor_interval_s: How often the monitor looks, in seconds.
         activity_source: Who tells the activity of SMs, tensor cores and DRAM: `gpm` (NVML, from
             Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
@@ -110,6 +112,7 @@ class Settings:
     monitor: bool = True
     instrument: bool = True
     pause: bool = True
+    door: bool = True
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
     goal: str = "throughput"

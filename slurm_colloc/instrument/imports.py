@@ -1,7 +1,7 @@
 """Waits for the program to import torch or a tracker; imports none of it itself.
 
-This is read at every start of Python under a pack, so it stays small. What counts is loaded when
-torch's optimizers or loaders are.
+This is read at every start of Python under a pack, so it stays small. What counts, and what waits
+before the first use of a GPU, is loaded when the parts of torch are that it changes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # What is watched for: the module of ours and its function that is given it.
 WATCHED: dict[str, tuple[str, str]] = {
+    "torch.cuda": ("door", "hook_cuda"),
     "torch.compiler": ("torch_optimizer", "hook_compiler"),
     "torch.optim.optimizer": ("torch_optimizer", "hook_optimizers"),
     "torch.amp.grad_scaler": ("torch_optimizer", "hook_scaler"),

@@ -41,6 +41,10 @@ SIZE = 256
 SUFFIX = ".progress"
 VARIABLE = "SLURM_COLLOC_PROGRESS"
 
+# Beside the counter files, see door.py.
+GPU_USED = "gpu.used"
+DOOR = "door"
+
 FLAG_FINISHED = 1
 FLAG_SEVERAL_OPTIMIZERS = 2
 FLAG_SEVERAL_LOADERS = 4

@@ -15,6 +15,7 @@ class RunnerSettings:
         monitor: See there.
         instrument: See there.
         pause: See there.
+        door: See there.
         monitor_interval_s: See there.
         activity_source: See there.
     """
@@ -24,5 +25,6 @@ class RunnerSettings:
     monitor: bool = True
     instrument: bool = True
     pause: bool = True
+    door: bool = True
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"

@@ -222,7 +222,9 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         pack_waits=PREPARING_GPU if is_preparing else "",
         no_place=next((text for text in obstacles if is_obstacle(text)), ""),
         degree_reason=next((text for text in obstacles if is_degree_reason(text)), "")
-        or explain_kept_waiting(facts.degree, len(running)),
+        or explain_kept_waiting(
+            facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
+        ),
     )
 
 
@@ -245,11 +247,15 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         text += ", suspended by Slurm"
     others = [m for m in view.members if m.state is MemberState.RUNNING and m != member]
     parked = [m for m in others if m.is_parked]
-    end = f"{_tell_parked(parked)}{_format_end(view, member, facts)}"
+    loading = [m for m in others if m.record is not None and m.record.at_door]
+    told = f"{_tell_others(parked, 'parked')}{_tell_others(loading, 'at the door')}"
+    end = f"{told}{_format_end(view, member, facts)}"
+    if record.at_door:
+        return f"{text}, {member.reason or 'it loads its program'}{end}"
     if member.is_parked:
         return f"{text}, parked: its processes are paused until a place is free for it{end}"
-    partners = [m for m in others if not m.is_parked]
-    if not partners and not parked:
+    partners = [m for m in others if not m.is_parked and m not in loading]
+    if not partners and not parked and not loading:
         return f"{text}, alone in its pack{end}"
     if not partners:
         return f"{text}, the only running member of its pack{end}"
@@ -266,11 +272,11 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     return f"{told}{end}"
 
 
-def _tell_parked(parked: Sequence[MemberView]) -> str:
-    if not parked:
+def _tell_others(others: Sequence[MemberView], what: str) -> str:
+    if not others:
         return ""
-    verb = "is" if len(parked) == 1 else "are"
-    return f"; {_join([str(m.member) for m in parked])} {verb} parked"
+    verb = "is" if len(others) == 1 else "are"
+    return f"; {_join([str(m.member) for m in others])} {verb} {what}"
 
 
 def _format_end(view: PackView, member: MemberView, facts: Facts) -> str:

@@ -110,6 +110,10 @@ def build_measuring_parts(
         find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
         planned_degree=record.degree if policy is None else min(policy.degree, record.degree),
-        count_waiting=lambda: len(members.waiting) + count_elsewhere(),
+        count_waiting=lambda: (
+            len(members.waiting)
+            + sum(member.is_at_door for member in members.with_process())
+            + count_elsewhere()
+        ),
     )
     return MeasuringParts(progress, memory, degree)

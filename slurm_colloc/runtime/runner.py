@@ -190,7 +190,7 @@ class Runner:
     def _list_stuck(self) -> list[int]:
         """Members that cannot go on, and do not end by themselves."""
         if self._parts.gpu_mode.has_lost_gpu:
-            return [member.number for member in self.members.running()]
+            return [member.number for member in self.members.with_process()]
         return self._parts.gpu_mode.list_stuck()
 
     def _measure(self, *, is_going_on: bool) -> None:
@@ -206,7 +206,7 @@ class Runner:
         if parts.slurm_decision.follow():
             parts.ends.resume()
         if parts.slurm_decision.ending is not None and self.slurm is None:
-            for member in self.members.running():
+            for member in self.members.with_process():
                 parts.control.end(member, StopReason.CANCEL)
 
     def _fill(self) -> bool:
@@ -237,7 +237,7 @@ class Runner:
     @property
     def _has_unfinished(self) -> bool:
         """A member runs, or has ended and it is not known how."""
-        return bool(self.members.running() or self._parts.ends.undecided)
+        return bool(self.members.with_process() or self._parts.ends.undecided)
 
     @property
     def is_over(self) -> bool:
@@ -251,14 +251,14 @@ class Runner:
     def _on_terminate(self) -> None:
         self._parts.slurm_decision.terminate()
         if self._parts.passes_on:
-            for member in self.members.running():
+            for member in self.members.with_process():
                 # A job step gets its own signal.
                 if member.launcher == "process":
                     self._parts.control.signal(member, signal.SIGTERM, steps_only=False)
 
     def _on_foreign_signal(self, number: int) -> None:
         if self._parts.lone:
-            for member in self.members.running():
+            for member in self.members.with_process():
                 self._parts.control.signal(member, number, steps_only=False)
 
     # -- waiting ------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Runner:
         self._waker.wait(STARTING_WAIT_S, [])
 
     def _wait(self) -> None:
-        running = self.members.running()
+        running = self.members.with_process()
         is_starting = any(member.is_starting for member in running)
         if self._parts.steps.has_trouble:
             # What is due, or to be read, may be what cannot be done: it would be due at once again.

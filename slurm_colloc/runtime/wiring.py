@@ -40,6 +40,7 @@ from slurm_colloc.runtime.queue.allocation import (
     requeues_jobs,
     signals_tasks_alone,
 )
+from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
 from slurm_colloc.runtime.queue.job_sets import JobSets
@@ -209,6 +210,25 @@ def build_parts(
         state=state,
     )
     memory, measured_degree = measuring.memory, measuring.degree
+    doors = Doors(
+        pack=pack,
+        shown_id=shown_id,
+        record=record,
+        members=members,
+        is_on=settings.door,
+        instruments=settings.instrument,
+        find_progress=monitor.find_progress,
+        find_next_progress=monitor.find_next_progress,
+        progress=measuring.progress,
+        memory=memory,
+        measured_degree=measured_degree,
+        gpu_mode=gpu_mode,
+        time_left=time_left,
+        begin_time=starter.begin_time,
+        requeue=control.requeue,
+        states=states,
+        journal=journal,
+    )
     start_queue = StartQueue(
         pack=pack,
         members=members,
@@ -221,6 +241,7 @@ def build_parts(
         memory=memory,
         states=states,
         journal=journal,
+        describe_door=doors.describe,
     )
     intake = MemberIntake(
         pack=pack,
@@ -247,7 +268,8 @@ def build_parts(
         jobs=EmptiedJobs(slurm, journal),
         journal=journal,
         check_fence=fence.check,
-        find_room=measured_degree.find_room,
+        # Who is at the door has started, and goes first.
+        find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
         describe_wait=lambda member: (
             ("it needs a larger GPU" if memory.is_too_large(member) else "")
             or measured_degree.describe(member)
@@ -267,6 +289,7 @@ def build_parts(
         pack=pack,
         members=members,
         start_queue=start_queue,
+        doors=doors,
         probe_window=probe_window,
         memory=memory,
         gpu_mode=gpu_mode,

@@ -24,7 +24,7 @@ from slurm_colloc.report.page.read_series import RATE_WINDOW_S, PackSeries, read
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.thin_series import find_places, thin
 from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.store.pack.member_pauses import PARKED, read_pauses
+from slurm_colloc.store.pack.member_pauses import AT_DOOR, PARKED, read_pauses
 
 from ..calls import run_csub
 from ..wait_until import wait_until
@@ -235,17 +235,22 @@ def test_what_a_point_stands_for_lies_between_its_edges(values: list[float], cou
             assert least - margin <= mean <= greatest + margin
 
 
-def test_paused_time_is_drawn_and_is_in_no_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reason", "kind", "told"), [(PARKED, 2, "was parked"), (AT_DOOR, 3, "waited at the door")]
+)
+def test_paused_time_is_drawn_and_is_in_no_rate(
+    tmp_path: Path, reason: str, kind: int, told: str
+) -> None:
     truths = [Truth(1, 0, 100, lambda _: 20, stops=[(40.0, 60.0)]), Truth(2, 0, 100, lambda _: 9)]
     pack = make_pack(tmp_path, truths)
-    write_stops(pack, truths, PARKED)
+    write_stops(pack, truths, reason)
     summary = build_summary(pack, tmp_path)
     text = render_page([PageSource(summary, pack)])
     (drawn,) = read_drawing(text)["packs"]
     first, second = drawn["members"]
-    assert [band for band in first["bands"] if band[2] == 2] == [[40.0, 60.0, 2]]
+    assert [band for band in first["bands"] if band[2] == kind] == [[40.0, 60.0, kind]]
     assert all(band[2] == 0 for band in second["bands"])
-    assert "4711/1 was parked for 20.0 s" in Tags(text).text
+    assert f"4711/1 {told} for 20.0 s" in Tags(text).text
     middle = first["rate"]["mean"][45:55]
     assert set(middle) == {None}
     rates = [rate for rate in first["rate"]["mean"][20:90] if rate is not None]

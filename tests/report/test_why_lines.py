@@ -187,6 +187,21 @@ def test_what_was_measured_of_a_pack(state: State) -> None:
     assert "at once" not in line(queued, 3, degree=settled)
 
 
+def test_a_member_at_the_door_runs_and_shares_with_none(state: State) -> None:
+    run(state, 1, 2)
+    reason = "at the door: its program is loaded, and it waits: no more than 1 runs at once"
+    write(state, 3, MemberState.RUNNING, starts=1, started_at=HOUR_AGO, reason=reason, at_door=True)
+    view = look(state, "RUNNING")
+    assert line(view, 3) == (f"4711/3 RUNNING: on n1:0 since 09:30:00, {reason}")
+    assert line(view, 1) == (
+        "4711/1 RUNNING: on n1:0 since 09:30:00, sharing with 4711/2 (since 09:30:00) by time "
+        "slices; 4711/3 is at the door; at most 1:00:00 left"
+    )
+    # It says nothing of one that has ended.
+    write(state, 3, MemberState.COMPLETED, starts=1, started_at=HOUR_AGO, at_door=True)
+    assert "at the door" not in line(look(state, "RUNNING"), 1)
+
+
 def test_a_parked_member_runs_and_is_said_to_be_paused(state: State) -> None:
     run(state, 1, 2, 3)
     path = state.pack_path("s.0")

@@ -91,7 +91,8 @@ class Bed:
         change: What makes each member's job another one.
         attempt: The attempt's number.
         launcher: How members are started.
-        slurm: Without it the pack runs locally.
+        has_slurm: Without it the pack runs locally.
+        settings: Of its node; by default nothing is watched.
         **record: Fields of its pack.json.
     """
 
@@ -105,6 +106,7 @@ class Bed:
         attempt: int = 1,
         launcher: str = "process",
         has_slurm: bool = True,
+        settings: Settings | None = None,
         **record: Any,
     ) -> None:
         self.state = State(folder / "state", "here")
@@ -141,7 +143,8 @@ class Bed:
             allocation=self.allocation,
             attempt=begin_attempt(self.pack, attempt),
             journal=self.journal,
-            settings=Settings(monitor=False, instrument=False, pause=False, launcher=launcher),
+            settings=settings
+            or Settings(monitor=False, instrument=False, pause=False, launcher=launcher),
             slurm=self.slurm if has_slurm else None,
             slurm_log=self._log,
             announce=None,

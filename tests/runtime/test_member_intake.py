@@ -107,6 +107,14 @@ def test_after_a_killed_runner_its_members_say_why_they_run_again(second: Bed) -
     assert second.read(2).reason == ""
 
 
+def test_who_was_at_the_door_starts_from_the_beginning(second: Bed) -> None:
+    reason = "at the door: its program is loaded, and it waits: no more than 1 runs at once"
+    leave(second, 1, MemberState.RUNNING, starts=1, at_door=True, reason=reason)
+    build_intake(second, []).adopt_taken()
+    record = second.read(1)
+    assert (record.state, record.at_door, record.reason) == (MemberState.PENDING, False, "")
+
+
 def damage(bed: Bed, number: int, how: str) -> None:
     """Make what a member runs, or its state, unreadable for good."""
     folder = bed.folder(number)

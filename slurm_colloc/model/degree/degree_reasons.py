@@ -7,6 +7,7 @@ import re
 NO_MORE = "no more than "
 BEING_MEASURED = "the pack is being measured"
 NO_MEMORY = "the GPU has no memory left for it: "
+DOOR_FIRST = "one at the door goes first: "
 TOO_LITTLE_TIME = "the pack has only "
 
 _AT_ONCE = re.compile(r"\d+ runs? at once")
@@ -24,7 +25,7 @@ def say_at_once(degree: int) -> str:
 
 def is_degree_reason(text: str) -> bool:
     """Whether a runner has written how many may run at once, and not something else."""
-    begins = (BEING_MEASURED, NO_MORE, NO_MEMORY)
+    begins = (BEING_MEASURED, NO_MORE, NO_MEMORY, DOOR_FIRST)
     return text.startswith(begins) or _AT_ONCE.match(text) is not None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from slurm_colloc.report.page.read_series import Stay
 from slurm_colloc.report.terminal_tables import format_span
 from slurm_colloc.store.atomic_files import read_bytes
-from slurm_colloc.store.pack.member_pauses import MEASURED, MemberPause
+from slurm_colloc.store.pack.member_pauses import AT_DOOR, MEASURED, MemberPause
 
-RUNS, MEASURING, PARKED = 0, 1, 2
+RUNS, MEASURING, PARKED, LOADED = 0, 1, 2, 3
+_KINDS = {MEASURED: MEASURING, AT_DOOR: LOADED}
 """What a band says: it ran, was paused so that others could be measured, or was parked."""
 
 Band = tuple[float, float, int]
@@ -61,7 +62,7 @@ def build_bands(
         for pause in pauses:
             if pause.member != number:
                 continue
-            kind = MEASURING if pause.reason == MEASURED else PARKED
+            kind = _KINDS.get(pause.reason, PARKED)
             for low, high in spans:
                 since, until = max(low, pause.begin), min(high, pause.end or high)
                 if until - since >= _SHORT_S:
@@ -137,6 +138,9 @@ def _list_of_member(member: Mapping[str, Any], bands: Sequence[Band], begin: flo
     parked = [band for band in bands if band[2] == PARKED]
     for low, high, _ in parked:
         moments.append(Moment(low, f"{name} was parked for {format_span(high - low)}"))
+    for low, high, kind in bands:
+        if kind == LOADED:
+            moments.append(Moment(low, f"{name} waited at the door for {format_span(high - low)}"))
     measured = [band for band in bands if band[2] == MEASURING]
     if measured:
         total = format_span(sum(high - low for low, high, _ in measured))

@@ -154,7 +154,7 @@
     }
 
     drawBands(members) {
-      const names = { 0: "runs", 1: "paused to measure others", 2: "parked" };
+      const names = { 0: "runs", 1: "paused to measure others", 2: "parked", 3: "at the door" };
       const made = this.figure("Members on the GPU", "Each bar is a member, from its start to its end; lighter where it was paused or parked.");
       const said = members.slice(0, 12).map((m) => {
         const runs = m.bands.filter((band) => band[2] === 0);

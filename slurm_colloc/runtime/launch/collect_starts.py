@@ -50,7 +50,7 @@ class StartCollector:
 
     def collect(self) -> None:
         """Note the members whose wrappers have come up."""
-        for member in self._members.running():
+        for member in self._members.with_process():
             self._steps.run(f"the start of member {member.number}", partial(self.note, member))
 
     def note(self, member: Member) -> None:
@@ -58,16 +58,14 @@ class StartCollector:
         started = read_started(member) if member.is_starting else None
         if started is None:
             return
-        plan, job = member.spec.plan, member.spec.job
+        plan = member.spec.plan
         member.pid = started["pid"]
         member.wrapper_pid = started["wrapper_pid"]
         place = self._members.place_of(member.number)
         bound = place.choose_cpus(plan.cpus) if place else ()
         step = started["step"]
-        if plan.wall_limit_s is not None and self._keeps_time:
-            member.deadline = time.monotonic() + plan.wall_limit_s
-            if job.signal is not None:
-                member.signal_at = member.deadline - job.signal.seconds_before_end
+        if self._keeps_time:
+            member.begin_time(time.monotonic())
         self._states.write(
             member,
             MemberState.RUNNING,
@@ -83,6 +81,7 @@ class StartCollector:
             reason="",
             gpu=member.gpu,
             cause="",
+            at_door=member.is_at_door,
         )
         if member.gpu is not None and member.gpu.is_under_mps:
             self._clients.watch(member)

@@ -220,12 +220,24 @@ def _compute_release_variables(
     if "SLURM_GPUS_ON_NODE" in added:
         # Of a pack with several GPUs it may have some.
         values["SLURM_GPUS_ON_NODE"] = str(plan.gpus)
+    return values | compute_times(added, plan, place.started_at)
+
+
+def compute_times(added: Mapping[str, str], plan: MemberPlan, started_at: int) -> dict[str, str]:
+    """When a member's time has begun and when it ends, where this release says so.
+
+    Args:
+        added: What Slurm and the site added to the batch script's environment.
+        plan: Its place in the plan.
+        started_at: When it begins, in seconds since the epoch.
+    """
+    values = {}
     if "SLURM_JOB_START_TIME" in added:
-        values["SLURM_JOB_START_TIME"] = str(place.started_at)
+        values["SLURM_JOB_START_TIME"] = str(started_at)
     end = added.get("SLURM_JOB_END_TIME", "")
     if end.isdecimal() and plan.wall_limit_s is not None:
         # The member's own limit, or the pack's where that comes first.
-        values["SLURM_JOB_END_TIME"] = str(min(int(end), place.started_at + plan.wall_limit_s))
+        values["SLURM_JOB_END_TIME"] = str(min(int(end), started_at + plan.wall_limit_s))
     return values
 
 

@@ -22,7 +22,12 @@ from slurm_colloc.runtime import programs
 from slurm_colloc.runtime.launch.member_environment import MemberContext
 from slurm_colloc.slurm.real_command import SHIM_MARK
 from slurm_colloc.slurm.tables.job_command import describe_command
-from slurm_colloc.store.atomic_files import make_directory, write_all, write_atomic
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    make_directory,
+    write_all,
+    write_atomic,
+)
 
 SHIMMED = ("srun", "scontrol", "scancel", "squeue", "sbatch", "salloc")
 
@@ -97,6 +102,24 @@ def build_inside(
     if job.array_task is not None:
         inside["task_id"] = f"{place.job_id}_{job.array_task.task_id}"
     return inside
+
+
+def tell_later_start(folder: Path, at: int) -> None:
+    """Have a member's shims say that its time began at another moment.
+
+    Args:
+        folder: The member's directory.
+        at: In seconds since the epoch.
+
+    Raises:
+        StateError: The file cannot be read or written.
+    """
+    path = folder / "inside"
+    with explain_os_errors("read", path):
+        lines = path.read_bytes().split(b"\0")
+    began = b"started_at="
+    changed = [b"%s%d" % (began, at) if line.startswith(began) else line for line in lines]
+    write_atomic(path, b"\0".join(changed))
 
 
 def give_shims(folder: Path, inside: Mapping[str, str], bash_env: str) -> None:

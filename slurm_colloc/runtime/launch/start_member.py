@@ -26,6 +26,7 @@ from slurm_colloc.runtime.launch.path_shims import (
     build_inside,
     find_shims,
     give_shims,
+    tell_later_start,
     write_shims,
 )
 from slurm_colloc.runtime.launch.step_command import (
@@ -190,6 +191,24 @@ class MemberStarter:
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
         return True
+
+    def begin_time(self, member: Member, at: float) -> dict[str, str]:
+        """A running member's time begins only now.
+
+        Args:
+            member: The member.
+            at: When, in seconds since the epoch.
+
+        Returns:
+            What is different in its environment.
+
+        Raises:
+            StateError: Its squeue and its scontrol cannot be told.
+        """
+        if self._has_shims:
+            tell_later_start(self._pack / "members" / format_number(member.number), int(at))
+        added = self._added | _describe_submission(member, self._added)
+        return environments.compute_times(added, member.spec.plan, int(at))
 
     def _choose_node(self) -> str:
         """The option that says to srun that it is this node, where the job has others, too."""

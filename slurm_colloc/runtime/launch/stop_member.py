@@ -134,9 +134,9 @@ class MemberControl:
 
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
-        look = partial(self._path_watch.look, self._members.running())
+        look = partial(self._path_watch.look, self._members.with_process())
         self._steps.run("the PATH of members", look)
-        for member in self._members.running():
+        for member in self._members.with_process():
             name = f"the limits of member {member.number}"
             self._steps.run(name, partial(self._enforce, member, time.monotonic()))
 

@@ -75,7 +75,7 @@ class EndCollector:
 
     def collect(self) -> None:
         """Judge the members whose processes have ended."""
-        for member in self._members.running():
+        for member in self._members.with_process():
             self._steps.run(
                 f"the end of member {member.number}",
                 partial(self._look_at, member),

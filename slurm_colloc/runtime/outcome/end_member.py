@@ -87,7 +87,7 @@ class MemberEnds:
         member.pid = member.wrapper_pid = None
         member.deadline = member.signal_at = None
         member.end_by = member.ended_at = None
-        member.is_orphan = member.is_parked = False
+        member.is_orphan = member.is_parked = member.is_at_door = False
         member.reserved_mb = None
         member.paused_s = 0.0
         self._pauser.forget(member)

@@ -49,6 +49,6 @@ class AttemptFence:
             )
 
     def _end(self, why: str) -> NoReturn:
-        for member in self._members.running():
+        for member in self._members.with_process():
             kill(member)
         raise Fenced(why)

@@ -68,7 +68,7 @@ class PackEnd:
 
     def work(self) -> bool:
         """Go on with the end; True once every member has ended and all is written."""
-        if self._members.running():
+        if self._members.with_process():
             self._expect_kill()
             return False
         self._settle()

@@ -20,6 +20,7 @@ from slurm_colloc.runtime.outcome.end_member import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
+from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
@@ -40,6 +41,7 @@ class PlaceFiller:
         pack: The pack's directory.
         members: Its members and places.
         start_queue: Which member starts next.
+        doors: Starts members ahead of their turn.
         probe_window: Told of a member that starts.
         memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
@@ -58,6 +60,7 @@ class PlaceFiller:
         pack: Path,
         members: PackMembers,
         start_queue: StartQueue,
+        doors: Doors,
         probe_window: ProbeWindow,
         memory: GpuMemoryRoom,
         gpu_mode: GpuMode,
@@ -73,6 +76,7 @@ class PlaceFiller:
         self._pack = pack
         self._members = members
         self._start_queue = start_queue
+        self._doors = doors
         self._probe_window = probe_window
         self._memory = memory
         self._gpu_mode = gpu_mode
@@ -87,14 +91,23 @@ class PlaceFiller:
         """Take what has entered, and start as many as may run."""
         self._intake.work()
         if self._gpu_mode.refusal:
+            self._doors.open_all()
             waiting = [n for n in self._members.waiting if not is_held(self._pack, n)]
             if not self._job_sets.leave(waiting):
                 self._refuse_all()
             return
+        self._doors.work()
         while (member := self._start_queue.find_start()) is not None:
             self._probe_window.open_for(member)
             self._check_fence()
             self._start(member)
+        while (member := self._start_queue.find_for_door()) is not None:
+            self._check_fence()
+            if not self._doors.may_wait_there(member) or not self._doors.close(member):
+                return
+            self._start(member)
+            if member.process is None:
+                self._doors.drop(member)
 
     def close(self) -> bool:
         """Close the pack if nothing waits; False if something has entered meanwhile.
@@ -173,7 +186,7 @@ class PlaceFiller:
 
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
-        limit_mb, gpus = self._memory.reserve(member)
+        limit_mb, gpus = self._memory.reserve(member, is_later=member.is_at_door)
         likely = self._memory.find_likely_degree(member)
         if member.spec.job.only_probe:
             # It is to show what it does without limits.
@@ -336,5 +349,6 @@ class MemberIntake:
                 member.record = tell_of_restart(member.record, self._killed_before)
         self._members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
-        stale = {"reason": ""} if is_waiting_reason(member.record.reason) else {}
+        waited = member.record.at_door or is_waiting_reason(member.record.reason)
+        stale = {"reason": "", "at_door": False} if waited else {}
         self._states.write(member, MemberState.PENDING, **stale)

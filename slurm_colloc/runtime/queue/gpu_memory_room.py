@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from slurm_colloc.model.degree.degree_reasons import NO_MEMORY
-from slurm_colloc.planning.gpu_memory_parts import FreeMemory, count_starts
+from slurm_colloc.planning.gpu_memory_parts import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 
@@ -90,6 +90,9 @@ class GpuMemoryRoom:
         if free is None or not running or not self._counts():
             return ""
         need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
+        if member.process is not None:
+            # At the door: what it was started with.
+            need_mb = member.reserved_mb
         if free.choose_part_mb(need_mb, gpus) is not None:
             return ""
         (gpu, *_) = free.choose_gpus(gpus)
@@ -101,8 +104,14 @@ class GpuMemoryRoom:
             return f"{NO_MEMORY}{taken}, and what it takes is not known"
         return f"{NO_MEMORY}{taken}, and it may take {need_mb} MB"
 
-    def reserve(self, member: Member) -> tuple[int | None, tuple[str, ...]]:
+    def reserve(
+        self, member: Member, *, is_later: bool = False
+    ) -> tuple[int | None, tuple[str, ...]]:
         """Reserve memory for a member that starts now.
+
+        Args:
+            member: The member.
+            is_later: It waits until so much is free before it uses the GPU.
 
         Returns:
             What its process may take at most of each of its GPUs, None for no limit; and the GPUs
@@ -117,7 +126,10 @@ class GpuMemoryRoom:
         named = tuple(gpu for gpu in self._find_gpus() if gpu in chosen)
         if not self._counts():
             return member.spec.plan.gpu_memory_limit_mb, named
-        part_mb = free.choose_part_mb(self.find_need_mb(member), gpus)
+        need_mb = self.find_need_mb(member)
+        part_mb = free.choose_part_mb(need_mb, gpus)
+        if is_later:
+            part_mb = free.usable_mb // PART_OF_GPU if need_mb is None else need_mb
         if part_mb is None:
             # The only one: it may try all that there is.
             part_mb = max(0, free.find_free_mb(gpus))

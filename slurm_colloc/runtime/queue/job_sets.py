@@ -131,7 +131,7 @@ class JobSets:
             waiting: How many wait in it.
         """
         own_gpus, gpus = _count_gpus(self._record), _count_gpus(other)
-        here, there = len(self._members.running()), begun + waiting
+        here, there = len(self._members.with_process()), begun + waiting
         # Of n that come: (here + n) / own_gpus <= (there - n) / gpus.
         return min(waiting, max(0, (there * own_gpus - here * gpus) // (own_gpus + gpus)))
 

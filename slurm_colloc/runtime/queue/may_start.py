@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ class StartQueue:
         memory: Whether there is GPU memory for one more.
         states: Writes why members wait.
         journal: The pack's log.
+        describe_door: Why those wait that have not started, because one has that goes first; empty
+            where none has.
 
     Attributes:
         has_handed_back: Some that wait are left to the next call of csub: too little time was left
@@ -82,6 +85,7 @@ class StartQueue:
         memory: GpuMemoryRoom,
         states: StateWriter,
         journal: Journal,
+        describe_door: Callable[[], str] = lambda: "",
     ) -> None:
         self._pack = pack
         self._members = members
@@ -92,6 +96,7 @@ class StartQueue:
         self._gpu_mode = gpu_mode
         self._measured_degree = measured_degree
         self._memory = memory
+        self._describe_door = describe_door
         self._states = states
         self._journal = journal
         self.has_handed_back = False
@@ -128,7 +133,7 @@ class StartQueue:
             return dataclasses.replace(facts, degree_reason=self._find_instance(instances, member))
         return dataclasses.replace(
             facts,
-            degree_reason=self._measured_degree.describe(member),
+            degree_reason=self._measured_degree.describe(member) or self._describe_door(),
             memory_reason=self._memory.describe(member),
         )
 
@@ -154,6 +159,15 @@ class StartQueue:
         if why_not_now(facts) is None:
             return member
         return None if member is None else self._find_behind(member, facts)
+
+    def find_for_door(self) -> Member | None:
+        """The next member, where it has a place and only the GPU has no room for it."""
+        member = self.find_next()
+        if member is None:
+            return None
+        facts = self.gather(member)
+        is_for_gpu = facts.degree_reason or facts.memory_reason
+        return member if is_for_gpu and not (facts.no_place or facts.pack_waits) else None
 
     def _find_behind(self, front: Member, facts: StartFacts) -> Member | None:
         """One for which there is room, where that does not keep the front one waiting for ever."""

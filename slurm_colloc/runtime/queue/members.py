@@ -66,6 +66,7 @@ class Member:
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
         paused_s: Seconds that its processes were stopped since its present start.
         is_parked: It is paused until a place is free for it.
+        is_at_door: It was started to load its program, and may not use the GPU yet.
         home: Where it was submitted; None for one of the pack's own submission.
     """
 
@@ -90,6 +91,7 @@ class Member:
     paused_at: float | None = None
     paused_s: float = 0.0
     is_parked: bool = False
+    is_at_door: bool = False
     home: HomeRecord | None = None
 
     def name(self, shown_id: str) -> MemberId:
@@ -111,6 +113,14 @@ class Member:
     def is_starting(self) -> bool:
         """It was launched and its wrapper has not reported yet."""
         return self.process is not None and self.pid is None
+
+    def begin_time(self, now: float) -> None:
+        """Its wall limit, and what is due before that, counts from now (monotonic clock)."""
+        limit_s, signal = self.spec.plan.wall_limit_s, self.spec.job.signal
+        if limit_s is not None:
+            self.deadline = now + limit_s
+            if signal is not None:
+                self.signal_at = self.deadline - signal.seconds_before_end
 
     def add_time(self, seconds: float) -> None:
         """Set all that is due for it back by a time that was not its own."""
@@ -153,9 +163,13 @@ class PackMembers:
         """All members by number."""
         return [self.by_number[number] for number in sorted(self.by_number)]
 
-    def running(self) -> list[Member]:
-        """Members that have a process."""
+    def with_process(self) -> list[Member]:
+        """Members that have a process, those at the door among them."""
         return [member for member in self.by_number.values() if member.process is not None]
+
+    def running(self) -> list[Member]:
+        """Members that have a process and may use the GPU."""
+        return [member for member in self.with_process() if not member.is_at_door]
 
     def find_places(self, wanted: int) -> list[PackPlace]:
         """The free places that a member of so many CPUs takes; none where they do not suffice.

@@ -59,11 +59,12 @@ class TimeLeft:
         return self._limit_s - (self._clock() - self._begun_at)
 
     def is_too_short_for(self, member: Member) -> bool:
-        """Whether a waiting member is better off in another pack."""
+        """Whether a member that has not begun its work is better off in another pack."""
         job, left_s = member.spec.job, self.left_s
         if not self._may_hand_back or left_s is None or job.time_limit_s is None:
             return False
-        if left_s >= job.time_limit_s or member.record.starts:
+        loads_only = member.is_at_door and member.pid is not None
+        if left_s >= job.time_limit_s or member.record.starts > int(loads_only):
             return False
         if left_s <= 0:
             # The pack runs on beyond its limit, so that was raised.

@@ -67,7 +67,7 @@ class ProgressReader:
     def work(self) -> None:
         """See what the members that run take now."""
         latest = self._read()
-        for member in self._members.running():
+        for member in self._members.with_process():
             number, start = member.number, member.record.starts
             found = {} if latest is None else latest["members"].get(str(number)) or {}
             if found.get("start") == start:

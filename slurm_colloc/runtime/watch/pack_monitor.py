@@ -158,7 +158,7 @@ class PackMonitor:
         """
         if not self._root:
             return {}
-        directory = f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
+        directory = self.find_next_progress(member)
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
@@ -184,6 +184,12 @@ class PackMonitor:
             if self._root
             else ""
         )
+
+    def find_next_progress(self, member: Member) -> str:
+        """Where the next start of a member will count its steps; empty where it will not."""
+        if not self._root:
+            return ""
+        return f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
 
     # -- the monitor --------------------------------------------------------------------------
 

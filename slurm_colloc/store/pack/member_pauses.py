@@ -20,6 +20,8 @@ MEASURED = "measured"
 """Paused for a moment, so that others can be measured without it."""
 PARKED = "parked"
 """Paused until a place is free for it."""
+AT_DOOR = "at the door"
+"""Not paused: it loads its program, and waits before its first use of the GPU."""
 
 _MOST_BYTES = 64 << 20
 
@@ -29,14 +31,14 @@ Start = tuple[int, int]
 
 @dataclass(frozen=True)
 class MemberPause:
-    """A time in which the processes of a member were stopped.
+    """A time in which the processes of a member were stopped, or did not use the GPU yet.
 
     Attributes:
         member: Its number.
         start: Which of its starts.
         begin: Seconds since the epoch.
         end: Seconds since the epoch; None where it had not ended when the file was written last.
-        reason: `measured` or `parked`.
+        reason: `measured`, `parked` or `at the door`.
     """
 
     member: int

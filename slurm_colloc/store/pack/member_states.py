@@ -111,6 +111,8 @@ class StateRecord:
             and exit code say all.
         evidence: What that class rests on, a line each.
         retries: What restarts have taught.
+        at_door: It was started to load its program, and may not use the GPU yet; says something of
+            running members only.
     """
 
     state: MemberState
@@ -129,6 +131,7 @@ class StateRecord:
     cause: str = ""
     evidence: tuple[str, ...] = ()
     retries: Retries = Retries()
+    at_door: bool = False
 
     @property
     def is_final(self) -> bool:
