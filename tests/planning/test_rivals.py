@@ -61,9 +61,7 @@ def test_what_was_measured_of_gpu_memory_fits_under_every_rule(
     for pack in shared:
         if mode is SharingMode.MIG:
             assert pack.degree <= MIG_MEMBERS_MAX
-        needs = [
-            compute_gpu_memory_limit_mb(profiles[m.job_index], CALIBRATION) for m in pack.members
-        ]
+        needs = [compute_gpu_memory_limit_mb(profiles[m.job_index]) for m in pack.members]
         largest = sorted((need or 0 for need in needs), reverse=True)[: pack.degree]
         if usable_mb is not None:
             assert sum(largest) <= usable_mb

@@ -91,7 +91,6 @@ def plan_running_join(
         capacity,
         policy,
         profile=question.profiles.get(len(present)),
-        calibration=calibration,
     )
     degree = min(pack.degree, policy.degree)
     if subjects:
@@ -198,7 +197,7 @@ def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
         plan.job_index,
         plan.cpus,
         plan.host_memory_mb,
-        gpu_memory_mb or choose_gpu_memory_mb(job, profile, question.calibration),
+        gpu_memory_mb or choose_gpu_memory_mb(job, profile),
         job.time_limit_s,
         job.max_slowdown,
     )

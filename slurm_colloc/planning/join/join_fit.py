@@ -97,7 +97,6 @@ def plan_pending_join(
             capacity,
             policy,
             profile=question.profiles.get(index),
-            calibration=calibration,
         )
         for index, job in enumerate(jobs)
     ]
