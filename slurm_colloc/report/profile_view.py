@@ -65,7 +65,7 @@ def render_list(
         Column("GPU_MEM"),
         Column("SM"),
         Column("CPUS"),
-        Column("AT_ONCE"),
+        *([Column("AT_ONCE")] if curves else []),
         Column("UPDATED", is_number=False),
     ]
     rows = [
@@ -79,7 +79,7 @@ def render_list(
             format_mb_figure(record.gpu_memory_peak_mb),
             format_share(record.sm_active),
             format_figure(record.cpu_cores, 2),
-            _render_best(record, curves),
+            *([_render_best(record, curves)] if curves else []),
             time.strftime("%Y-%m-%d", time.localtime(record.updated_at)),
         )
         for record in records
@@ -88,7 +88,7 @@ def render_list(
 
 
 def _render_best(record: ProfileRecord, curves: Sequence[KnownCurve]) -> str:
-    """How many of its family at once made the most progress."""
+    """How many of its family at once made the most progress, and how much that was."""
     own = [c.best for c in curves if c.is_of(record) and len(c.families) == 1]
     if not own:
         return UNKNOWN
