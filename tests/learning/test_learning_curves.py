@@ -71,8 +71,8 @@ def test_a_curve_is_kept_with_its_date_and_how_many_packs_it_is_of(tmp_path: Pat
     assert curve.gpu_model == "NVIDIA H200"
     assert curve.rates_alone == (FamilyRate(family, 10.0),)
     assert curve.points == (
-        KnownPoint(2, 1.9, pytest.approx(2 / 1.9), T0 + 50),
-        KnownPoint(4, 3.6, pytest.approx(4 / 3.6), T0 + 50),
+        KnownPoint(2, 1.9, 2 / 1.9, T0 + 50),
+        KnownPoint(4, 3.6, 4 / 3.6, T0 + 50),
     )
     found, problems = read_curves(tmp_path, "NVIDIA H200", [family])
     assert (found, problems) == ([curve], [])

@@ -125,7 +125,7 @@ def test_a_member_that_was_never_alone_is_measured_against_its_family(tmp_path: 
     assert [m["solo"]["n"] for m in members] == [1, 1, 1]
     slowdowns = [m["slowdown"] for m in members]
     assert slowdowns == [pytest.approx(20 / rate, rel=0.01) for rate in (16, 10, 8)]
-    told = [any("that of 1 of its family" in note for note in m["notes"]) for m in members]
+    told = [any("that of 1 of its relatives" in note for note in m["notes"]) for m in members]
     assert told == [False, True, True]
     assert learn_from_pack(pack) == []
     # Its own usage profile now says the same, and is not counted twice.

@@ -310,7 +310,11 @@ def test_of_who_ran_in_company_the_memory_counts_and_its_relatives_tell_the_rest
 ) -> None:
     write(tmp_path)
     call = collect(tmp_path, *OPTIONS, "a.sh", "1")
-    company = {"measured_by": MeasuredBy.COMPANY, "steps_per_s": None, "sm_active": None}
+    company: dict[str, Any] = {
+        "measured_by": MeasuredBy.COMPANY,
+        "steps_per_s": None,
+        "sm_active": None,
+    }
     learn(tmp_path, call, gpu_memory_peak_mb=6000.0, **company)
     assert ask(tmp_path, call).profiles[0] == UsageProfile(gpu_memory_peak_mb=6000, gpu_model=H200)
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "2"), measured_by=MeasuredBy.PAUSING)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -127,5 +126,8 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _build_path(root: Path, families: Iterable[str], gpu_model: str, mode: SharingMode) -> Path:
+    # As for signatures: it takes longer to load than all else here.
+    import hashlib
+
     digest = hashlib.sha256("\n".join((mode.value, *sorted(families))).encode()).hexdigest()[:32]
     return root / _FOLDER / f"{digest}.{slug_gpu_model(gpu_model)}.json"
