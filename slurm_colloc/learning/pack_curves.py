@@ -9,7 +9,7 @@ from statistics import fmean
 from slurm_colloc.model.degree.known_curve import FamilyRate, KnownCurve, KnownPoint
 from slurm_colloc.model.degree.measured_curve import CurvePoint, RateSource
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.usage.profile import rates_agree
+from slurm_colloc.model.usage.profile import may_be_one_kind
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.rates_by_pausing import is_part
 
@@ -44,7 +44,7 @@ def build_curves(run: PackRun) -> list[KnownCurve]:
         families = tuple(sorted({m.family for m in known if m.family is not None}))
         if point.degree < 2 or point.stp <= 0 or len(known) != point.degree:
             continue
-        if not all(rates_agree(rates[family]) for family in families):
+        if not all(may_be_one_kind(rates[family]) for family in families):
             continue
         curve = KnownCurve(
             families,

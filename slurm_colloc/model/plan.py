@@ -100,7 +100,7 @@ class UsageProfile:
         pressure: What its partners' slowdowns were above the model's in earlier packs.
         gpu_memory_by: Who says what its peak of GPU memory is.
         family: Its family (`store.learned.profiles.compute_family`), by which measured curves are
-            found; empty where nothing is assumed of its rate.
+            found; empty where its relatives are too unlike for one.
     """
 
     gpu_memory_peak_mb: int | None = None

@@ -11,10 +11,7 @@ from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
 from slurm_colloc.model.degree.measured_curve import CurvePoint
 from slurm_colloc.model.degree.measurement import GAIN_LEAST
 from slurm_colloc.model.degree.shorter_end import choose_for_the_end
-
-RATE_RATIO = 1.5
-"""A curve says nothing of a job whose rate alone differs by more from that of its family: another
-model runs there. Hosts that are fast and slow by turns differ by less."""
+from slurm_colloc.model.usage.profile import may_be_one_kind
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,8 @@ def find_degree(
 
 def _is_alike(curve: KnownCurve, rates: Mapping[str, float]) -> bool:
     """Whether each family ran as fast alone as it does by the rates."""
-    for known in curve.rates_alone:
-        rate = rates.get(known.family)
-        if rate and max(rate, known.steps_per_s) > RATE_RATIO * min(rate, known.steps_per_s):
-            return False
-    return True
+    pairs = ((known.steps_per_s, rates.get(known.family)) for known in curve.rates_alone)
+    return all(may_be_one_kind((measured, rate)) for measured, rate in pairs if rate)
 
 
 def _go_between(last: KnownPoint | None, worse: KnownPoint, bound: float) -> tuple[int, float]:

@@ -113,6 +113,20 @@ def test_of_one_kind_there_is_one_rate_alone(
     assert len(learn(tmp_path, measure({ALL: 3.6}, rates))) == count
 
 
+def test_a_script_that_does_this_or_that_by_its_arguments_has_no_curve(tmp_path: Path) -> None:
+    truths = [Truth(n, 0, 60, lambda _at: 9) for n in ALL]
+    pack = make_pack(tmp_path, truths, one_family=True)
+    for number in (3, 4):
+        spec = pack / "members" / f"{number:04}" / "spec.json"
+        spec.write_text(spec.read_text().replace('"--lr"', '"--deep"'))
+    for deep, count in ((7.0, 1), (6.0, 0)):
+        forget_curves(tmp_path, None)
+        rates = (RateAlone(1, 10.0), RateAlone(3, deep))
+        write_degree(pack, measure({ALL: 3.6}, rates))
+        assert learn_from_pack(pack) == []
+        assert len(list_curves(tmp_path)[0]) == count
+
+
 def test_a_pack_that_measured_nothing_leaves_no_curve(tmp_path: Path) -> None:
     assert learn(tmp_path, measure({})) == []
     # Of a member whose record is gone it is not known what it was.

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.plan import KnownBy, UsageProfile
+from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
+from slurm_colloc.model.plan import KnownBy, SharingMode, UsageProfile
 from slurm_colloc.model.usage.observation import Completion, MeasuredBy, Observation
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned import profiles
+from slurm_colloc.store.learned.curves import add_curves
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profile_updates import (
@@ -303,6 +305,25 @@ def test_the_closest_relatives_come_before_those_with_other_words(tmp_path: Path
     other = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "huge"))
     assert other.profiles[0] == UsageProfile(gpu_memory_peak_mb=9000, gpu_model=H200)
     assert any("only their largest GPU memory" in reason for reason in other.reasons)
+
+
+def test_relatives_that_a_noisy_host_sets_apart_may_still_have_one_curve(tmp_path: Path) -> None:
+    write(tmp_path)
+    for seed, rate in (("1", 9.0), ("2", 12.0)):
+        learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", seed), steps_per_s=rate)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "3")
+    candidate = call.candidates[0]
+    family = compute_family(candidate.script, candidate.job)
+    found = ask(tmp_path, call)
+    assert found.profiles[0] == UsageProfile(gpu_memory_peak_mb=4000, gpu_model=H200, family=family)
+    assert found.curves == ()
+    curve = KnownCurve((family,), H200, SharingMode.MPS, (KnownPoint(12, 8.4),))
+    other = dataclasses.replace(curve, gpu_model=A100)
+    assert add_curves(tmp_path / "state", [curve, other]) == []
+    assert ask(tmp_path, call).curves == (curve,)
+    # Where the load of all is known it is predicted.
+    learn(tmp_path, call, dram_active=0.1)
+    assert ask(tmp_path, call).curves == ()
 
 
 def test_of_who_ran_in_company_the_memory_counts_and_its_relatives_tell_the_rest(

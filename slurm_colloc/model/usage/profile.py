@@ -28,6 +28,10 @@ FAMILY_SPREAD = 0.1
 """Relatives whose rates alone differ by more than that, over their mean, say nothing of another's
 rate: something among their arguments matters for it."""
 
+CURVE_SPREAD = 1.5
+"""Jobs have one measured curve if their rates alone differ by no more than this factor: hosts that
+are fast and slow by turns differ by as much, another model by more."""
+
 RUN_MOST_S = 365 * 86_400.0
 """No run takes longer than a year: figures that say so are wrong."""
 
@@ -42,6 +46,11 @@ def rates_agree(rates: Sequence[float]) -> bool:
     if not rates:
         return True
     return max(rates) - min(rates) <= FAMILY_SPREAD * sum(rates) / len(rates)
+
+
+def may_be_one_kind(rates: Sequence[float]) -> bool:
+    """Whether rates alone are near enough for one measured curve, as far as they are known."""
+    return not rates or max(rates) <= CURVE_SPREAD * min(rates)
 
 
 SUREST = (MeasuredBy.ALONE, MeasuredBy.PAUSING, MeasuredBy.COMPANY)

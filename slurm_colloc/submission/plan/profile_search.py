@@ -13,6 +13,7 @@ from slurm_colloc.model.usage.profile import (
     ProfileRecord,
     choose_peak_source,
     choose_relatives,
+    may_be_one_kind,
     rates_agree,
     tells_rate,
 )
@@ -105,7 +106,17 @@ class ProfileSearch:
         if job.gpu_memory_mb is not None:
             return UsageProfile(known_by=KnownBy.STATED)
         if unlike:
-            return _keep_memory(unlike)
+            kept = _keep_memory(unlike)
+            kind = self._sign(candidate)[1]
+            rates = [
+                record.steps_per_s.mean
+                for record in [r for r in unlike if r.kind == kind] or unlike
+                if record.steps_per_s is not None
+            ]
+            if kept is not None and rates and may_be_one_kind(rates):
+                # They disagree by no more than hosts do: what a pack has measured still counts.
+                kept = dataclasses.replace(kept, family=unlike[0].family)
+            return kept
         return self._take_memory(job.name, elsewhere)
 
     def _find_exact(self, candidate: Candidate) -> list[ProfileRecord]:
