@@ -168,7 +168,7 @@ def test_pairs_of_one_name_are_told_by_their_numbers() -> None:
 
 
 def test_a_bar_and_its_figures_stay_on_one_line() -> None:
-    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=52_500)
     text = render_plan(explain_by(POLICY, ("a", heavy), ("b", heavy)), 80)
     (line,) = [line for line in text.splitlines() if "GPU memory" in line]
     assert line.endswith("125.0 GB of 133.4 GB")
