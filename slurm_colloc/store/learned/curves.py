@@ -101,15 +101,18 @@ def forget_curves(root: Path, forgotten: Collection[tuple[str, str]] | None) -> 
         return
     with _locked(root):
         for path in (root / _FOLDER).glob("*.json"):
-            if forgotten is not None:
-                with contextlib.suppress(StateError):
-                    curve = read_record(path, KnownCurve)
-                    if curve is None or all(
-                        (family, curve.gpu_model) not in forgotten for family in curve.families
-                    ):
-                        continue
-            with explain_os_errors("remove", path):
-                path.unlink(missing_ok=True)
+            if forgotten is None or _has_run(path, forgotten):
+                with explain_os_errors("remove", path):
+                    path.unlink(missing_ok=True)
+
+
+def _has_run(path: Path, families: Collection[tuple[str, str]]) -> bool:
+    """Whether one of some families is in a curve; not where it cannot be read."""
+    with contextlib.suppress(StateError):
+        curve = read_record(path, KnownCurve)
+        if curve is not None:
+            return any((family, curve.gpu_model) in families for family in curve.families)
+    return False
 
 
 @contextlib.contextmanager
