@@ -1,7 +1,7 @@
 """The one way in: a pack that has run leaves its summary, usage profiles and feedback.
 
 A usage profile learns from each start that was alone, else from moments in which its runner had
-paused the others, and from the steps of each complete run.
+paused the others, from peaks in company, and from the steps of each complete run.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_colloc.learning.pack_curves import build_curves
 from slurm_colloc.learning.pack_feedback import build_feedback
+from slurm_colloc.metrics.presence import find_shared
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.stalls import compute_data_share
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.plan import PeakSource, SharingMode
 from slurm_colloc.model.usage.observation import (
     Completion,
     MeasuredBy,
@@ -27,15 +29,18 @@ from slurm_colloc.model.usage.profile import (
 from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory
 from slurm_colloc.report.summary.member_figures import compute_figures
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.pack_summary import write_summary
 from slurm_colloc.report.summary.rates_by_pausing import (
     BrieflyAlone,
     compute_brief_mean,
     compute_brief_power_w,
     find_briefly_alone_start,
+    name_start,
 )
 from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.solo_rates import (
+    ALONE_LEAST_S,
     MEASURED,
     AloneStart,
     find_alone_starts,
@@ -43,13 +48,13 @@ from slurm_colloc.report.summary.solo_rates import (
 )
 from slurm_colloc.report.sums.pack_entry import build_entry
 from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc.store.learned.curves import add_curves
 from slurm_colloc.store.learned.due_summaries import forget_due
 from slurm_colloc.store.learned.profile_updates import (
     add_completions,
     add_feedback,
     add_observations,
 )
-from slurm_colloc.store.learned.profiles import list_numbers
 from slurm_colloc.store.summary_index import append_entries
 
 _BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active")
@@ -80,8 +85,10 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
     if summary["final"]:
         append_entries(state, [build_entry(summary)])
     problems = []
-    if observations := [seen for member in run.members for seen in build_observations(run, member)]:
+    if observations := build_observations(run):
         problems += add_observations(state, observations)
+    if curves := build_curves(run):
+        problems += add_curves(state, curves)
     # Only now has a run that was alone a usage profile.
     found = (build_completion(run, entry.member, entry.steps) for entry in figures)
     if completions := [completion for completion in found if completion is not None]:
@@ -95,20 +102,46 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
     return problems
 
 
-def build_observations(run: PackRun, member: MemberRun) -> list[Observation]:
-    """What a member used alone: one observation for each start that was alone for long enough.
+def build_observations(run: PackRun) -> list[Observation]:
+    """What the members of a pack used: one observation for each start that tells something new.
 
-    Where none was, one of the moments in which all others were paused.
+    Of a member that is each start that was alone for long enough; else that whose rate alone was
+    measured while all others were paused. Of those that were only ever in company, the peaks and
+    the host use of the one that took the most GPU memory of its kind, and of those that have a
+    usage profile already.
     """
     idle_power_w, origin = find_idle_power(run)
     # What a profile said is not measured again.
     measured_w = idle_power_w if origin.startswith(MEASURED) else None
-    if alone := find_alone_starts(run, member):
-        return [_observe(run, member, start, measured_w) for start in alone]
-    brief = find_briefly_alone_start(run, member)
-    if brief is None or run.gpu_model is None or member.signature is None:
-        return []
-    return [_observe_briefly(run, member, brief, measured_w)]
+    found: list[Observation] = []
+    largest: dict[str | None, tuple[float, Observation]] = {}
+    for member in run.members:
+        if run.gpu_model is None or member.signature is None:
+            continue
+        if alone := find_alone_starts(run, member):
+            found += [_observe(run, member, start, measured_w) for start in alone]
+        elif (brief := find_briefly_alone_start(run, member)) is not None:
+            found.append(_observe_in_company(run, member, brief.samples, measured_w, brief))
+        elif (start := _find_start_in_company(run, member)) is not None:
+            seen = _observe_in_company(run, member, start, measured_w)
+            size_mb = seen.gpu_memory_peak_mb
+            if size_mb is None:
+                continue
+            if member.profile is not None:
+                found.append(seen)
+            elif size_mb > largest.get(member.kind, (0.0, seen))[0]:
+                largest[member.kind] = size_mb, seen
+    return found + [seen for _, seen in largest.values()]
+
+
+def _find_start_in_company(run: PackRun, member: MemberRun) -> StartSamples | None:
+    """The last start of a member that shared the GPU, if it ran for long enough there."""
+    mode = None if run.setup is None else run.setup.mode
+    if mode == SharingMode.MIG or not member.starts or not find_shared(run.phases, member.number):
+        return None
+    start = member.starts[-1]
+    stepping_s = start.end - (start.begin if start.first_step_at is None else start.first_step_at)
+    return start if stepping_s >= ALONE_LEAST_S else None
 
 
 def _observe(
@@ -145,21 +178,26 @@ def _observe(
         pcie_share=_compute_link_share(run, member, _PCIE_METRICS, used),
         nvlink_share=_compute_link_share(run, member, _NVLINK_METRICS, used),
         gpu_memory_total_mb=run.gpu_details[1],
-        numbers=list_numbers(member.view.spec.job),
+        kind=member.kind or "",
     )
 
 
-def _observe_briefly(
-    run: PackRun, member: MemberRun, brief: BrieflyAlone, idle_power_w: float | None
+def _observe_in_company(
+    run: PackRun,
+    member: MemberRun,
+    samples: StartSamples,
+    idle_power_w: float | None,
+    brief: BrieflyAlone | None = None,
 ) -> Observation:
-    """What was measured of a member that was alone for moments only.
+    """What was measured of a member that was in company, and alone for moments at most.
 
     Its peaks and host use are those of its whole run: they are its own in company, too. How long
     it waits for data alone is not known.
     """
-    samples, rate = brief.samples, brief.rate
+    windows = () if brief is None else brief.windows
+    rate = None if brief is None else brief.rate
     means = {
-        metric: compute_brief_mean(run, member, metric, brief.windows)
+        metric: compute_brief_mean(run, member, metric, windows)
         for metric in (*_BRIEF_METRICS, *_PCIE_METRICS, *_NVLINK_METRICS)
     }
     steps, counted = samples.peak("steps"), samples.peak("samples")
@@ -173,9 +211,9 @@ def _observe_briefly(
         name=member.view.name,
         gpu_model=run.gpu_model or "",
         gpu_uuid=run.find_gpus_of(member)[0] if run.gpu_uuids else "",
-        source=brief.source,
-        at=rate.at or samples.end,
-        window_s=rate.window_s,
+        source=name_start(run, member, samples),
+        at=(0.0 if rate is None else rate.at) or samples.end,
+        window_s=0.0 if rate is None else rate.window_s,
         gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
         gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
         gpu_memory_usual_mb=find_usual_gpu_memory(samples),
@@ -184,16 +222,16 @@ def _observe_briefly(
         tensor_active=means["tensor_active"],
         cpu_cores=(last_cpu_s - first_cpu_s) / run_s if has_cores else None,
         host_memory_peak_mb=samples.peak("host_memory_mb"),
-        steps_per_s=rate.steps_per_s,
-        samples_per_s=rate.steps_per_s * counted / steps if counted and steps else None,
-        energy_w=compute_brief_power_w(run, member, brief.windows),
+        steps_per_s=None if rate is None else rate.steps_per_s,
+        samples_per_s=rate.steps_per_s * counted / steps if rate and counted and steps else None,
+        energy_w=compute_brief_power_w(run, member, windows),
         idle_power_w=idle_power_w,
         engine_active=means["engine_active"],
         pcie_share=_choose_link_share(means, _PCIE_METRICS),
         nvlink_share=_choose_link_share(means, _NVLINK_METRICS),
         gpu_memory_total_mb=run.gpu_details[1],
-        numbers=list_numbers(member.view.spec.job),
-        measured_by=MeasuredBy.PAUSING,
+        kind=member.kind or "",
+        measured_by=MeasuredBy.COMPANY if rate is None else MeasuredBy.PAUSING,
     )
 
 

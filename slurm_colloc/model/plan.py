@@ -38,7 +38,7 @@ class KnownBy(enum.StrEnum):
     EXACT = "exact"
     """The same script with the same arguments was measured."""
     FAMILY = "family"
-    """The same script was measured with other numbers among its arguments."""
+    """The same script was measured with other arguments."""
     LIKE = "like"
     """The user named a job that was measured (`--profile-like`)."""
     STATED = "stated"
@@ -99,6 +99,8 @@ class UsageProfile:
         sensitivity: What its slowdown was above the model's in earlier packs.
         pressure: What its partners' slowdowns were above the model's in earlier packs.
         gpu_memory_by: Who says what its peak of GPU memory is.
+        family: Its family (`store.learned.profiles.compute_family`), by which measured curves are
+            found; empty where its relatives are too unlike for one.
     """
 
     gpu_memory_peak_mb: int | None = None
@@ -120,6 +122,7 @@ class UsageProfile:
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: int | None = None
     nvlink_share: float | None = None
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def build_load(profile: UsageProfile | None, calibration: Calibration | None = N
 def has_only_rate(profile: UsageProfile | None) -> bool:
     """Whether GPU memory and rate of a job were measured, but not its activity.
 
-    So it is on GPUs without GPM (Ampere and before): nothing can be predicted of such a job, but
-    it may share, and the node measures how fast its pack is.
+    So it is on GPUs without GPM (Ampere and before), and of jobs that have only run in company:
+    nothing can be predicted of them, but they may share, and the node measures how fast they are.
     """
     if profile is None or not profile.gpu_memory_peak_mb or not profile.steps_per_s:
         return False

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
@@ -69,7 +70,6 @@ def compute_need(
     policy: Policy,
     *,
     profile: UsageProfile | None = None,
-    calibration: Calibration | None = None,
 ) -> Need:
     """What a job needs: as it was asked for, else as it was measured, else its share of the GPU's.
 
@@ -84,10 +84,10 @@ def compute_need(
         index,
         job.cpus,
         host_memory_mb,
-        choose_gpu_memory_mb(job, profile, calibration),
+        choose_gpu_memory_mb(job, profile),
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
-        choose_gpu_memory_limit_mb(job, profile, calibration),
+        choose_gpu_memory_limit_mb(job, profile),
         max(1, job.gpus),
     )
 
@@ -105,22 +105,18 @@ def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
     return job.time_limit_s or default_s
 
 
-def choose_gpu_memory_mb(
-    job: Job, profile: UsageProfile | None, calibration: Calibration | None
-) -> int | None:
+def choose_gpu_memory_mb(job: Job, profile: UsageProfile | None) -> int | None:
     """GPU memory that a job takes: as its user said, else from its profile; None unknown."""
     if job.gpu_memory_mb is not None or profile is None:
         return job.gpu_memory_mb
-    return compute_gpu_memory_need_mb(profile, calibration)
+    return compute_gpu_memory_need_mb(profile)
 
 
-def choose_gpu_memory_limit_mb(
-    job: Job, profile: UsageProfile | None, calibration: Calibration | None
-) -> int | None:
+def choose_gpu_memory_limit_mb(job: Job, profile: UsageProfile | None) -> int | None:
     """GPU memory that a job may use at most, its first seconds included; None unknown."""
     if job.gpu_memory_mb is not None or profile is None:
         return job.gpu_memory_mb
-    return compute_gpu_memory_limit_mb(profile, calibration)
+    return compute_gpu_memory_limit_mb(profile)
 
 
 def compute_run_s(job: Job, profile: UsageProfile | None, capacity: Capacity) -> float:
@@ -154,6 +150,7 @@ class Question:
         capacity: What one GPU brings with it.
         policy: How far sharing may go.
         calibration: How jobs slow each other down there; None where that is unknown.
+        curves: What earlier packs there have measured of how many run at once best.
     """
 
     jobs: Sequence[Job]
@@ -161,6 +158,7 @@ class Question:
     capacity: Capacity
     policy: Policy
     calibration: Calibration | None = None
+    curves: Sequence[KnownCurve] = ()
 
 
 def compute_needs(question: Question, indices: Iterable[int]) -> list[Need]:
@@ -172,7 +170,6 @@ def compute_needs(question: Question, indices: Iterable[int]) -> list[Need]:
             question.capacity,
             question.policy,
             profile=question.profiles.get(index),
-            calibration=question.calibration,
         )
         for index in indices
     ]
@@ -205,7 +202,7 @@ def build_subject(question: Question, index: int) -> Subject:
     """
     job, profile = question.jobs[index], question.profiles.get(index)
     calibration = question.calibration
-    gpu_memory_mb = choose_gpu_memory_mb(job, profile, calibration)
+    gpu_memory_mb = choose_gpu_memory_mb(job, profile)
     host_memory_mb = job.host_memory_mb
     if host_memory_mb is None and profile is not None:
         host_memory_mb = compute_host_memory_limit_mb(profile)

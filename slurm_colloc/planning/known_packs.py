@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode
+from slurm_colloc.planning.curve_packs import plan_by_curves
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -53,7 +54,7 @@ def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
         job = question.jobs[unknown[0]]
         packs.append(build_lone_pack(unknown[0], job, _UNKNOWN_ALONE))
     elif unknown:
-        packs += plan_unknown(question, unknown)
+        packs += plan_by_curves(question, unknown)
     return packs
 
 
@@ -213,9 +214,7 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
                 member.gpu_memory_mb,
                 choose_time_limit_s(job, question.capacity),
                 job.max_slowdown,
-                choose_gpu_memory_limit_mb(
-                    job, question.profiles.get(member.index), question.calibration
-                ),
+                choose_gpu_memory_limit_mb(job, question.profiles.get(member.index)),
                 max(1, job.gpus),
             )
         )

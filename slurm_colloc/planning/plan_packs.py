@@ -1,8 +1,9 @@
 """plan(): which jobs share a GPU.
 
 Jobs that came together and agree in everything that Slurm must be asked once for may share. Those
-whose loads are known are divided by what the contention model predicts, the others by what the
-user said: as long as CPUs, host memory and stated GPU memory fit.
+whose loads are known are divided by what the contention model predicts, those of whose kind a
+curve is known by that, the others by what the user said: as long as CPUs, host memory and GPU
+memory fit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     Capacity,
@@ -59,6 +61,8 @@ def plan(
     capacity: Capacity,
     policy: Policy,
     calibration: Calibration | None = None,
+    *,
+    curves: Sequence[KnownCurve] = (),
 ) -> Plan:
     """Divide jobs into packs.
 
@@ -69,11 +73,12 @@ def plan(
         policy: How far sharing may go, and by whose rule.
         calibration: How jobs slow each other down on that GPU; None where that is unknown, and
             then loads are of no use.
+        curves: What earlier packs on that GPU model have measured of how many run at once best.
 
     Returns:
         A plan in which every job is in exactly one pack. Packs are in order of their first job.
     """
-    question = ask(jobs, profiles, capacity, policy, calibration)
+    question = ask(jobs, profiles, capacity, policy, calibration, curves=curves)
     policy = question.policy
     lone: list[PackPlan] = []
     buckets = find_buckets(question)
@@ -146,6 +151,8 @@ def ask(
     capacity: Capacity,
     policy: Policy,
     calibration: Calibration | None = None,
+    *,
+    curves: Sequence[KnownCurve] = (),
 ) -> Question:
     """What planning is asked, with `%limit` of an array counted into the degree."""
     limit = policy.running_limit
@@ -153,7 +160,7 @@ def ask(
         policy = dataclasses.replace(
             policy, degree=min(policy.degree, limit), degree_max=min(policy.degree_max, limit)
         )
-    return Question(jobs, profiles, capacity, policy, calibration)
+    return Question(jobs, profiles, capacity, policy, calibration, curves)
 
 
 def find_buckets(question: Question) -> list[list[int]]:

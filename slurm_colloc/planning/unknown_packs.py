@@ -134,7 +134,11 @@ def _find_unstated(question: Question, needs: Sequence[Need]) -> set[int]:
 
 
 def build_unknown_pack(
-    question: Question, needs: Sequence[Need], closing_reason: str, places: int | None = None
+    question: Question,
+    needs: Sequence[Need],
+    closing_reason: str,
+    places: int | None = None,
+    known: str = "",
 ) -> PackPlan:
     """The pack of these jobs; rates alone that were measured go along for the node to judge by.
 
@@ -143,6 +147,7 @@ def build_unknown_pack(
         needs: What the members need, in start order.
         closing_reason: Why it has no further member; empty where none came.
         places: How many like these may run at once; None for as many as the degree.
+        known: What is known of how many run at once best, in a sentence; empty where nothing is.
     """
     profiles = [question.profiles.get(need.index) for need in needs]
     is_heeded = question.calibration is not None
@@ -158,6 +163,10 @@ def build_unknown_pack(
         rates=rates if is_heeded else (),
         places=places,
     )
+    if known:
+        # As in the pack that measured it, the node settles what part of the GPU each gets.
+        members = (dataclasses.replace(one, thread_percentage=None) for one in pack.members)
+        return dataclasses.replace(pack, members=tuple(members), reasons=(*pack.reasons, known))
     lacking = [need.index for need in needs if has_only_rate(question.profiles.get(need.index))]
     if not lacking or not is_heeded:
         return pack
@@ -165,7 +174,7 @@ def build_unknown_pack(
     more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
     reason = (
         f"{', '.join(names[:_NAMED_MOST])}{more}: GPU memory and rate alone are known, SM activity "
-        "is unknown on this GPU (none before Hopper has GPM): the pack is measured as it runs"
+        "is not (no GPU before Hopper tells it): the pack is measured as it runs"
     )
     return dataclasses.replace(pack, reasons=(*pack.reasons, reason))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.usage.observation import (
     MeasuredBy,
     RunningStatistics,
@@ -35,11 +36,25 @@ _MEASURED = {
     MeasuredBy.PAUSING: "by pausing: rate, activity and power in moments in which the other "
     "members of its pack were paused, memory and CPUs over its whole run; a run alone of 10 s or "
     "more takes its place",
+    MeasuredBy.COMPANY: "in company: memory and CPUs over its whole run; its rate alone is unknown",
 }
 
 
-def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = False) -> str:
-    """A line for each usage profile."""
+def render_list(
+    records: Sequence[ProfileRecord],
+    width: int,
+    curves: Sequence[KnownCurve] = (),
+    *,
+    styled: bool = False,
+) -> str:
+    """A line for each usage profile.
+
+    Args:
+        records: The profiles.
+        width: Of the terminal.
+        curves: What packs have measured.
+        styled: With the terminal's styles.
+    """
     columns = [
         Column("SIGNATURE", is_number=False),
         Column("NAME", is_number=False, gives_way=True),
@@ -50,6 +65,7 @@ def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = 
         Column("GPU_MEM"),
         Column("SM"),
         Column("CPUS"),
+        *([Column("AT_ONCE")] if curves else []),
         Column("UPDATED", is_number=False),
     ]
     rows = [
@@ -63,6 +79,7 @@ def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = 
             format_mb_figure(record.gpu_memory_peak_mb),
             format_share(record.sm_active),
             format_figure(record.cpu_cores, 2),
+            *([_render_best(record, curves)] if curves else []),
             time.strftime("%Y-%m-%d", time.localtime(record.updated_at)),
         )
         for record in records
@@ -70,8 +87,17 @@ def render_list(records: Sequence[ProfileRecord], width: int, *, styled: bool = 
     return render([build_table(columns, rows, width)], width, styled=styled)
 
 
-def render_profile(record: ProfileRecord, width: int) -> str:
-    """All of one usage profile."""
+def _render_best(record: ProfileRecord, curves: Sequence[KnownCurve]) -> str:
+    """How many of its family at once made the most progress, and how much that was."""
+    own = [c.best for c in curves if c.is_of(record) and len(c.families) == 1]
+    if not own:
+        return UNKNOWN
+    best = max(own, key=lambda point: point.at)
+    return f"{best.degree} ({best.stp:.1f}x)"
+
+
+def render_profile(record: ProfileRecord, width: int, curves: Sequence[KnownCurve] = ()) -> str:
+    """All of one usage profile, and what packs have measured of its family."""
     updated = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.updated_at))
     lines = [
         ("Signature", record.signature),
@@ -97,8 +123,21 @@ def render_profile(record: ProfileRecord, width: int) -> str:
         ("Pressure", _render_learnt(record.pressure, "its partners' slowdown")),
         ("Power", _render_watts(record.energy_w)),
         ("Idle power", _render_watts(record.idle_power_w)),
+        *(("At once", _render_curve(curve)) for curve in curves if curve.is_of(record)),
     ]
     return render([build_lines(lines)], width)
+
+
+def _render_curve(curve: KnownCurve) -> str:
+    newest = max(point.at for point in curve.points)
+    day = time.strftime("%Y-%m-%d", time.localtime(newest))
+    told = ", ".join(f"{point.degree}: {point.stp:.1f}" for point in curve.points)
+    packs = max(point.runs for point in curve.points)
+    mix = f" with {', '.join(curve.names)}" if len(curve.families) > 1 else ""
+    return (
+        f"times the progress of one alone by {curve.mode.value}{mix}: {told} "
+        f"({'1 run' if packs == 1 else f'{packs} runs'}, the last {day})"
+    )
 
 
 def _render_learnt(mean: ShrunkenMean | None, whose: str) -> str:

@@ -23,7 +23,7 @@ from slurm_colloc.model.usage.observation import (
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
-from slurm_colloc.store.learned.profiles import compute_family, list_numbers, list_profiles
+from slurm_colloc.store.learned.profiles import compute_family, compute_kind, list_profiles
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
 from ..calls import run_csub
@@ -97,7 +97,7 @@ class LoginNode:
         observation = Observation(
             signature=compute_signature(candidate.script, candidate.job),
             family=compute_family(candidate.script, candidate.job),
-            numbers=list_numbers(candidate.job),
+            kind=compute_kind(candidate.script, candidate.job),
             name=script,
             gpu_model=gpu_model,
             gpu_uuid="GPU-1",

@@ -87,7 +87,7 @@ def test_what_is_known_counts_and_the_pack_is_measured_as_it_runs(user: CsubUser
     assert profile["steps_per_s"]["mean"] > 0
     two = ("pack", "train.sh", "train.sh")
     told = " ".join(user.csub("plan", "--explain", *OPTIONS, *two).stdout.split())
-    assert "SM activity is unknown on this GPU" in told
+    assert "SM activity is not (no GPU before Hopper tells it)" in told
     assert "the pack is measured as it runs" in told
     (pack,) = json.loads(user.csub("plan", "--json", *OPTIONS, *two).stdout)["packs"]
     assert (pack["degree"], pack["is_measured"], pack["known"]) == (2, True, False)

@@ -103,19 +103,36 @@ def test_too_short_a_time_alone_says_nothing_of_the_gpu(tmp_path: Path) -> None:
         assert record.gpu_memory_peak_mb == 1000
 
 
-def test_only_a_members_own_rate_with_all_threads_gives_a_profile(tmp_path: Path) -> None:
+def test_only_a_members_own_rate_with_all_threads_is_its_rate_alone(tmp_path: Path) -> None:
     rates = (
         RateAlone(1, 10.0, at=T0 + 62, thread_percentage=99),
         RateAlone(2, 10.0, at=T0 + 66, source=RateSource.FAMILY),
         RateAlone(3, 10.0, at=T0 + 70, source=RateSource.PROFILE),
     )
-    assert learn(tmp_path, make_members(), rates_alone=rates) == []
+    for record in learn(tmp_path, make_members(), rates_alone=rates):
+        assert record.measured_by is MeasuredBy.COMPANY
+        assert (record.steps_per_s, record.sm_active, record.energy_w) == (None, None, None)
+        # What it took is its own in company, too.
+        assert (record.gpu_memory_peak_mb, record.host_memory_peak_mb) == (1000, 512)
+        assert record.cpu_cores == pytest.approx(1.5, rel=0.01)
+        assert "its rate alone is unknown" in " ".join(render_profile(record, 100).split())
+
+
+def test_of_a_kind_in_company_the_one_that_took_most_leaves_a_profile(tmp_path: Path) -> None:
+    sizes = {1: 900, 2: 1500, 3: 1200, 4: 800}
+    truths = [Truth(n, 0, 60, lambda _at: 5, gpu_memory_mb=mb) for n, mb in sizes.items()]
+    pack = make_pack(tmp_path, truths, one_family=True)
+    write_degree(pack, measure(rates_alone=(RateAlone(1, 10.0, at=T0 + 30),)))
+    for _ in range(2):
+        assert learn_from_pack(pack) == []
+        found = {r.measured_by: r.gpu_memory_peak_mb for r in list_profiles(tmp_path)[0]}
+        assert found == {MeasuredBy.PAUSING: 900, MeasuredBy.COMPANY: 1500}
 
 
 def test_a_run_alone_takes_the_place_of_what_was_measured_by_pausing(tmp_path: Path) -> None:
-    (before,) = learn(tmp_path, make_members(), rates_alone=(RateAlone(1, 10.0, at=T0 + 62),))
+    before, *_ = learn(tmp_path, make_members(), rates_alone=(RateAlone(1, 10.0, at=T0 + 62),))
     learn_alone(tmp_path, 11)
-    (record,) = list_profiles(tmp_path)[0]
+    (record,) = [record for record in list_profiles(tmp_path)[0] if record.name == "train1"]
     assert record.measured_by is MeasuredBy.ALONE
     assert record.steps_per_s is not None
     assert (record.samples, record.steps_per_s.n) == (1, 1)
@@ -129,7 +146,7 @@ def test_pausing_adds_nothing_but_peaks_to_a_profile_of_runs_alone(tmp_path: Pat
     learn_alone(tmp_path, 11)
     (alone,) = list_profiles(tmp_path)[0]
     records = learn(tmp_path, make_members(), rates_alone=(RateAlone(1, 10.0, at=T0 + 62),))
-    (record,) = records
+    record, *_ = records
     assert record.steps_total is not None
     same = dataclasses.replace(
         record, gpu_memory_peak_mb=alone.gpu_memory_peak_mb,

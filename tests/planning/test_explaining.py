@@ -220,7 +220,7 @@ def test_a_pack_is_explained_in_figures() -> None:
     explanation = explain(*[("small", SMALL)] * 4)
     (pack,) = explanation.packs
     assert pack.known
-    assert pack.gpu_memory_mb == 4 * 7849
+    assert pack.gpu_memory_mb == 4 * 8824
     assert pack.gpu_memory_usable_mb == int(143_771 * 0.95)
     assert pack.normalised_progress is not None
     assert 3 < pack.normalised_progress <= 4

@@ -301,7 +301,7 @@ def test_known_jobs_fill_all_gpus_of_a_node(count: int, expected: list[int]) -> 
 def test_like_known_jobs_wait_rather_than_that_a_second_node_is_half_empty() -> None:
     jobs = build_jobs(40)
     # Four of them fill a GPU's memory.
-    profiles = {index: build_profile(gpu_memory_peak_mb=15_000) for index in range(40)}
+    profiles = {index: build_profile(gpu_memory_peak_mb=12_500) for index in range(40)}
     policy = dataclasses.replace(ON_NODE, modes=(SharingMode.MPS,), slowdown_bound=2.0)
     made = plan(jobs, profiles, NODE, policy, H200)
     assert list_sets(made.packs) == [[5] * 8]

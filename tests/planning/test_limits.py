@@ -18,7 +18,7 @@ from slurm_colloc.planning.limits.hard_limits import (
 from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search.other_rules import place_additively, place_by_carma
 from tests.planning import known_jobs
-from tests.planning.known_jobs import CALIBRATION, H100, ROOMY, SMALL, build_job, build_profile
+from tests.planning.known_jobs import ROOMY, SMALL, build_job, build_profile
 
 
 def build_subject(index: int = 0, **changes: object) -> Subject:
@@ -30,22 +30,16 @@ def build_subject(index: int = 0, **changes: object) -> Subject:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, math.ceil(6500 * 1.05) + 1024),
+        ({}, math.ceil(6500 * 1.2) + 1024),
         ({"known_by": KnownBy.FAMILY}, math.ceil(6500 * 1.2) + 1024),
-        ({"known_by": KnownBy.LIKE}, math.ceil(6500 * 1.2) + 1024),
-        ({"gpu_model": H100}, math.ceil(6500 * 1.2) + 1024),
-        ({"gpu_memory_by": PeakSource.ALLOCATOR}, math.ceil(6500 * 1.05) + 512),
-        (
-            {"gpu_memory_by": PeakSource.ALLOCATOR, "known_by": KnownBy.FAMILY},
-            math.ceil(6500 * 1.2) + 512,
-        ),
+        ({"gpu_memory_by": PeakSource.ALLOCATOR}, math.ceil(6500 * 1.2) + 1024),
         ({"gpu_memory_peak_mb": None}, None),
         ({"gpu_memory_peak_mb": 0}, None),
     ],
 )
 def test_gpu_memory_is_the_peak_with_room(changes: dict[str, object], expected: int | None) -> None:
     profile = dataclasses.replace(SMALL, **changes)  # type: ignore[arg-type]
-    assert compute_gpu_memory_limit_mb(profile, CALIBRATION) == expected
+    assert compute_gpu_memory_limit_mb(profile) == expected
 
 
 def test_host_memory_is_the_peak_with_more_room() -> None:

@@ -279,9 +279,9 @@ def test_small_packs_for_the_queue_s_sake_are_told_as_such() -> None:
 
 
 def test_small_mig_instances_are_told_with_both_numbers_beside_other_limits() -> None:
-    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=55_000)
     assert not explain(("a", SMALL), ("b", SMALL), ("huge", huge), policy=MIG).pairs
-    large = dataclasses.replace(SMALL, gpu_memory_peak_mb=40_000)
+    large = dataclasses.replace(SMALL, gpu_memory_peak_mb=35_000)
     pair = explain(("a", large), ("b", large), ("huge", large), policy=MIG).pairs[0]
     found = [(b.constraint, b.have, b.limit) for b in pair.broken]
     # A 2g.35gb of the H200 has 33280 MB, of which needs may fill 95 %.

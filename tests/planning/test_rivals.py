@@ -61,9 +61,7 @@ def test_what_was_measured_of_gpu_memory_fits_under_every_rule(
     for pack in shared:
         if mode is SharingMode.MIG:
             assert pack.degree <= MIG_MEMBERS_MAX
-        needs = [
-            compute_gpu_memory_limit_mb(profiles[m.job_index], CALIBRATION) for m in pack.members
-        ]
+        needs = [compute_gpu_memory_limit_mb(profiles[m.job_index]) for m in pack.members]
         largest = sorted((need or 0 for need in needs), reverse=True)[: pack.degree]
         if usable_mb is not None:
             assert sum(largest) <= usable_mb
@@ -76,7 +74,7 @@ def test_what_was_measured_of_gpu_memory_fits_under_every_rule(
 
 def test_first_fit_looks_at_measured_memory_and_at_no_load() -> None:
     policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
-    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=50_000)
     jobs, known = build_call(*[("huge", huge)] * 4)
     made = plan(jobs, known, ROOMY, policy, CALIBRATION)
     assert [len(pack.members) for pack in made.packs] == [2, 2]

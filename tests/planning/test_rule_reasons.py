@@ -71,10 +71,10 @@ def test_what_carma_looks_at_is_told() -> None:
     (pair,) = explain_jobs(*build_call(("a", SATURATING), ("b", SMALL)), policy).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [("rule", 0.95, 0.8)]
     assert "SM activities add up to 0.95 and those of DRAM to 0.50" in pair.text
-    capacity = dataclasses.replace(ROOMY, gpu_memory_mb=17_000)
+    capacity = dataclasses.replace(ROOMY, gpu_memory_mb=19_000)
     (pair,) = explain_jobs(*build_call(("a", SMALL), ("b", SMALL)), policy, capacity).pairs
     assert [(b.constraint, b.have, b.limit) for b in pair.broken] == [
-        ("rule", 7849 + 2048, 17_000 - 7849)
+        ("rule", 8824 + 2048, 19_000 - 8824)
     ]
 
 

@@ -20,7 +20,7 @@ SILENT = UsageProfile(
     gpu_memory_peak_mb=3000, host_memory_peak_mb=2000, cpu_cores=1.0, steps_per_s=12.5,
     run_s=600.0, known_by=KnownBy.EXACT, gpu_model=A100,
 )  # fmt: skip
-WORDS = "SM activity is unknown on this GPU"
+WORDS = "SM activity is not (no GPU before Hopper tells it)"
 
 
 def make(
@@ -43,8 +43,8 @@ def test_they_share_as_far_as_their_memory_goes_and_the_node_measures() -> None:
         assert member.predicted_slowdown is None
     (told,) = [reason for reason in pack.reasons if WORDS in reason]
     assert told == (
-        "a.sh: GPU memory and rate alone are known, SM activity is unknown on this GPU (none "
-        "before Hopper has GPM): the pack is measured as it runs"
+        "a.sh: GPU memory and rate alone are known, SM activity is not (no GPU before Hopper "
+        "tells it): the pack is measured as it runs"
     )
 
 

@@ -22,8 +22,8 @@ BRIEF = dataclasses.replace(
 
 
 def test_partners_have_what_it_takes_later_and_its_limit_is_its_peak() -> None:
-    assert compute_gpu_memory_need_mb(BRIEF) == 1995 + 1024
-    assert compute_gpu_memory_limit_mb(BRIEF) == 7140 + 512
+    assert compute_gpu_memory_need_mb(BRIEF) == 2280 + 1024
+    assert compute_gpu_memory_limit_mb(BRIEF) == 8160 + 1024
 
 
 def test_without_it_or_with_more_than_the_peak_the_limit_counts() -> None:
@@ -38,7 +38,7 @@ def test_more_share_a_gpu_than_could_all_have_their_peak_at_once() -> None:
     jobs, known = build_call(*[("a.sh", BRIEF)] * 8)
     (pack,) = plan(jobs, known, capacity, POLICY, CALIBRATION).packs
     assert pack.degree == 8
-    assert {member.gpu_memory_limit_mb for member in pack.members} == {7652}
+    assert {member.gpu_memory_limit_mb for member in pack.members} == {9184}
     always = dataclasses.replace(BRIEF, gpu_memory_usual_mb=None)
     jobs, known = build_call(*[("a.sh", always)] * 8)
     packs = plan(jobs, known, capacity, POLICY, CALIBRATION).packs

@@ -150,7 +150,7 @@ def test_the_column_at_most_is_empty_under_rules_of_others() -> None:
     assert " 1.5 " in next(line for line in own.splitlines() if "large" in line)
     carma = explain_by(dataclasses.replace(POLICY, rule=Rule.CARMA), *kinds)
     (row,) = [line for line in render_plan(carma, 80).splitlines() if " large " in line]
-    assert row.split()[2:] == ["exact", *row.split()[3:6], "100", "%", "12.3", "GB"]
+    assert row.split()[2:] == ["exact", *row.split()[3:6], "100", "%", "13.9", "GB"]
     members = build_plan_json(carma)["packs"][0]["members"]
     assert {member["max_slowdown"] for member in members} == {None}
 
@@ -168,7 +168,7 @@ def test_pairs_of_one_name_are_told_by_their_numbers() -> None:
 
 
 def test_a_bar_and_its_figures_stay_on_one_line() -> None:
-    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=60_000)
+    heavy = dataclasses.replace(SMALL, gpu_memory_peak_mb=52_500)
     text = render_plan(explain_by(POLICY, ("a", heavy), ("b", heavy)), 80)
     (line,) = [line for line in text.splitlines() if "GPU memory" in line]
     assert line.endswith("125.0 GB of 133.4 GB")
@@ -309,8 +309,8 @@ def test_a_plan_says_who_told_the_gpu_memory_that_it_rests_on() -> None:
     members = [member for pack in found.packs for member in pack.members]
     by = {member.name: (member.gpu_memory_by, member.gpu_memory_mb) for member in members}
     assert by == {
-        "a": ("allocator", 7337),
-        "b": ("nvml", 7849),
+        "a": ("allocator", 8824),
+        "b": ("nvml", 8824),
         "c": ("stated", 7000),
         "d": (None, None),
     }

@@ -125,7 +125,7 @@ def test_a_member_that_was_never_alone_is_measured_against_its_family(tmp_path: 
     assert [m["solo"]["n"] for m in members] == [1, 1, 1]
     slowdowns = [m["slowdown"] for m in members]
     assert slowdowns == [pytest.approx(20 / rate, rel=0.01) for rate in (16, 10, 8)]
-    told = [any("that of 1 of its family" in note for note in m["notes"]) for m in members]
+    told = [any("that of 1 of its relatives" in note for note in m["notes"]) for m in members]
     assert told == [False, True, True]
     assert learn_from_pack(pack) == []
     # Its own usage profile now says the same, and is not counted twice.
@@ -162,7 +162,7 @@ def test_alone_with_a_part_of_the_threads_is_not_alone(tmp_path: Path) -> None:
     assert one["solo"] is None
     assert any("with all of the GPU" in note for note in one["notes"])
     assert two["solo"] is None
-    assert list_profiles(tmp_path)[0] == []
+    assert {record.steps_per_s for record in list_profiles(tmp_path)[0]} == {None}
 
 
 def test_pauses_change_neither_the_model_nor_what_was_saved(tmp_path: Path) -> None:
@@ -483,12 +483,12 @@ def test_a_run_that_came_to_its_end_tells_how_long_one_is(tmp_path: Path) -> Non
     pack = make_pack(tmp_path, together, submission="20260102-000000-a")
     for _ in range(2):
         assert learn_from_pack(pack) == []
-    (record,), _ = list_profiles(tmp_path)
+    (record,) = [r for r in list_profiles(tmp_path)[0] if r.name == "train1"]
     assert record.steps_total is not None
     assert record.steps_total.n == 2, "also of a run that shared, and once"
     assert record.samples == 1, "which teaches nothing else"
     cut = make_pack(tmp_path, together, submission="20260103-000000-a", failed=(1,))
     learn_from_pack(cut)
-    (record,), _ = list_profiles(tmp_path)
+    (record,) = [r for r in list_profiles(tmp_path)[0] if r.name == "train1"]
     assert record.steps_total is not None
     assert record.steps_total.n == 2, "one that failed has not made all its steps"

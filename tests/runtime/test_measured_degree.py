@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
+from slurm_colloc.planning.limits.hard_limits import add_gpu_memory_margin
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.window_rates import StepCount
@@ -112,10 +113,10 @@ def test_a_peak_of_the_first_seconds_is_no_peak_and_the_allocator_is_a_part_of_a
     assert use.find_settled_mb(1, 1) is None
     use.note_count(1, 1, dataclasses.replace(count, at=104.0, steps=400))
     use.note_nvml(1, 1, 1006.0, 9.0)
-    assert use.find_peak_mb(1) == use.find_settled_mb(1, 1) == round(1.2 * 1006 + 1024)
+    assert use.find_peak_mb(1) == use.find_settled_mb(1, 1) == add_gpu_memory_margin(1006)
     # Where NVML does not tell, context and workspaces come on top.
     use.note_count(2, 1, dataclasses.replace(count, at=104.0, steps=400))
-    assert use.find_peak_mb(2) == round(1.2 * (88 + 768) + 1024)
+    assert use.find_peak_mb(2) == add_gpu_memory_margin(88 + 768)
 
 
 def test_what_one_is_like_that_was_not_here_yet_is_read_when_it_has_come(

@@ -15,6 +15,7 @@ from slurm_colloc.runtime.watch.peaks_of_job import FamilyPeaks
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.degree.known_curve import FamilyRate, KnownCurve, KnownPoint
 from slurm_colloc.model.degree.measured_curve import (
     CurvePoint,
     DegreeDecision,
@@ -121,6 +122,13 @@ CASES = [
             (DegreeDecision(1.5, DegreeState.MEASURING, 1, 2, 1.25, "it pays"),),
         ),
         "attempt",
+    ),
+    build_case(
+        KnownCurve(
+            ("f", "g"), "NVIDIA H100", SharingMode.MPS, (KnownPoint(2, 1.9, 1.1, 1.5, 2),),
+            (FamilyRate("f", 10.0),), ("a.sh",), ("s.0/1",),
+        ),
+        "families gpu_model mode points",
     ),
     build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(GpuDivision(1, "n1", (GpuSetShare(("GPU-1",), ("0",), (0, 1), 4096),), True), ""),

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.plan import KnownBy, UsageProfile
-from slurm_colloc.model.usage.observation import (
-    Completion,
-    Observation,
-)
+from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
+from slurm_colloc.model.plan import KnownBy, SharingMode, UsageProfile
+from slurm_colloc.model.usage.observation import Completion, MeasuredBy, Observation
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned import profiles
+from slurm_colloc.store.learned.curves import add_curves
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profile_updates import (
@@ -26,7 +25,7 @@ from slurm_colloc.store.learned.profile_updates import (
 )
 from slurm_colloc.store.learned.profiles import (
     compute_family,
-    list_numbers,
+    compute_kind,
     list_profiles,
     profile_path,
 )
@@ -45,7 +44,7 @@ def learn(root: Path, call: Call, *, gpu: str = H200, at: float | None = None, *
     observation = Observation(
         signature=compute_signature(candidate.script, candidate.job),
         family=compute_family(candidate.script, candidate.job),
-        numbers=list_numbers(candidate.job),
+        kind=compute_kind(candidate.script, candidate.job),
         name=candidate.job.name,
         gpu_model=gpu,
         gpu_uuid="GPU-1",
@@ -280,18 +279,66 @@ def test_a_name_among_profiles_that_cannot_be_read_is_told_with_why(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("small", "large"),
-    [("resnet18", "resnet152"), ("llama-7b", "llama-70b"), ("--width=1024", "--width=8192")],
+    ("measured", "asked"),
+    [((), ("1",)), (("1",), ()), (("1",), ("7", "--lr=0.1")), (("resnet18",), ("resnet152",))],
 )
-def test_the_memory_of_a_small_relative_is_no_limit_of_a_large_one(
-    tmp_path: Path, small: str, large: str
+def test_the_same_script_with_any_arguments_is_a_relative(
+    tmp_path: Path, measured: tuple[str, ...], asked: tuple[str, ...]
 ) -> None:
     write(tmp_path)
-    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", small), gpu_memory_peak_mb=2000.0)
-    known = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", large))
-    assert known.profiles == {}
-    told = any("differs by more than 2 times" in reason for reason in known.reasons)
-    assert told is large.startswith("--width")
-    # The same job as measured, and one like it, go by it.
-    near = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", small))
-    assert near.profiles[0].gpu_memory_peak_mb == 2000
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", *measured))
+    found = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", *asked)).profiles[0]
+    assert (found.known_by, found.steps_per_s) == (KnownBy.FAMILY, 10.0)
+    assert found.gpu_memory_peak_mb == 4000
+
+
+def test_the_closest_relatives_come_before_those_with_other_words(tmp_path: Path) -> None:
+    write(tmp_path)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "small", "1"), gpu_memory_peak_mb=2000.0)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "large", "1"), steps_per_s=2.0,
+          gpu_memory_peak_mb=9000.0)  # fmt: skip
+    small = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "small", "2")).profiles[0]
+    assert (small.steps_per_s, small.gpu_memory_peak_mb) == (10.0, 2000)
+    large = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "large")).profiles[0]
+    assert (large.steps_per_s, large.gpu_memory_peak_mb) == (2.0, 9000)
+    # Of another the range is known: nothing of its rate, and the upper end of the memory.
+    other = ask(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "huge"))
+    assert other.profiles[0] == UsageProfile(gpu_memory_peak_mb=9000, gpu_model=H200)
+    assert any("only their largest GPU memory" in reason for reason in other.reasons)
+
+
+def test_relatives_that_a_noisy_host_sets_apart_may_still_have_one_curve(tmp_path: Path) -> None:
+    write(tmp_path)
+    for seed, rate in (("1", 9.0), ("2", 12.0)):
+        learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", seed), steps_per_s=rate)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "3")
+    candidate = call.candidates[0]
+    family = compute_family(candidate.script, candidate.job)
+    found = ask(tmp_path, call)
+    assert found.profiles[0] == UsageProfile(gpu_memory_peak_mb=4000, gpu_model=H200, family=family)
+    assert found.curves == ()
+    curve = KnownCurve((family,), H200, SharingMode.MPS, (KnownPoint(12, 8.4),))
+    other = dataclasses.replace(curve, gpu_model=A100)
+    assert add_curves(tmp_path / "state", [curve, other]) == []
+    assert ask(tmp_path, call).curves == (curve,)
+    # Where the load of all is known it is predicted.
+    learn(tmp_path, call, dram_active=0.1)
+    assert ask(tmp_path, call).curves == ()
+
+
+def test_of_who_ran_in_company_the_memory_counts_and_its_relatives_tell_the_rest(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh", "1")
+    company: dict[str, Any] = {
+        "measured_by": MeasuredBy.COMPANY,
+        "steps_per_s": None,
+        "sm_active": None,
+    }
+    learn(tmp_path, call, gpu_memory_peak_mb=6000.0, **company)
+    assert ask(tmp_path, call).profiles[0] == UsageProfile(gpu_memory_peak_mb=6000, gpu_model=H200)
+    learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", "2"), measured_by=MeasuredBy.PAUSING)
+    found = ask(tmp_path, call).profiles[0]
+    assert (found.known_by, found.steps_per_s) == (KnownBy.FAMILY, 10.0)
+    assert found.gpu_memory_peak_mb == 6000

@@ -15,6 +15,7 @@ from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 
 if TYPE_CHECKING:
+    from slurm_colloc.model.degree.known_curve import KnownCurve
     from slurm_colloc.model.usage.profile import (
         ProfileRecord,
     )
@@ -51,8 +52,9 @@ def list_all(as_json: Json = False) -> None:
 
     root = Session.open().state.root
     records = _read_all(root)
+    curves = _read_curves(root)
     if as_json:
-        say(_dump(records))
+        say(_dump(records, curves))
     elif not records:
         shown = escape_controls(f"{root}/profiles")
         if ProfileNames(root).names:
@@ -61,7 +63,7 @@ def list_all(as_json: Json = False) -> None:
             say(f"There are no usage profiles in {shown}: a job that runs alone leaves one.")
     else:
         styled = is_styled(sys.stdout)
-        say(render_list(records, choose_width(), styled=styled), styled=styled)
+        say(render_list(records, choose_width(), curves, styled=styled), styled=styled)
 
 
 @profile.command()
@@ -70,11 +72,12 @@ def show(patterns: Patterns, as_json: Json = False) -> None:
     from slurm_colloc.report.profile_view import render_profile
     from slurm_colloc.report.terminal_tables import choose_width
 
-    records = _choose(_read_all(Session.open().state.root), patterns)
+    root = Session.open().state.root
+    records, curves = _choose(_read_all(root), patterns), _read_curves(root)
     if as_json:
-        say(_dump(records))
+        say(_dump(records, curves))
         return
-    say("\n".join(render_profile(record, choose_width()) for record in records))
+    say("\n".join(render_profile(record, choose_width(), curves) for record in records))
 
 
 @profile.command()
@@ -84,7 +87,11 @@ def forget(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All usage profiles.")] = False,
 ) -> None:
-    """Forget usage profiles, such as those of a job whose data have changed."""
+    """Forget usage profiles, such as those of a job whose data have changed.
+
+    What packs have measured with jobs of the same script is forgotten, too.
+    """
+    from slurm_colloc.store.learned.curves import forget_curves
     from slurm_colloc.store.learned.profile_updates import forget_profiles
 
     if bool(patterns) == everything:
@@ -93,6 +100,7 @@ def forget(
     records = _read_all(root)
     chosen = records if everything else _choose(records, patterns or [])
     removed = forget_profiles(root, chosen)
+    forget_curves(root, None if everything else {(r.family, r.gpu_model) for r in chosen})
     say(f"Forgotten: {_count(removed)}.")
 
 
@@ -161,10 +169,27 @@ def _matches(record: ProfileRecord, pattern: str) -> bool:
     return is_prefix or record.name == pattern
 
 
-def _dump(records: list[ProfileRecord]) -> str:
+def _read_curves(root: Path) -> list[KnownCurve]:
+    """What packs have measured, as far as it can be read; the others are named."""
+    from slurm_colloc.store.learned.curves import list_curves
+
+    curves, problems = list_curves(root)
+    for text in problems:
+        note(f"ignored: {escape_controls(text)}")
+    return curves
+
+
+def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) -> str:
+    """As JSON; with what packs have measured, where that is asked for."""
+    import dataclasses
+
     from slurm_colloc.store.learned.profile_format import build_profile_mapping
 
-    return json.dumps([build_profile_mapping(record) for record in records], indent=1)
+    shown = [build_profile_mapping(record) for record in records]
+    for record, mapping in zip(records, shown, strict=True):
+        if curves is not None:
+            mapping["curves"] = [dataclasses.asdict(c) for c in curves if c.is_of(record)]
+    return json.dumps(shown, indent=1)
 
 
 def _read_file(file: str) -> list[ProfileRecord]:

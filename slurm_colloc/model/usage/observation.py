@@ -17,6 +17,8 @@ class MeasuredBy(enum.StrEnum):
     PAUSING = "pausing"
     """Rate and activity in windows of a second or two, while the other members of its pack were
     paused; peaks and host use over the whole run."""
+    COMPANY = "company"
+    """Peaks and host use over a run in company; its rate alone is not known."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Observation:
 
     Attributes:
         signature: Of its job (store.learned.faults.compute_signature).
-        family: The same without numbers among the arguments.
+        family: That of its script, whatever the arguments.
+        kind: The same without numbers among the arguments.
         name: Its job name.
         gpu_model: The GPU's model.
         gpu_uuid: The GPU.
@@ -80,7 +83,6 @@ class Observation:
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
         nvlink_share: Share of what NVLink can carry in its busier direction, 0 to 1.
         gpu_memory_total_mb: Memory of the GPU.
-        numbers: What its family masks among its arguments, in their order.
         measured_by: How it was measured.
         gpu_memory_by: Who says what its peak of GPU memory is.
         gpu_memory_usual_mb: The most past its first seconds.
@@ -108,11 +110,11 @@ class Observation:
     engine_active: float | None = None
     pcie_share: float | None = None
     gpu_memory_total_mb: float | None = None
-    numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: float | None = None
     nvlink_share: float | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ NVLINK_MIB_S = 429_000.0
 the share is that of this number, too: planning compares jobs on one model."""
 
 FAMILY_SPREAD = 0.1
-"""Relatives whose rates alone differ by more than that, over their mean, say nothing of another:
-a number among their arguments matters for the rate."""
+"""Relatives whose rates alone differ by more than that, over their mean, say nothing of another's
+rate: something among their arguments matters for it."""
 
-NEAR = 2.0
-"""A masked number that differs by more than this factor from those of all relatives is a doubt."""
+CURVE_SPREAD = 1.5
+"""Jobs have one measured curve if their rates alone differ by no more than this factor: hosts that
+are fast and slow by turns differ by as much, another model by more."""
 
 RUN_MOST_S = 365 * 86_400.0
 """No run takes longer than a year: figures that say so are wrong."""
@@ -40,37 +41,20 @@ def keep_newest(sources: tuple[str, ...]) -> tuple[str, ...]:
     return sources[-_SEEN_MOST:]
 
 
-def is_near(numbers: Sequence[float], relatives: Sequence[Sequence[float]]) -> bool:
-    """Whether a job's numbers are like those of its family that were measured.
-
-    A number that differs by more than twice from all of them, and lies not between them, may be
-    what decides how much the job takes: a size, a width, a batch.
-
-    Args:
-        numbers: What is masked among the job's arguments, in their order.
-        relatives: The same of the relatives.
-    """
-    if not relatives:
-        return False
-    for place, number in enumerate(numbers):
-        known = [other[place] for other in relatives if place < len(other)]
-        if not known:
-            return False
-        low, high = min(known), max(known)
-        # Twice as much means something only where all are of one sign.
-        factor = NEAR if low * high > 0 else 1.0
-        low, high = (low / factor, high * factor) if low > 0 else (low * factor, high / factor)
-        if not low <= number <= high:
-            return False
-    return True
-
-
 def rates_agree(rates: Sequence[float]) -> bool:
     """Whether the rates alone of a family are one rate, as far as they are known."""
     if not rates:
         return True
     return max(rates) - min(rates) <= FAMILY_SPREAD * sum(rates) / len(rates)
 
+
+def may_be_one_kind(rates: Sequence[float]) -> bool:
+    """Whether rates alone are near enough for one measured curve, as far as they are known."""
+    return not rates or max(rates) <= CURVE_SPREAD * min(rates)
+
+
+SUREST = (MeasuredBy.ALONE, MeasuredBy.PAUSING, MeasuredBy.COMPANY)
+"""In which order ways of measuring take each other's place."""
 
 MEANS = ("sm_active", "dram_active", "tensor_active", "cpu_cores", "wait_share", "energy_w",
          "idle_power_w", "engine_active", "pcie_share", "nvlink_share")  # fmt: skip
@@ -87,7 +71,7 @@ class ProfileRecord:
 
     Attributes:
         signature: Of the job.
-        family: The same without numbers among the arguments.
+        family: That of its script, whatever the arguments.
         name: Name of the job that was seen last.
         gpu_model: The GPU's model.
         gpu_uuids: The GPUs it was measured on.
@@ -114,10 +98,10 @@ class ProfileRecord:
         sensitivity: By how much more than the model predicts it is slowed down in packs.
         pressure: By how much more than that its partners are.
         compared: The newest packs that these two are made of.
-        numbers: See Observation; none in a record of an older csub, whose families were others.
-        measured_by: How its runs were measured: one alone takes the place of all by pausing.
+        measured_by: How its runs were measured: the surer way takes the place of the others.
         gpu_memory_by: Who says what the largest peak of GPU memory is; an older csub asked NVML.
         gpu_memory_usual_mb: The largest use past the first seconds; an older csub wrote none.
+        kind: The signature without numbers among the arguments: the closest relatives.
     """
 
     signature: str
@@ -147,18 +131,18 @@ class ProfileRecord:
     sensitivity: ShrunkenMean | None = None
     pressure: ShrunkenMean | None = None
     compared: tuple[str, ...] = ()
-    numbers: tuple[float, ...] = ()
     measured_by: MeasuredBy = MeasuredBy.ALONE
     gpu_memory_by: PeakSource = PeakSource.NVML
     gpu_memory_usual_mb: float | None = None
     nvlink_share: float | None = None
+    kind: str = ""
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
         """The profile of a first run."""
         empty = cls(
             observation.signature, observation.family, observation.name, observation.gpu_model,
-            (), 0, observation.at, numbers=observation.numbers,
+            (), 0, observation.at, kind=observation.kind,
             measured_by=observation.measured_by,
             gpu_memory_by=observation.gpu_memory_by,
         )  # fmt: skip
@@ -167,8 +151,8 @@ class ProfileRecord:
     def add(self, observation: Observation) -> ProfileRecord:
         """With one more run; unchanged where that run is in it already.
 
-        Of one by pausing a profile of runs alone takes the peaks only, and one by pausing gives
-        way to a run alone in all that was measured.
+        Of a run that was measured in a less sure way a profile takes the peaks only; to one in a
+        surer way it gives way in all that was measured.
         """
         if observation.source in self.seen:
             return self
@@ -188,10 +172,10 @@ class ProfileRecord:
             seen=keep_newest((*self.seen, observation.source)),
             **values,  # type: ignore[arg-type]
         )
-        is_brief = observation.measured_by is MeasuredBy.PAUSING
-        if is_brief and self.measured_by is MeasuredBy.ALONE:
+        surer = SUREST.index(self.measured_by) - SUREST.index(observation.measured_by)
+        if surer < 0:
             return merged
-        gives_way = not is_brief and self.measured_by is MeasuredBy.PAUSING
+        gives_way = surer > 0
         return merged._add_figures(observation, gives_way=gives_way)
 
     def _add_figures(self, observation: Observation, *, gives_way: bool) -> ProfileRecord:
@@ -265,7 +249,38 @@ class ProfileRecord:
             sensitivity=0.0 if self.sensitivity is None else self.sensitivity.value,
             pressure=0.0 if self.pressure is None else self.pressure.value,
             gpu_memory_by=self.gpu_memory_by,
+            family=self.family if known_by in (KnownBy.EXACT, KnownBy.FAMILY) else "",
         )
+
+
+def agree(records: Sequence[ProfileRecord]) -> bool:
+    """Whether relatives on one GPU model tell of each other: by their rates, else SM activity."""
+    rates = [record.steps_per_s.mean for record in records if record.steps_per_s is not None]
+    if rates:
+        return rates_agree(rates)
+    return rates_agree([record.sm_active for record in records if record.sm_active is not None])
+
+
+def choose_relatives(records: Sequence[ProfileRecord], kind: str) -> Sequence[ProfileRecord]:
+    """Those of a family on one GPU model that tell of a job: the closest if they agree, else all.
+
+    Args:
+        records: The family.
+        kind: The job's signature without numbers among its arguments.
+
+    Returns:
+        They; none where they disagree.
+    """
+    closest = [record for record in records if record.kind == kind]
+    for chosen in (closest, records):
+        if chosen and any(map(tells_rate, chosen)) and agree(chosen):
+            return chosen
+    return ()
+
+
+def tells_rate(record: ProfileRecord) -> bool:
+    """Whether it tells what a job does alone: who reported no step alone will report none again."""
+    return record.steps_per_s is not None or record.measured_by is MeasuredBy.ALONE
 
 
 def choose_peak_source(peaks: Iterable[tuple[float | None, PeakSource]]) -> PeakSource:

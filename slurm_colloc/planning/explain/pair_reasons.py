@@ -203,10 +203,11 @@ class PairReasons:
 
     def _find_by_words(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
         """Jobs of unknown load share as far as their users' words allow."""
-        question = self._question
-        policy = question.policy
+        policy = self._question.policy
         if policy.goal is Goal.LATENCY and is_open_ended(policy):
             return (Broken("unknown", None, None, SPREAD),), ()
+        policy = dataclasses.replace(policy, degree=self._find_degree(i))
+        question = dataclasses.replace(self._question, policy=policy)
         earlier = min(i, j, key=self.places.__getitem__)
         members = _list_jobs(self._plan.packs[self.places[earlier]])
         new = j if i in members else i
@@ -242,6 +243,19 @@ class PairReasons:
             return (Broken("time", *late, refusal),), members
         text = refusal or "packs are filled in the order of the call, and each takes what comes"
         return (Broken("order", None, None, text),), members
+
+    def _find_degree(self, index: int) -> int:
+        """How many like a job of unknown load run at once by the plan, at most."""
+        if not self._question.curves:
+            return self._question.policy.degree
+        from slurm_colloc.planning.curve_packs import choose_groups
+
+        key = self.keys[index]
+        alike = [i for i, own in self.keys.items() if own == key and not self._is_known(i)]
+        for members, known in choose_groups(self._question, alike):
+            if index in members:
+                return known.degree
+        return self._question.policy.degree
 
     def _weigh(self, index: int) -> tuple[Weighing, dict[int, int], list[str]]:
         """The jobs of known load that may share with one, and their positions among them."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
@@ -51,6 +52,8 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
     policy: Policy,
     calibration: Calibration | None = None,
     labels: Sequence[str] | None = None,
+    *,
+    curves: Sequence[KnownCurve] = (),
 ) -> PlanExplanation:
     """Explain a plan, given all that it was made of.
 
@@ -62,8 +65,9 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
         policy: How far sharing may go.
         calibration: How jobs slow each other down on that GPU; None where that is unknown.
         labels: What the jobs are called in sentences; see `explain_pairs`.
+        curves: What earlier packs there have measured.
     """
-    question = ask(jobs, profiles, capacity, policy, calibration)
+    question = ask(jobs, profiles, capacity, policy, calibration, curves=curves)
     pairs, left_out = explain_pairs(plan, question, labels)
     # Of no limits: it only tells what energy the work of each job takes.
     subjects = [build_subject(question, index) for index in range(len(jobs))]

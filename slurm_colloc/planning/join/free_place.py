@@ -87,7 +87,6 @@ def plan_running_join(
         capacity,
         policy,
         profile=question.profiles.get(len(present)),
-        calibration=calibration,
     )
     if new.host_memory_mb is None and pack.request.host_memory_mb is not None:
         # A place's part of what the pack has.
@@ -196,7 +195,7 @@ def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
         plan.job_index,
         plan.cpus,
         plan.host_memory_mb,
-        gpu_memory_mb or choose_gpu_memory_mb(job, profile, question.calibration),
+        gpu_memory_mb or choose_gpu_memory_mb(job, profile),
         job.time_limit_s,
         job.max_slowdown,
     )

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
+from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.planning.priced_packs import Limits, Subject
 
 GPU_MEMORY_SHARE = 0.95
 """Part of a GPU's memory that needs may fill; the rest is for contexts."""
 
-_GPU_MEMORY_ROOM = 1.05
-_RELATIVE_GPU_MEMORY_ROOM = 1.2
-"""What a job may need over the peak of its earlier runs, and over that of a relative."""
+_GPU_MEMORY_ROOM = 1.2
 _GPU_MEMORY_MARGIN_MB = 1024
-_TRUE_GPU_MEMORY_MARGIN_MB = 512
-"""On top of that, and where the peak is the allocator's, which no look has missed."""
+"""What a job may need over the largest of its earlier runs, or of its relatives': part, and MB."""
 _HOST_MEMORY_ROOM = 1.25
 _RELATIVE_HOST_MEMORY_ROOM = 1.5
 _HOST_MEMORY_MARGIN_MB = 256
@@ -59,51 +56,31 @@ def is_borrowed(profile: UsageProfile, calibration: Calibration | None) -> bool:
     return profile.gpu_model != calibration.gpu_model
 
 
-def compute_gpu_memory_limit_mb(
-    profile: UsageProfile, calibration: Calibration | None = None
-) -> int | None:
-    """GPU memory that a job may need at most, from the peak of earlier runs.
-
-    The job's CUDA context is in the peak, by whichever source that is known.
+def add_gpu_memory_margin(peak_mb: float) -> int:
+    """What a process may need at most, in MB, by the largest that was seen of it or its relatives.
 
     Args:
-        profile: What is known of the job.
-        calibration: Of the GPU on which it is to run; one of another model widens the margin.
-
-    Returns:
-        The limit in MB; None where no peak is known.
+        peak_mb: Of the whole process, with its CUDA context and the workspaces of libraries.
     """
-    peak = profile.gpu_memory_peak_mb
-    if not peak or peak < 0:
-        return None
-    own = profile.known_by is KnownBy.EXACT and not is_borrowed(profile, calibration)
-    room = _GPU_MEMORY_ROOM if own else _RELATIVE_GPU_MEMORY_ROOM
-    is_true = profile.gpu_memory_by is PeakSource.ALLOCATOR
-    margin_mb = _TRUE_GPU_MEMORY_MARGIN_MB if is_true else _GPU_MEMORY_MARGIN_MB
-    return math.ceil(peak * room) + margin_mb
+    return math.ceil(peak_mb * _GPU_MEMORY_ROOM) + _GPU_MEMORY_MARGIN_MB
 
 
-def compute_gpu_memory_need_mb(
-    profile: UsageProfile, calibration: Calibration | None = None
-) -> int | None:
+def compute_gpu_memory_limit_mb(profile: UsageProfile) -> int | None:
+    """GPU memory that a job may need at most, its first seconds included; None where unknown."""
+    peak_mb = profile.gpu_memory_peak_mb
+    return add_gpu_memory_margin(peak_mb) if peak_mb and peak_mb > 0 else None
+
+
+def compute_gpu_memory_need_mb(profile: UsageProfile) -> int | None:
     """GPU memory that a job takes from its partners while it runs; None where that is unknown.
 
     It is less than the limit where only its first seconds had the peak: the node lets no member
     start for whose peak there is no room, so not all have theirs at once.
-
-    Args:
-        profile: What is known of the job.
-        calibration: Of the GPU on which it is to run; one of another model widens the margin.
     """
-    limit_mb, usual_mb = (
-        compute_gpu_memory_limit_mb(profile, calibration),
-        profile.gpu_memory_usual_mb,
-    )
+    limit_mb, usual_mb = compute_gpu_memory_limit_mb(profile), profile.gpu_memory_usual_mb
     if limit_mb is None or not usual_mb or usual_mb < 0:
         return limit_mb
-    own = profile.known_by is KnownBy.EXACT and not is_borrowed(profile, calibration)
-    room = _GPU_MEMORY_ROOM if own else _RELATIVE_GPU_MEMORY_ROOM
-    return min(limit_mb, math.ceil(usual_mb * room) + _GPU_MEMORY_MARGIN_MB)
+    return min(limit_mb, add_gpu_memory_margin(usual_mb))
 
 
 def compute_host_memory_limit_mb(profile: UsageProfile) -> int | None:

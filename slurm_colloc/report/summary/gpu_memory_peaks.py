@@ -84,13 +84,20 @@ def find_outside_mb(start: StartSamples, gpus: int = 1) -> float | None:
     """What a start holds outside the allocator, in MiB; None where no look saw both.
 
     Each look's two numbers may be some seconds apart, in which the allocator took or gave back a
-    piece: so it is their median.
+    piece: so it is their median. Before its first step a program has not loaded all that it needs.
     """
-    looks = zip(start.read("gpu_memory_mb"), start.read("gpu_memory_reserved_mb"), strict=True)
+    first_at = start.first_step_at or 0.0
+    looks = zip(
+        start.read("at"),
+        start.read("gpu_memory_mb"),
+        start.read("gpu_memory_reserved_mb"),
+        strict=True,
+    )
     found = [
         seen_mb - reserved_mb / gpus
-        for seen_mb, reserved_mb in looks
+        for at, seen_mb, reserved_mb in looks
         if seen_mb is not None and reserved_mb is not None and seen_mb >= reserved_mb / gpus > 0
+        if at is not None and at >= first_at
     ]
     return median(found) if found else None
 

@@ -237,8 +237,8 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
     if figures.solo is not None and figures.solo.source == FAMILY:
         count = figures.solo.n
         notes.append(
-            f"its solo rate is that of {count} of its family (the same script with other numbers "
-            "as arguments), and wrong where these numbers change what a step does"
+            f"its solo rate is that of {count} of its relatives (the same script with other "
+            "arguments), and wrong where these change what a step does"
         )
     if len(member.starts) > 1:
         notes.append(f"started {len(member.starts)} times; its steps are those of all starts")

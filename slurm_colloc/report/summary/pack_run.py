@@ -41,9 +41,10 @@ class MemberRun:
         starts: Its samples, a start each, in order.
         stays: From each of its starts to its end, whether it ran all the time or was stopped.
         signature: Of its job; None where its script cannot be read.
-        family: The same without numbers among the arguments.
+        family: That of its script, whatever the arguments.
+        kind: The signature without numbers among the arguments.
         profile: Its usage profile on this GPU model; None where there is none.
-        relatives: The usage profiles of its family on this GPU model.
+        relatives: The usage profiles of its relatives on this GPU model, if these agree.
         own_time: Tells when its runner had stopped it.
     """
 
@@ -55,6 +56,7 @@ class MemberRun:
     profile: ProfileRecord | None
     relatives: tuple[ProfileRecord, ...] = ()
     own_time: OwnTime = NEVER_STOPPED
+    kind: str | None = None
 
     @property
     def number(self) -> int:

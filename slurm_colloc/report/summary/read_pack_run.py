@@ -12,9 +12,7 @@ from slurm_colloc.metrics.own_time import OwnTime
 from slurm_colloc.metrics.presence import Stay
 from slurm_colloc.metrics.series import Window
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-)
+from slurm_colloc.model.usage.profile import ProfileRecord, choose_relatives
 from slurm_colloc.report.member_survey import (
     survey_packs,
 )
@@ -30,7 +28,7 @@ from slurm_colloc.report.summary.pack_samples import (
 )
 from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profiles import compute_family, list_profiles
+from slurm_colloc.store.learned.profiles import compute_family, compute_kind, list_profiles
 from slurm_colloc.store.pack.degree_record import read_degree
 from slurm_colloc.store.pack.member_pauses import MemberPause, read_pauses
 from slurm_colloc.store.pack.node_setup import read_setup
@@ -113,20 +111,22 @@ class _Reading:
 def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
     number = view.place
     starts = reading.samples.starts.get(number, ())
-    signature = family = profile = None
+    signature = family = kind = profile = None
     relatives: tuple[ProfileRecord, ...] = ()
     with contextlib.suppress(OSError, StateError):
         script = read_bytes(f"{view.files.path}/script")
         signature = compute_signature(script, view.spec.job)
         family = compute_family(script, view.spec.job)
+        kind = compute_kind(script, view.spec.job)
     here = reading.profiles
-    if signature is not None:
+    if signature is not None and kind is not None:
         profile = next((record for record in here if record.signature == signature), None)
-        relatives = tuple(record for record in here if record.family == family)
+        of_family = [record for record in here if record.family == family]
+        relatives = tuple(choose_relatives(of_family, kind))
     spans = _find_spans(view, starts, reading.last_at)
     stays = tuple(Stay(begin, end, number) for begin, end in sorted(spans.values()))
     own_time = OwnTime(_find_stops(reading.pauses.get(number, ()), spans))
-    return MemberRun(view, starts, stays, signature, family, profile, relatives, own_time)
+    return MemberRun(view, starts, stays, signature, family, profile, relatives, own_time, kind)
 
 
 def _find_spans(

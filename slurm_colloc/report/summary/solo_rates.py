@@ -49,8 +49,7 @@ class SoloRate:
     Attributes:
         steps_per_s: The rate.
         source: `profile`, `this run` for a part of this run, `alone` where it never shared,
-            `pausing` while its runner had paused all others, `family` for jobs that differ from
-            it in numbers among their arguments alone.
+            `pausing` while its runner had paused all others, `family` for its relatives.
         n: How many runs it is the mean of.
         sm_active: The SM activity of its GPUs then, 0 to 1; None where unknown.
         power_w: The power of each of them then, in watts; None where unknown.
@@ -137,7 +136,7 @@ def was_limited(member: MemberRun) -> bool:
 
 
 class Relatives:
-    """What the members of a pack can learn from their families.
+    """What the members of a pack can learn from their relatives.
 
     Args:
         run: The pack.
@@ -148,15 +147,15 @@ class Relatives:
         self._found: dict[str, SoloRate | None] = {}
 
     def find(self, member: MemberRun) -> SoloRate | None:
-        """The rate alone of a member's family; None where it is not known, or not one."""
-        family = member.family
-        if family is None:
+        """The rate alone of a member's relatives; None where it is not known, or not one."""
+        kind = member.kind
+        if kind is None:
             return None
-        if family not in self._found:
-            self._found[family] = self._compute(family, member.relatives)
-        return self._found[family]
+        if kind not in self._found:
+            self._found[kind] = self._compute(kind, member.relatives)
+        return self._found[kind]
 
-    def _compute(self, family: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
+    def _compute(self, kind: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
         known = [
             (record.steps_per_s.mean, record.sm_active, record.energy_w)
             for record in profiles
@@ -165,7 +164,7 @@ class Relatives:
         counted = {source for record in profiles for source in record.seen}
         by_pausing: list[SoloRate] = []
         for member in self._run.members:
-            if member.family == family:
+            if member.kind == kind:
                 known += [
                     (
                         alone.rate.steps_per_s,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_colloc.planning.limits.hard_limits import add_gpu_memory_margin
 from slurm_colloc.runtime.watch.window_rates import StepCount
 
 STEPS_LEAST = 10
@@ -21,15 +22,7 @@ OUTSIDE_ASSUMED_MB = 768.0
 """What a process takes outside its allocator (CUDA context, library workspaces), where NVML does
 not tell: 762 MB were measured for a ResNet on an H100."""
 
-_ROOM, _MARGIN_MB = 1.2, 1024
-"""What one may need over the largest process that was seen of it, or of one like it."""
-
 _MIB = 1 << 20
-
-
-def add_margin(process_mb: float) -> int:
-    """What a member may need that was seen to take so much, in MB."""
-    return round(_ROOM * process_mb + _MARGIN_MB)
 
 
 @dataclass
@@ -133,7 +126,7 @@ class GpuMemoryUse:
         """What a member took at most, with a margin; None where that is not known."""
         seen = self._seen.get(number)
         peak_mb = None if seen is None else seen.peak_mb
-        return None if peak_mb is None else add_margin(peak_mb)
+        return None if peak_mb is None else add_gpu_memory_margin(peak_mb)
 
     def find_process_mb(self, number: int, start: int) -> float | None:
         """The most that its process was seen to take; None where nothing was seen."""
@@ -147,7 +140,7 @@ class GpuMemoryUse:
         seen = self._seen.get(number)
         if seen is None or seen.start != start or seen.settled_mb is None:
             return None
-        return add_margin(seen.settled_mb)
+        return add_gpu_memory_margin(seen.settled_mb)
 
     def _find(self, number: int, start: int) -> _Seen:
         seen = self._seen.get(number)

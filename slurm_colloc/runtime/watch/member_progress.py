@@ -163,13 +163,13 @@ class ProgressReader:
         if known is not None:
             return known
         # Loaded only by packs that are measured.
-        from slurm_colloc.store.learned.profiles import compute_family
+        from slurm_colloc.store.learned.profiles import compute_kind
 
         path = f"{self._pack}/members/{format_number(member.number)}/script"
         try:
             script = read_bytes(path)
         except OSError:
             return ""
-        family = compute_family(script, member.spec.job)
+        family = compute_kind(script, member.spec.job)
         self._families[member.number] = family
         return family

@@ -24,10 +24,6 @@ from slurm_colloc.store.foreign_json import show_foreign
 
 PROFILE_SCHEMA = 1
 
-NUMBERS_MOST = 256
-NUMBER_MOST = 1e300
-"""Of the numbers among a job's arguments, how many are kept, and up to which size."""
-
 _SIGNATURE = re.compile(r"[0-9a-f]{32}")
 
 _NUMBER_MOST = 1e15
@@ -73,7 +69,6 @@ def parse_profile(value: object, where: str) -> ProfileRecord:
         raise UsageProblem(f"{where}: updated_at: must be a number")
     for key in ("gpu_uuids", "seen", "completed", "compared"):
         fields[key] = _take_texts(value.get(key, []), f"{where}: {key}")
-    fields["numbers"] = _take_numbers(value.get("numbers", []), f"{where}: numbers")
     for key in (*MEANS, *PEAKS):
         fields[key] = _take_number(value, key, where)
     total_mb = fields["gpu_memory_total_mb"]
@@ -93,6 +88,7 @@ def _take_identity(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key in ("signature", "family", "name", "gpu_model"):
         fields[key] = _take(value, key, where, str, "a text")
+    fields["kind"] = _take({"kind": "", **value}, "kind", where, str, "a text")
     for key in ("signature", "family"):
         if not _SIGNATURE.fullmatch(fields[key]):
             raise UsageProblem(f"{where}: {key}: {show_foreign(fields[key])} are not 32 hex digits")
@@ -118,16 +114,6 @@ def _take_texts(value: object, where: str) -> tuple[str, ...]:
             f"{where}: must be at most {_TEXTS_MOST} texts of at most {_TEXT_MOST} characters"
         )
     return tuple(value)
-
-
-def _take_numbers(value: object, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list) or len(value) > NUMBERS_MOST:
-        raise UsageProblem(f"{where}: must be a list of at most {NUMBERS_MOST} numbers")
-    for item in value:
-        is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        if not is_number or not abs(item) <= NUMBER_MOST:
-            raise UsageProblem(f"{where}: must hold numbers, has {show_foreign(item)}")
-    return tuple(float(item) for item in value)
 
 
 def _take_number(value: Mapping[str, Any], key: str, where: str) -> float | None:

@@ -13,15 +13,11 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-    is_near,
-    rates_agree,
-)
+from slurm_colloc.model.usage.profile import ProfileRecord, choose_relatives
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.foreign_json import parse_foreign
 from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_format import NUMBER_MOST, NUMBERS_MOST, parse_profile
+from slurm_colloc.store.learned.profile_format import parse_profile
 from slurm_colloc.store.learned.profile_index import FOLDER, ProfileNames
 
 _EDGE = r"=,:;/\[\](){}\s\"'"
@@ -37,23 +33,19 @@ def slug_gpu_model(name: str) -> str:
 
 
 def compute_family(script: bytes, job: Job) -> str:
-    """The signature with each number among the arguments masked, and without the array task.
+    """The signature of a job's script, whatever its arguments and its array task."""
+    return compute_signature(script, dataclasses.replace(job, arguments=(), array_task=None))
 
-    Digits that are part of a word stay: they often name another model.
+
+def compute_kind(script: bytes, job: Job) -> str:
+    """The signature without numbers among the arguments, and without the array task.
+
+    Jobs that differ in nothing else count as alike while a pack is measured, and as the closest
+    relatives. Digits that are part of a word stay: they often name another model.
     """
-    masked = tuple(_NUMBER.sub("#", argument) for argument in job.arguments)
-    return compute_signature(script, dataclasses.replace(job, arguments=masked, array_task=None))
-
-
-def list_numbers(job: Job) -> tuple[float, ...]:
-    """What `compute_family` masks of a job, in its order, as far as it is kept.
-
-    A number with a fraction or an exponent is 0 here: what decides how much a job takes, a size, a
-    width, a batch, is a whole one, and a learning rate is not.
-    """
-    texts = [text for argument in job.arguments for text in _NUMBER.findall(argument)]
-    numbers = (float(text) if text.lstrip("+-").isdigit() else 0.0 for text in texts[:NUMBERS_MOST])
-    return tuple(max(-NUMBER_MOST, min(NUMBER_MOST, number)) for number in numbers)
+    words = (_NUMBER.sub("", argument) for argument in job.arguments)
+    kept = tuple(word for word in words if word)
+    return compute_signature(script, dataclasses.replace(job, arguments=kept, array_task=None))
 
 
 def profile_path(root: Path, signature: str, gpu_model: str) -> Path:
@@ -93,50 +85,22 @@ def read_profile_file(path: Path) -> ProfileRecord | None:
     return record
 
 
-def is_known(root: Path, script: bytes, job: Job, gpu_model: str) -> bool:
-    """Whether there is a usage profile of a job, or of one of its family.
+def tells_of_family(root: Path, script: bytes, job: Job, names: ProfileNames | None = None) -> bool:
+    """Whether the usage profiles of a job's relatives tell how fast it is, on any GPU model.
 
-    One without a rate counts, too: who reported no step alone would report none again.
-
-    Args:
-        root: The state directory.
-        script: The job's script.
-        job: The job.
-        gpu_model: The GPU's model.
-    """
-    own = read_profile(root, compute_signature(script, job), gpu_model)
-    return own is not None or tells_of_family(root, script, job, gpu_model)
-
-
-def tells_of_family(
-    root: Path,
-    script: bytes,
-    job: Job,
-    gpu_model: str | None = None,
-    names: ProfileNames | None = None,
-) -> bool:
-    """Whether the usage profiles of a job's family (see `compute_family`) tell something of it.
-
-    Those whose rates alone differ do not, nor those whose numbers are far from its own: then it
-    has to be measured itself.
+    Where their rates alone differ it has to be measured itself.
 
     Args:
         root: The state directory.
         script: The job's script.
         job: The job.
-        gpu_model: On this GPU model; None for any.
         names: The usage profiles that there are, where they are known already.
     """
     by_model: dict[str, list[ProfileRecord]] = {}
     for record in read_family(root, compute_family(script, job), names)[0]:
-        if gpu_model in (None, record.gpu_model):
-            by_model.setdefault(record.gpu_model, []).append(record)
-    numbers = list_numbers(job)
-    return any(
-        rates_agree([r.steps_per_s.mean for r in records if r.steps_per_s is not None])
-        and is_near(numbers, [record.numbers for record in records])
-        for records in by_model.values()
-    )
+        by_model.setdefault(record.gpu_model, []).append(record)
+    kind = compute_kind(script, job)
+    return any(choose_relatives(records, kind) for records in by_model.values())
 
 
 def read_family(

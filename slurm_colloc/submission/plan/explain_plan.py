@@ -104,6 +104,7 @@ def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanatio
         planned.policy,
         part.knowledge.calibration,
         [labels[index] for index in part.indices],
+        curves=part.knowledge.curves,
     )
     if part.indices == tuple(range(len(part.indices))):
         return found

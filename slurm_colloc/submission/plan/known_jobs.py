@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.calibration import Calibration
+from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.planning.job_load import build_load, has_only_rate
 from slurm_colloc.settings import Settings
@@ -26,6 +27,7 @@ class Knowledge:
         gpu_memory_mb: Memory of one such GPU as the monitor saw it; None where unknown.
         reasons: What of it the user should know, a sentence each; none where nothing is known.
         problems: What is wrong with files that were passed over, a sentence each.
+        curves: What earlier packs there have measured of how many run at once best.
     """
 
     profiles: Mapping[int, UsageProfile]
@@ -33,6 +35,7 @@ class Knowledge:
     gpu_memory_mb: int | None = None
     reasons: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    curves: tuple[KnownCurve, ...] = ()
 
     def is_measured(self, indices: Iterable[int]) -> bool:
         """What each of these jobs takes of a GPU was measured, of itself or a relative.
@@ -79,7 +82,11 @@ class Knowledge:
             if not profile.gpu_model or profile.gpu_memory_peak_mb
         }
         return dataclasses.replace(
-            self, profiles=profiles, gpu_memory_mb=None, reasons=(*self.reasons, reason)
+            self,
+            profiles=profiles,
+            gpu_memory_mb=None,
+            reasons=(*self.reasons, reason),
+            curves=(),
         )
 
 
@@ -115,13 +122,28 @@ def gather_knowledge(candidates: Sequence[Candidate], settings: Settings) -> Kno
             f"there is no calibration of {where}: slowdowns are predicted by that of "
             f"{found.calibration.gpu_model}, with a wider margin (csub calibrate makes one)"
         )
+    curves, unread = _find_curves(profiles.values(), gpu, settings.state_path)
     return Knowledge(
         profiles,
         found.calibration,
         search.gpu_memory_mb.get(gpu),
         tuple(dict.fromkeys(reasons)),
-        tuple(dict.fromkeys((*search.problems, *found.problems))),
+        tuple(dict.fromkeys((*search.problems, *found.problems, *unread))),
+        tuple(curves),
     )
+
+
+def _find_curves(
+    profiles: Iterable[UsageProfile], gpu_model: str, root: Path
+) -> tuple[Sequence[KnownCurve], Sequence[str]]:
+    """What was measured of jobs whose loads are unknown: those of known load are predicted."""
+    families = {p.family for p in profiles if p.family and build_load(p) is None}
+    if not families:
+        return (), ()
+    # Only plans that need it wait for it.
+    from slurm_colloc.store.learned.curves import read_curves
+
+    return read_curves(root, gpu_model, families)
 
 
 def bar_culprits(call: Call, root: Path) -> tuple[Call, tuple[str, ...]]:

@@ -49,7 +49,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     names = ProfileNames(root)
     # The tasks of an array share their script and arguments.
     kinds = {(id(c.script), c.job.arguments): c for c in asked}
-    return not all(tells_of_family(root, c.script, c.job, names=names) for c in kinds.values())
+    return not all(tells_of_family(root, c.script, c.job, names) for c in kinds.values())
 
 
 def as_probe(call: Call, settings: Settings) -> Call:

@@ -160,7 +160,14 @@ def _plan_part(
 
 def _plan(part: Part, policy: Policy) -> Plan:
     knowledge = part.knowledge
-    chosen = plan(part.jobs, knowledge.profiles, part.capacity, policy, knowledge.calibration)
+    chosen = plan(
+        part.jobs,
+        knowledge.profiles,
+        part.capacity,
+        policy,
+        knowledge.calibration,
+        curves=knowledge.curves,
+    )
     packs = (_complete_lone(pack, knowledge) for pack in chosen.packs)
     if part.asks_for is not None:
         packs = (

@@ -10,18 +10,19 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.usage.profile import (
-    NEAR,
     ProfileRecord,
     choose_peak_source,
-    is_near,
+    choose_relatives,
+    may_be_one_kind,
     rates_agree,
+    tells_rate,
 )
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profiles import (
     compute_family,
-    list_numbers,
+    compute_kind,
     list_profiles,
     read_family,
     read_named,
@@ -56,9 +57,8 @@ class ProfileSearch:
         self._exact: dict[str, list[ProfileRecord]] = {}
         self._like: dict[str, list[ProfileRecord]] = {}
         self._all: list[ProfileRecord] | None = None
-        self._nothing: list[ProfileRecord] = []
-        self._merged: dict[tuple[KnownBy, str | None, int], UsageProfile | None] = {}
-        self._family_of: dict[tuple[int, tuple[str, ...]], str] = {}
+        self._merged: dict[tuple[KnownBy, str | None, int, str, bool], UsageProfile | None] = {}
+        self._signs: dict[tuple[int, tuple[str, ...], int], tuple[str, str]] = {}
         self.reasons: list[str] = []
         self.problems: list[str] = []
         self.gpu_memory_mb: dict[str, int] = {}
@@ -94,16 +94,29 @@ class ProfileSearch:
                 here = [r for r in records if slug_gpu_model(r.gpu_model) == model]
                 elsewhere = elsewhere or [r for r in records if r not in here]
                 # The lists are kept, so that their ids stay theirs.
-                key = (known_by, model, id(records))
+                kind = self._sign(candidate)[1] if known_by is KnownBy.FAMILY else ""
+                key = (known_by, model, id(records), kind, bool(like))
                 if key not in self._merged:
-                    self._merged[key] = self._merge(job.name, here, known_by)
+                    # A named job comes before relatives whose arguments are others.
+                    closest = [r for r in here if r.kind == kind] if kind and like else here
+                    self._merged[key] = self._merge(job.name, closest, known_by, kind)
                 if (profile := self._merged[key]) is not None:
                     return profile
-                unlike = unlike or here
+                unlike = here or unlike
         if job.gpu_memory_mb is not None:
             return UsageProfile(known_by=KnownBy.STATED)
         if unlike:
-            return _keep_memory(unlike)
+            kept = _keep_memory(unlike)
+            kind = self._sign(candidate)[1]
+            rates = [
+                record.steps_per_s.mean
+                for record in [r for r in unlike if r.kind == kind] or unlike
+                if record.steps_per_s is not None
+            ]
+            if kept is not None and rates and may_be_one_kind(rates):
+                # They disagree by no more than hosts do: what a pack has measured still counts.
+                kept = dataclasses.replace(kept, family=unlike[0].family)
+            return kept
         return self._take_memory(job.name, elsewhere)
 
     def _find_exact(self, candidate: Candidate) -> list[ProfileRecord]:
@@ -113,23 +126,21 @@ class ProfileSearch:
         return self._exact[signature]
 
     def _find_family(self, candidate: Candidate) -> list[ProfileRecord]:
-        # The tasks of an array share their script and arguments.
-        key = (id(candidate.script), candidate.job.arguments)
-        family = self._family_of.get(key)
-        if family is None:
-            family = self._family_of[key] = compute_family(candidate.script, candidate.job)
+        family, _ = self._sign(candidate)
         if family not in self._families:
             records, problems = read_family(self._root, family, self._names)
             self._families[family] = records
             self.problems += problems
-        known = self._families[family]
-        if known and not is_near(list_numbers(candidate.job), [r.numbers for r in known]):
-            self.reasons.append(
-                f"{candidate.job.name}: a number among its arguments differs by more than {NEAR:g} "
-                "times from those of its measured relatives, so their profiles are not used"
-            )
-            return self._nothing
-        return known
+        return self._families[family]
+
+    def _sign(self, candidate: Candidate) -> tuple[str, str]:
+        """A job's family, and its signature without numbers among its arguments."""
+        script, job = candidate.script, candidate.job
+        # The tasks of an array share their script and arguments.
+        key = (id(script), job.arguments, job.gpus)
+        if key not in self._signs:
+            self._signs[key] = compute_family(script, job), compute_kind(script, job)
+        return self._signs[key]
 
     def _find_like(self, candidate: Candidate, name: str) -> list[ProfileRecord]:
         if name in self._like:
@@ -190,18 +201,20 @@ class ProfileSearch:
         return self._models[gpu_type]
 
     def _merge(
-        self, name: str, records: Sequence[ProfileRecord], known_by: KnownBy
+        self, name: str, records: Sequence[ProfileRecord], known_by: KnownBy, kind: str
     ) -> UsageProfile | None:
-        if not records:
-            return None
         for record in records:
             if record.gpu_memory_total_mb:
                 self.gpu_memory_mb[record.gpu_model] = int(record.gpu_memory_total_mb)
-        if len(records) > 1 and not agree(records):
-            self.reasons.append(
-                f"{name}: the {len(records)} relatives that were measured differ by more than "
-                "10 %, so only their largest GPU memory is used"
-            )
+        if known_by is KnownBy.FAMILY:
+            found, records = records, choose_relatives(records, kind)
+            if not records and any(map(tells_rate, found)):
+                self.reasons.append(
+                    f"{name}: the rates alone of its relatives (the same script with other "
+                    "arguments) differ by more than 10 %, so only their largest GPU memory is used"
+                )
+        # Of a job that only ran in company its relatives may tell more.
+        if not any(map(tells_rate, records)):
             return None
         newest = max(record.updated_at for record in records)
         days = (time.time() - newest) / 86400
@@ -238,14 +251,6 @@ def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
         gpu_memory_by=choose_peak_source((r.gpu_memory_peak_mb, r.gpu_memory_by) for r in records),
         known_by=KnownBy.UNKNOWN,
     )
-
-
-def agree(records: Sequence[ProfileRecord]) -> bool:
-    """Whether relatives on one GPU model tell of each other: by their rates, else SM activity."""
-    rates = [record.steps_per_s.mean for record in records if record.steps_per_s is not None]
-    if rates:
-        return rates_agree(rates)
-    return rates_agree([record.sm_active for record in records if record.sm_active is not None])
 
 
 def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> UsageProfile:
