@@ -153,7 +153,7 @@ def test_who_waits_for_room_starts_up_to_the_door_and_goes_on_in_its_turn(
     assert (record.state, record.at_door) == (MemberState.RUNNING, True)
     assert record.reason == (
         "at the door: its program is loaded, and it waits: the GPU has no memory left for it: "
-        "1 take 6000 of 9500 MB, and it may take 6000 MB"
+        "6000 of 9500 MB are reserved for 1, and it may take 6000 MB"
     )
     pack.end(1)
     pack.work()
