@@ -41,7 +41,9 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     if policy.has_gpu_sets or capacity.gives_whole_nodes:
         return "Slurm gives whole nodes there, or several GPUs were asked for"
     needs = compute_needs(question, [0])
-    room = count_places(question, needs, _find_most(policy))
+    # Others may take less of the GPU's memory: whether there is enough is seen as they come.
+    sizeless = [dataclasses.replace(need, gpu_memory_mb=None) for need in needs]
+    room = count_places(question, sizeless, _find_most(policy))
     if room is None:
         return "what one GPU's share of a node is, is not known"
     places = room if asked is None else min(asked, room)

@@ -188,14 +188,16 @@ def _predict_join(
 
 
 def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
-    """What a member of a running pack was given; GPU memory else as it was measured since."""
+    """What a member of a running pack was given, and what it takes of the GPU's memory.
+
+    That is less than its limit where only its first seconds had the peak.
+    """
     job, profile = question.jobs[index], question.profiles.get(index)
-    gpu_memory_mb = job.gpu_memory_mb or plan.gpu_memory_limit_mb
     return Need(
         plan.job_index,
         plan.cpus,
         plan.host_memory_mb,
-        gpu_memory_mb or choose_gpu_memory_mb(job, profile),
+        choose_gpu_memory_mb(job, profile) or plan.gpu_memory_limit_mb,
         job.time_limit_s,
         job.max_slowdown,
     )

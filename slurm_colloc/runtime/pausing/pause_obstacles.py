@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_colloc.host.system.node_processes import Process
+from slurm_colloc.host.system.node_processes import Process, read_command_line
 from slurm_colloc.model.plan import Rule
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.pack.pack_records import PackRecord
@@ -26,15 +26,24 @@ NEVER = frozenset(
 )  # fmt: skip
 """Names of programs (proc(5), comm: 15 characters at most)."""
 
+SINGLETON = "--singleton-died-pipe"
+"""With that option Open MPI starts its daemon below a program that was not started by mpirun (4.1,
+ess_singleton_module.c): as Lightning does where mpi4py is installed. It has no partners."""
+
 _NEVER_SHORT = frozenset(name[:15] for name in NEVER)
 
 
 def find_pause_obstacle(processes: Iterable[Process]) -> str:
     """Why a member is never paused, by its processes; empty where it may be."""
     for process in processes:
-        if process.name in _NEVER_SHORT:
+        if process.name in _NEVER_SHORT and not _serves_one(process):
             return f"{process.name} watches its partners by short heartbeats"
     return ""
+
+
+def _serves_one(process: Process) -> bool:
+    """Whether it is the daemon that Open MPI starts below a program without ranks."""
+    return process.name == "orted" and SINGLETON in read_command_line(process.id.pid)
 
 
 def find_parking_obstacle(processes: int, ranks: int | None) -> str:

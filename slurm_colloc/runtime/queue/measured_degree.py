@@ -355,10 +355,8 @@ class MeasuredDegree:
 
     def _publish(self, running: Sequence[Member]) -> None:
         """Tell those that would join, or whose members might come, where that has changed."""
-        free_mb, has_settled = (
-            self._memory.find_free_mb(),
-            all(map(self._memory.is_settled, running)),
-        )
+        free_mb = self._memory.find_free_mb()
+        has_settled = bool(running) and all(map(self._memory.is_settled, running))
         if free_mb is not None:
             # Figures of every moment would be written at every moment.
             free_mb -= free_mb % ROUNDED_MB

@@ -245,9 +245,11 @@ def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
     peaks = [r.gpu_memory_peak_mb for r in records if r.gpu_memory_peak_mb]
     if not peaks:
         return None
+    usual = [r.gpu_memory_usual_mb for r in records if r.gpu_memory_usual_mb]
     return UsageProfile(
         gpu_model=records[0].gpu_model,
         gpu_memory_peak_mb=round(max(peaks)),
+        gpu_memory_usual_mb=round(max(usual)) if len(usual) == len(peaks) else None,
         gpu_memory_by=choose_peak_source((r.gpu_memory_peak_mb, r.gpu_memory_by) for r in records),
         known_by=KnownBy.UNKNOWN,
     )
