@@ -160,6 +160,22 @@ def _list_below(pid: int, children: Mapping[int, Sequence[Process]]) -> list[Pro
     return found
 
 
+def list_wrappers(pack: str) -> list[Process]:
+    """The wrappers of a pack's members that are alive on this node."""
+    # The srun that stands for one names the same file.
+    return [
+        process
+        for process in list_running_processes()
+        if process.name not in _SLURMS and _is_wrapper(process, pack)
+    ]
+
+
+def _is_wrapper(process: Process, pack: str) -> bool:
+    launches = f"{pack}/members/"
+    words = read_command_line(process.id.pid)
+    return any(w.startswith(launches) and w.endswith(".launch") for w in words)
+
+
 def continue_stopped(pack: str) -> int:
     """Let every process of a pack's members go on: the runner that has stopped it is gone.
 
@@ -173,13 +189,11 @@ def continue_stopped(pack: str) -> int:
     """
     table = list_running_processes()
     named = os.fsencode(pack)
-    launches = f"{pack}/members/"
-    roots = []
-    for process in table:
-        words = read_command_line(process.id.pid)
-        is_wrapper = any(w.startswith(launches) and w.endswith(".launch") for w in words)
-        if is_wrapper or read_named_start(process.id.pid, named) is not None:
-            roots.append(process)
+    roots = [
+        process
+        for process in table
+        if _is_wrapper(process, pack) or read_named_start(process.id.pid, named) is not None
+    ]
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent_pid, []).append(process)

@@ -104,6 +104,7 @@ def main(argv: list[str]) -> int:
             "at": ended_at,
             "oom_kills": killed,
             "foreign_signals": foreign,
+            "terminated": kill_at is not None,
             "problem": os.read(told, 4096).decode("utf-8", "replace"),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "host_memory_peak_kb": usage.ru_maxrss,
