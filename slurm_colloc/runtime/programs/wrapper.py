@@ -28,6 +28,7 @@ if __name__ == "__main__":
 
 from slurm_colloc.runtime.programs.own_descendants import end_leftovers, reap, signal_all
 from slurm_colloc.runtime.programs.own_oom_kills import count_oom_kills, read_oom_kills
+from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 _WATCHED = (
     signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGQUIT, signal.SIGALRM, signal.SIGCONT,
+    signal.SIGQUIT, signal.SIGALRM, signal.SIGCONT, PAUSED, GOES_ON,
 )  # fmt: skip
+_LEASE = (PAUSED, GOES_ON)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 60.0
@@ -244,13 +246,21 @@ def wait_for(
     """
     foreign: list[tuple[int, float]] = []
     kill_at: float | None = None
+    paused_until: float | None = None
     while True:
-        timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        due = [moment for moment in (kill_at, paused_until) if moment is not None]
+        timeout = max(0.0, min(due) - time.monotonic()) if due else 3600.0
         info = signal.sigtimedwait(_WATCHED, timeout)
         if info is None:
-            if kill_at is not None:
+            now = time.monotonic()
+            if kill_at is not None and now >= kill_at:
                 signal_all(signal.SIGKILL)
-                kill_at = time.monotonic() + 1.0
+                kill_at = now + 1.0
+            if paused_until is not None and now >= paused_until:
+                paused_until = None
+                end_pause(launch)
+        elif info.si_signo in _LEASE and info.si_pid == launch["runner_pid"]:
+            paused_until = time.monotonic() + LEASE_S if info.si_signo == PAUSED else None
         elif info.si_signo != signal.SIGCHLD:
             is_runners = info.si_pid == launch["runner_pid"]
             # Each number once: a script may signal its parent every second, for weeks.
@@ -267,6 +277,19 @@ def wait_for(
         status = reap(child)
         if status is not None:
             return status, foreign, kill_at
+
+
+def end_pause(launch: dict[str, Any]) -> None:
+    """Let the member go on: its runner has not renewed the pause."""
+    signal_all(signal.SIGCONT)
+    # Tasks of an srun in its script are not below this process. What finds them may lie on the very
+    # file system that does not answer.
+    with contextlib.suppress(Exception):
+        from slurm_colloc.runtime.pausing.step_processes import continue_member
+
+        folder = launch["prefix"].rpartition("/")[0]
+        pack, number = folder.rpartition("/members/")[::2]
+        continue_member(pack, int(number), os.getpid())
 
 
 def load(path: str) -> Any:
