@@ -35,7 +35,10 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
         run = RunDirectory(place.run, makes=False, needs_lock=False)
     except FileNotFoundError:
         return HookReport(outcome="nothing was prepared")
-    except (CollocError, OSError) as error:
+    except CollocError as error:
+        # It is not root's alone, so root has prepared nothing in it.
+        return HookReport(outcome=f"{place.run} cannot be used: {error}")
+    except OSError as error:
         # Whether anything was prepared cannot be told, and nothing of it be undone.
         return HookReport(outcome=f"{place.run} cannot be used: {error}", exit_status=1)
     report = HookReport()

@@ -300,11 +300,18 @@ def load(path: str) -> Any:
 
 def write_record(path: str, value: dict[str, Any]) -> None:
     """Write a small JSON file atomically."""
+    text = json.dumps(value)
 
     def write() -> None:
         with open(f"{path}.tmp", "w", encoding="ascii") as file:
-            json.dump(value, file)
-        os.replace(f"{path}.tmp", path)
+            file.write(text)
+        try:
+            os.replace(f"{path}.tmp", path)
+        except FileNotFoundError:
+            # Of a rename that was done the answer may be lost, and a repeated one finds nothing.
+            with open(path, encoding="ascii") as file:
+                if file.read() != text:
+                    raise
 
     insist(write)
 
