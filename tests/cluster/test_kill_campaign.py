@@ -102,6 +102,7 @@ class Campaign:
         may_be_lost: Packs of which members may be lost: without their guard nothing asks for
             another start, and a controller that is killed forgets what it did last.
         hanging: Runners that hang, with when they are looked at.
+        log: What was done, for a failing test.
     """
 
     user: CsubUser
@@ -110,6 +111,7 @@ class Campaign:
     kills: Counter[str] = field(default_factory=Counter)
     may_be_lost: set[str] = field(default_factory=set)
     hanging: list[tuple[ProcessId, Path, float]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
 
     @property
     def sandbox(self) -> Sandbox:
@@ -142,6 +144,7 @@ class Campaign:
             self._restart_controller()
         elif act == "slurmd":
             name = self.chance.choice(self.sandbox.node_names)
+            self._note(act, name)
             self.sandbox.kill_node(name)
             time.sleep(self.chance.uniform(0.0, 2.0))
             self.sandbox.start_node(name)
@@ -151,7 +154,11 @@ class Campaign:
                 return
         self.done[act] += 1
 
+    def _note(self, act: str, name: str) -> None:
+        self.log.append(f"{time.time():.3f} {act} {name}")
+
     def _hit(self, act: str, pack: Path, runner: ProcessId) -> bool:
+        self._note(act, f"{pack.name} (runner {runner.pid})")
         if act == "wrapper":
             wrappers = list_wrappers(str(pack))
             return bool(wrappers) and send(self.chance.choice(wrappers).id, signal.SIGKILL)
@@ -170,6 +177,7 @@ class Campaign:
         return True
 
     def _restart_controller(self) -> None:
+        self._note("controller", "away")
         if self.chance.random() < 0.5:
             self.may_be_lost |= {pack.name for pack, _ in self.list_running()}
             (pid,) = [d.pid for d in self.sandbox.status().daemons if d.name == "slurmctld"]
@@ -184,6 +192,7 @@ class Campaign:
                 self.done["runner without controller"] += 1
         time.sleep(self.chance.uniform(0.0, 8.0))
         self.sandbox.start_controller()
+        self._note("controller", "there")
 
     def _look_at_hanging(self, *, waits: bool = False) -> None:
         """Of a pack whose runner hangs none is stopped any more; then it goes on or is killed."""
@@ -199,12 +208,19 @@ class Campaign:
                     f"what the runner of {pack.name}, which hangs, had paused goes on",
                 )
             self.hanging.remove(entry)
-            send(runner, signal.SIGKILL if self.chance.random() < 0.5 else signal.SIGCONT)
+            number = self.chance.choice((signal.SIGKILL, signal.SIGCONT))
+            self._note(number.name, f"{pack.name} (runner {runner.pid})")
+            send(runner, number)
 
     def end(self) -> None:
         """Let the rest come to its end."""
         self._look_at_hanging(waits=True)
         self.sandbox.start_controller()
+        # A batch script whose end a controller was too busy dying to hear of is missed by it only
+        # once the node registers again.
+        for name in self.sandbox.node_names:
+            self.sandbox.kill_node(name)
+            self.sandbox.start_node(name)
 
 
 def send(process: ProcessId, number: int) -> bool:
@@ -362,6 +378,8 @@ def run_campaign(account: str, layer: str = "") -> None:
             )
         except BaseException as error:
             error.add_note(f"seed {SEED}; done: {dict(campaign.done)}")
+            error.add_note("\n".join(campaign.log))
+            error.add_note(f"stopped: {list_stopped(user)}")
             for job_id in jobs:
                 error.add_note(user.describe(job_id))
             raise

@@ -163,7 +163,7 @@ def test_members_of_a_killed_runner_keep_their_daemon_while_slurm_cannot_be_aske
         try:
             kill(runner_pid(user, job_id))
             # Longer than clients of a killed runner may go on without a guard.
-            time.sleep(MpsOptions(()).orphan_grace_s + 8)
+            time.sleep(MpsOptions(("GPU-0",)).orphan_grace_s + 8)
             assert is_alive(server)
             assert not list(pack.glob("members/*/run.*.exit"))
         finally:
