@@ -98,7 +98,7 @@ class SoftPack:
     def _build_member(self, entry: NewMember, seed: int) -> NewMember:
         number = entry.spec.job.number
         script = (
-            SCRIPT.replace(b"sleep 0", b"exec sleep 600 #") if number == IS_CANCELLED else SCRIPT
+            SCRIPT.replace(b"sleep ", b"exec sleep 600 #") if number == IS_CANCELLED else SCRIPT
         )
         job = dataclasses.replace(
             entry.spec.job, gpus=0, arguments=(), directory=str(self.ran), output="out", name="j"

@@ -263,9 +263,7 @@ def wait_for(
             paused_until = time.monotonic() + LEASE_S if info.si_signo == PAUSED else None
         elif info.si_signo != signal.SIGCHLD:
             is_runners = info.si_pid == launch["runner_pid"]
-            # Each number once: a script may signal its parent every second, for weeks.
-            if not is_runners and all(number != info.si_signo for number, _ in foreign):
-                foreign.append((int(info.si_signo), time.time()))
+            note_foreign(foreign, info, launch)
             if is_runners and info.si_signo == signal.SIGTERM:
                 # TERM first: a stopped process that goes on finds it waiting.
                 signal_all(signal.SIGTERM)
@@ -276,7 +274,23 @@ def wait_for(
                     os.kill(child, info.si_signo)
         status = reap(child)
         if status is not None:
+            # Slurm signals the processes of a step one after the other, and the script may have
+            # heard of it first: that it ended with 0 then says nothing of its work.
+            if (late := signal.sigtimedwait((signal.SIGTERM,), 0)) is not None:
+                note_foreign(foreign, late, launch)
             return status, foreign, kill_at
+
+
+def note_foreign(
+    foreign: list[tuple[int, float]], info: signal.struct_siginfo, launch: dict[str, Any]
+) -> None:
+    """Note a signal that the runner has not sent.
+
+    Each number once: a script may signal its parent every second, for weeks.
+    """
+    is_runners = info.si_pid == launch["runner_pid"]
+    if not is_runners and all(number != info.si_signo for number, _ in foreign):
+        foreign.append((int(info.si_signo), time.time()))
 
 
 def end_pause(launch: dict[str, Any]) -> None:
