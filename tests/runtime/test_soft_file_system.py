@@ -176,11 +176,13 @@ def run_pack(
         assert pack.runner.poll() is None, pack.log.read_text()
         return pack.count_starts(IS_CANCELLED) == 1
 
-    wait_until(is_up, "the fourth member runs")
+    # Each wrapper may see half a minute in which nothing can be written.
+    wait_until(is_up, "the fourth member runs", patience_s=240)
     has_joined = pack.join()
     assert has_joined, pack.log.read_text() + (pack.pack / "events.jsonl").read_text()
     pack.cancel()
-    wait_until(lambda: pack.runner.poll() is not None, f"the runner ends: {pack.log}")
+    what = f"the runner ends: {pack.log}"
+    wait_until(lambda: pack.runner.poll() is not None, what, patience_s=240)
     pack.check(has_joined)
     assert "Traceback" not in pack.log.read_text()
 
