@@ -44,13 +44,13 @@ from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_process import read_runner
 
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
+from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .mps import read_parent, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
 
 CHECKOUT = Path(__file__).parents[2]
-PACKS = int(os.environ.get("SLURM_COLLOC_CAMPAIGN_PACKS", "8"))
+PACKS = int(os.environ.get("SLURM_COLLOC_CAMPAIGN_PACKS", "6"))
 SEED = int(os.environ.get("SLURM_COLLOC_CAMPAIGN_SEED", "20261127"))
 PACK_SIZE = 4
 KILLS_OF_RUNNER_MOST = 2
@@ -277,6 +277,12 @@ def submit(user: CsubUser, layer: str) -> list[str]:
 def has_ended(user: CsubUser) -> bool:
     """Whether no member is open any more; what was never started is submitted again."""
     user.csub("queue", check=False)
+    # Slurm holds a job whose batch script a killed slurmd could not start, for an administrator.
+    waiting = user.run(["squeue", "-h", "--states=PENDING", "-r", "-o%i %r"], check=False).stdout
+    for line in waiting.splitlines():
+        job_id, reason = line.split(maxsplit=1)
+        if reason.startswith("launch_failed"):
+            administrate(user, "scontrol", "release", job_id, check=False)
     return not list((user.state / "open").iterdir())
 
 
