@@ -281,7 +281,7 @@ def has_ended(user: CsubUser) -> bool:
     waiting = user.run(["squeue", "-h", "--states=PENDING", "-r", "-o%i %r"], check=False).stdout
     for line in waiting.splitlines():
         job_id, reason = line.split(maxsplit=1)
-        if reason.startswith("launch_failed"):
+        if reason.replace("_", " ").startswith("launch failed"):
             administrate(user, "scontrol", "release", job_id, check=False)
     return not list((user.state / "open").iterdir())
 
