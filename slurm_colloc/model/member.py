@@ -223,6 +223,11 @@ class SlurmJobState(enum.StrEnum):
     NODE_FAIL = "NODE_FAIL"
     ABSENT = "ABSENT"
 
+    @property
+    def may_have_runner(self) -> bool:
+        """A runner of its pack may be there, to note what becomes of members."""
+        return self in (self.RUNNING, self.SUSPENDED, self.COMPLETING)
+
     @classmethod
     def parse(cls, text: str) -> SlurmJobState:
         """Read the long state name of squeue or scontrol (22.05 to 26.05), `CANCELLED by 0` too."""
@@ -303,7 +308,7 @@ def effective_state(
         return MemberState.PENDING
     if slurm is None:
         return recorded
-    if slurm in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED, SlurmJobState.COMPLETING):
+    if slurm.may_have_runner:
         return MemberState.RUNNING if carried else recorded
     counts_as_job = carried or (slurm is SlurmJobState.FAILED and not begun)
     if counts_as_job and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):

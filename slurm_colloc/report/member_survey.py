@@ -30,6 +30,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_kills import find_kill
+from slurm_colloc.store.pack.written_ends import find_written_end
 from slurm_colloc.store.pack_reading import (
     MemberFiles,
     StateReader,
@@ -210,6 +211,10 @@ def _build_member(
     except (KeyError, TypeError) as error:
         raise StateError(f"{spec_path} is damaged ({error})") from error
     record = read_state(path, files.number, view.attempt, files.names)
+    if view.slurm_state is not None and not view.slurm_state.may_have_runner:
+        starts_again = view.slurm_state is SlurmJobState.PENDING
+        end = find_written_end(path, files.number, record, files.names, starts_again=starts_again)
+        record = end or record
     moved_to = None
     if files.is_moved:
         moved_to = read_moved(state.pack_path(view.record.pack_id), files.number)

@@ -74,11 +74,11 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
         return None
 
 
-def requeue_pack(pack: str, number: int) -> bool:
+def requeue_pack(pack: str, number: int, killed_at: float) -> bool | None:
     """Have a job started again one of whose runners was killed; called in the guard."""
     from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
 
-    return ask_slurm(pack, number)
+    return ask_slurm(pack, number, killed_at)
 
 
 def resume_paused(pack: str) -> None:

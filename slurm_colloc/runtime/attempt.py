@@ -46,7 +46,6 @@ from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
     read_attempt,
-    read_state,
     remove_environment,
     write_state,
 )
@@ -62,6 +61,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
+from slurm_colloc.store.pack.written_ends import read_settled
 
 JOINER_WAIT_S = 5.0
 
@@ -283,7 +283,7 @@ def reopen(pack: Path, state: State) -> bool:
     is_open = False
     for number in list_members(pack):
         folder = pack / "members" / format_number(number)
-        record = read_state(pack, number, attempt)
+        record = read_settled(pack, number, attempt, starts_again=True)
         if record is None:
             record = StateRecord(MemberState.PENDING, attempt)
         moved = read_moved(pack, number) is not None

@@ -31,8 +31,8 @@ _PASSING = frozenset(
         errno.ECONNRESET, errno.EDQUOT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,
         errno.EIO, errno.EKEYEXPIRED, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH,
         errno.ENFILE, errno.ENODEV, errno.ENOLCK, errno.ENOLINK, errno.ENOMEM, errno.ENOSPC,
-        errno.ENOTCONN, errno.EPROTO, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ESTALE,
-        errno.ETIMEDOUT,
+        errno.ENOTCONN, errno.EPROTO, errno.EREMOTEIO, errno.EROFS, errno.ESHUTDOWN,
+        errno.ESTALE, errno.ETIMEDOUT,
     }
 )  # fmt: skip
 

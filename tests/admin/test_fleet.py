@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from slurm_colloc.administration.fleet.collect_spool import (
     FILES_OF_USER_MOST,
     PATIENCE_S,
+    SECONDS_OF_USER,
     Collection,
     collect,
     remove_done,
@@ -223,6 +224,45 @@ def test_one_user_does_not_keep_others_waiting(spool: Path, monkeypatch: Any) ->
         (spool / f"link{number}.json").symlink_to("/etc/passwd")
     found = collect(str(spool), ask(JOB))
     assert (found.rejected.total(), found.waiting) == (3, 7), "refused ones have a bound, too"
+
+
+def test_a_user_s_files_cost_a_run_no_more_than_their_time(spool: Path) -> None:
+    for _ in range(6):
+        drop(spool)
+    spent_s = 0.0
+
+    def clock() -> float:
+        # Each look costs a third of what all files of one user may.
+        nonlocal spent_s
+        spent_s += SECONDS_OF_USER / 3
+        return spent_s
+
+    found = collect(str(spool), ask(JOB), clock=clock)
+    assert (len(found.accepted), found.waiting, dict(found.rejected)) == (3, 3, {})
+    remove_done(str(spool), found.done)
+    found = collect(str(spool), ask(JOB))
+    assert (len(found.accepted), found.waiting) == (3, 0)
+
+
+def test_what_a_user_has_too_much_of_is_met_once(spool: Path, monkeypatch: Any) -> None:
+    module = "slurm_colloc.administration.fleet.collect_spool"
+    for name, value in (("FILES_OF_USER_MOST", 2), ("WAITING_OF_USER_MOST", 3), ("FILES_MOST", 4)):
+        monkeypatch.setattr(f"{module}.{name}", value)
+    for number in range(12):
+        drop(spool) if number % 2 else drop_file(spool, b"nothing")
+    for number in range(40):
+        (spool / f".new.{number}.json").touch()
+    files = len(list(spool.iterdir()))
+    found = collect(str(spool), ask(JOB))
+    assert found.rejected["too many"] > 30
+    remove_done(str(spool), found.done)
+    left = len(list(spool.iterdir()))
+    assert left == files - len(found.done) <= 2 + 3 + 2
+    # The rest is read in its turn.
+    for _ in range(4):
+        found = collect(str(spool), ask(JOB))
+        remove_done(str(spool), found.done)
+    assert [path for path in spool.iterdir() if not path.name.startswith(".new.")] == []
 
 
 def test_a_job_that_has_no_gpu_by_slurm_waits_a_day_and_is_told(spool: Path) -> None:

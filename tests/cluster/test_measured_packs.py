@@ -192,6 +192,27 @@ def test_a_kill_leaves_none_stopped(mps_user: CsubUser, which: str) -> None:
     user.finish(job_id)
 
 
+@pytest.mark.long
+def test_a_runner_that_hangs_leaves_none_stopped(mps_user: CsubUser) -> None:
+    user = mps_user
+    stop = write_training(user, 100)
+    job_id = user.submit("pack", *OPTIONS, "--gpu-mem=2G", "--max-slowdown=1.3", *["train.sh"] * 2)
+    wait_for_decision(user, job_id)
+    assert find_state(user, job_id, 2) == "T"
+    runner = json.loads((pack_directory(user, job_id) / "runner.json").read_text())["pid"]
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        wait_until(lambda: find_state(user, job_id, 2) in "SR", "it goes on", patience_s=120)
+    finally:
+        os.kill(runner, signal.SIGCONT)
+    wait_until(lambda: find_state(user, job_id, 2) == "T", "it is parked again")
+    stop.touch()
+    rows = user.finish(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    pauses = [p for p in read_pauses(pack_directory(user, job_id)) if p.member == 2]
+    assert all(pause.end is not None for pause in pauses)
+
+
 def test_who_is_parked_stays_so_when_slurm_has_suspended_the_job(
     mps_user: CsubUser,
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
+from slurm_colloc.host.mps.mps_options import MpsOptions
 from slurm_colloc.host.system.node_processes import ProcessId, identify, is_alive
 
 from ..wait_until import wait_until
@@ -24,6 +26,7 @@ from .mps import (
     list_directories,
     list_processes,
     list_starts,
+    pack_directory,
     read_setup,
     require_cgroups,
     runner_pid,
@@ -142,6 +145,37 @@ def test_members_of_a_killed_runner_run_again_under_a_new_daemon(mps_user: CsubU
         assert {(row["state"], row["cause"]) for row in rows.values()} == {("COMPLETED", "success")}
         assert [rows[number]["starts"] for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
     untouched.check()
+
+
+@pytest.mark.long
+def test_members_of_a_killed_runner_keep_their_daemon_while_slurm_cannot_be_asked(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    user.script("train.sh", TRAIN)
+    job_id = submit_pack(user, "train.sh", "train.sh")
+    with explained(user, job_id):
+        wait_for_clients(user, job_id)
+        server = identify(server_pid(user, job_id))
+        assert server is not None
+        pack = pack_directory(user, job_id)
+        user.sandbox.stop_controller()
+        try:
+            kill(runner_pid(user, job_id))
+            # Longer than clients of a killed runner may go on without a guard.
+            time.sleep(MpsOptions(("GPU-0",)).orphan_grace_s + 8)
+            assert is_alive(server)
+            assert not list(pack.glob("members/*/run.*.exit"))
+        finally:
+            user.sandbox.start_controller()
+        wait_until(
+            lambda: all(len(list_starts(user, job_id, number)) == 2 for number in (1, 2)),
+            "both start again",
+            patience_s=180,
+        )
+        (user.home / "end").touch()
+        rows = user.finish(job_id)
+        assert {(row["state"], row["cause"]) for row in rows.values()} == {("COMPLETED", "success")}
 
 
 def test_a_killed_runner_that_may_not_be_requeued_leaves_nothing_behind(

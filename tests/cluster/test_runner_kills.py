@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,3 +281,113 @@ def test_a_job_alone_is_its_batch_script_and_is_not_requeued(user: CsubUser) -> 
     rows = user.wait_for_states(job_id, "LOST")
     assert rows[1]["starts"] == 1
     assert read_attempt(user, job_id) == 1
+
+
+# -- ends that no runner has noted -----------------------------------------------------------------
+
+
+def start_waiting(user: CsubUser, *options: str) -> str:
+    """A pack of two that run until a file says so to each."""
+    body = (
+        f"{NOTE}; trap 'echo saved; exit 0' TERM; "
+        'until [ -e "end.$SLURM_COLLOC_MEMBER_NUMBER" ]; do sleep 0.1; done; '
+        'echo "ended"; exit "$(cat "end.$SLURM_COLLOC_MEMBER_NUMBER")"'
+    )
+    user.script("waits.sh", f"SLURM_COLLOC_MEMBER_NUMBER=${{SLURM_COLLOC_MEMBER##*/}}; {body}")
+    job_id = user.submit("pack", "--degree=2", *OPTIONS, *options, "waits.sh", "waits.sh")
+    user.wait_for_states(job_id, "RUNNING")
+    wait_until(lambda: all(list_starts(user, job_id, n) for n in (1, 2)), "both are up")
+    return job_id
+
+
+def let_end(user: CsubUser, job_id: str, number: int, status: int) -> None:
+    """Let a member end by itself, and wait until its wrapper has written it."""
+    (user.home / f"end.{number}").write_text(f"{status}\n")
+    folder = pack_directory(user, job_id) / "members" / f"{number:04d}"
+    wait_until(lambda: list(folder.glob("run.*.exit")), f"the end of member {number} is written")
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_has_ended_while_its_runner_hung_does_not_run_again(
+    user: CsubUser, status: int
+) -> None:
+    job_id = start_waiting(user)
+    runner = runner_pid(user, job_id)
+    os.kill(runner, signal.SIGSTOP)
+    let_end(user, job_id, 1, status)
+    kill(runner)
+    wait_until(lambda: read_attempt(user, job_id) == 2, "its pack starts again")
+    with explained(user, job_id):
+        wait_until(lambda: len(list_starts(user, job_id, 2)) == 2, "the other starts again")
+    (user.home / "end.2").write_text("0\n")
+    rows = user.finish(job_id)
+    assert states_of(rows) == ["FAILED" if status else "COMPLETED", "COMPLETED"]
+    assert [rows[number]["starts"] for number in (1, 2)] == [1, 2]
+    assert rows[1]["exit_code"] == {"code": status, "signal": 0}
+    assert rows[1]["cause"] == ("exit code" if status else "success")
+    assert len(list_starts(user, job_id, 1)) == 1
+
+
+def test_what_has_ended_while_its_runner_hung_is_not_lost_with_its_pack(user: CsubUser) -> None:
+    job_id = start_waiting(user, "--no-requeue")
+    runner = runner_pid(user, job_id)
+    os.kill(runner, signal.SIGSTOP)
+    let_end(user, job_id, 1, 0)
+    kill(runner)
+    rows = user.wait_for_states(job_id, {1: "COMPLETED", 2: "LOST"})
+    assert rows[1]["exit_code"] == {"code": 0, "signal": 0}
+    assert rows[1]["ended_at"] is not None
+    # It is written down, not only shown.
+    attempt = read_attempt(user, job_id)
+    state = pack_directory(user, job_id) / "members" / "0001" / f"state.{attempt}.json"
+    assert json.loads(state.read_text())["state"] == "COMPLETED"
+
+
+def test_a_pack_whose_members_have_all_ended_is_not_started_again(user: CsubUser) -> None:
+    job_id = start_waiting(user)
+    runner = runner_pid(user, job_id)
+    os.kill(runner, signal.SIGSTOP)
+    for number in (1, 2):
+        let_end(user, job_id, number, 0)
+    kill(runner)
+    rows = user.finish(job_id)
+    assert states_of(rows) == ["COMPLETED", "COMPLETED"]
+    assert read_attempt(user, job_id) == 1
+    assert [e["reason"] for e in journal(user, job_id, "runner_killed")] == [
+        "all its members had ended"
+    ]
+
+
+@contextlib.contextmanager
+def controller_away(user: CsubUser) -> Iterator[None]:
+    """A cluster without slurmctld."""
+    user.sandbox.stop_controller()
+    try:
+        yield
+    finally:
+        user.sandbox.start_controller()
+
+
+def test_members_live_on_while_slurm_cannot_be_asked_and_their_ends_count(user: CsubUser) -> None:
+    job_id = start_waiting(user)
+    runner = runner_pid(user, job_id)
+    with controller_away(user):
+        guard = identify(read_parent(runner))
+        assert guard is not None
+        kill(runner)
+        let_end(user, job_id, 1, 0)
+        # That of a guard which has asked once would have ended long ago.
+        time.sleep(12)
+        assert is_alive(guard)
+        folder = pack_directory(user, job_id) / "members" / "0002"
+        assert not list(folder.glob("run.*.exit"))
+    with explained(user, job_id):
+        # A controller that has just come back looks for what may start every minute.
+        again = "the other starts again"
+        wait_until(lambda: len(list_starts(user, job_id, 2)) == 2, again, patience_s=180)
+    (user.home / "end.2").write_text("0\n")
+    rows = user.finish(job_id)
+    assert states_of(rows) == ["COMPLETED", "COMPLETED"]
+    assert [rows[number]["starts"] for number in (1, 2)] == [1, 2]
+    assert "saved" in user.output(f"slurm-{job_id}_2.out").splitlines()
+    assert [event["requeued"] for event in journal(user, job_id, "runner_killed")] == [True]

@@ -536,6 +536,33 @@ def test_clients_that_never_end_are_not_waited_for_longer_than_their_grace(
     client.wait()
 
 
+def test_clients_go_on_as_long_as_the_guard_of_the_runner_stands(
+    options: Options, base: Path
+) -> None:
+    # The keeper's parent is what adopted it: here it never had another one.
+    listener = Listener(KeeperClient.start(options(orphan_grace_s=0.2, guard_pid=os.getpid())))
+    listener.hear(Ready)
+    server_pid = listener.hear(ServerStatus).server_pid
+    client = start_client()
+    listener.write_log(
+        f"[2026-11-21 14:37:31.138 Server   {server_pid}] "
+        f"Client {{PID: {client.pid}, Context ID: 0}} connected\n"
+    )
+    listener.hear(ClientJoined)
+    assert listener.keeper._child.stdin is not None
+    listener.keeper._child.stdin.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while list(base.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(2)
+    assert identify(server_pid) is not None
+    client.kill()
+    client.wait()
+    wait_until_nothing_is_left(base)
+    listener.keeper.wait(time.monotonic() + PATIENCE_S)
+
+
 def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
     start: Start, options: Options, base: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,6 +64,49 @@ def test_prolog_and_epilog_leave_the_gpu_as_it_was(bed: Bed) -> None:
     assert identify(peer.pid) is None
     assert bed.snapshot() == before
     check_clean(bed)
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """A directory below which nothing can be written for a while, not even by root."""
+    mount = ["mount", "--rbind", str(path), str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-R", "-l", str(path)], check=True)
+
+
+def test_the_daemon_ends_and_the_node_is_unfit_where_roots_directory_cannot_be_written(
+    bed: Bed,
+) -> None:
+    assert bed.prolog().audit["action"] == "prepared"
+    daemon = identify(bed.peer().pid)
+    assert daemon is not None
+    with read_only(bed.run):
+        ended = bed.epilog()
+        assert not is_alive(daemon)
+        assert ended.status == 1
+        assert "its checkpoint cannot be worked on" in ended.audit["outcome"]
+        assert "Read-only file system" in ended.audit["outcome"]
+        # A job for which nothing was prepared has nothing to fear from it.
+        assert bed.epilog("12").status == 0
+    ended = bed.epilog()
+    assert (ended.status, ended.audit["outcome"]) == (0, "")
+    check_clean(bed)
+
+
+def test_without_the_file_of_the_locks_the_daemon_ends_all_the_same(bed: Bed) -> None:
+    bed.prolog()
+    daemon = identify(bed.peer().pid)
+    assert daemon is not None
+    (bed.run / "lock").unlink()
+    ended = bed.epilog()
+    assert not is_alive(daemon)
+    assert ended.status == 1
+    assert "lock cannot be opened: No such file or directory" in ended.audit["outcome"]
 
 
 def test_slurmds_kill_of_the_hooks_process_group_does_not_reach_the_daemon(bed: Bed) -> None:

@@ -25,7 +25,7 @@ class RunningMember:
 
     def __init__(self, pack: Path, number: int, argv: list[str]) -> None:
         self.folder = pack / "members" / f"{number:04d}"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         prefix = self.folder / "run.1.1"
         environment = {
             **os.environ,

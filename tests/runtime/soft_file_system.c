@@ -1,9 +1,10 @@
 /* A file system that fails now and then, for what one process does below one directory.
 
-   LD_PRELOAD it. SOFT_ROOT names the directory, SOFT_MARK a word of the command line of the
-   process that it is for, SOFT_SEED makes a run repeatable, SOFT_RATE is how many of 1000 calls
-   fail by themselves. Outages, in which nearly all fail, come on top. A rename is also done late,
-   and done with its answer lost. */
+   LD_PRELOAD it. SOFT_ROOT names the directory, SOFT_MARK words, separated by commas, of which one
+   is in the command line of each process that it is for, SOFT_SEED makes a run repeatable,
+   SOFT_RATE is how many of 1000 calls fail by themselves. Outages, in which nearly all fail, come
+   on top. A rename is also done late, and done with its answer lost. With SOFT_READ_ONLY=A:B
+   nothing can be changed for B seconds, from A seconds after the start of the process on. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -29,7 +30,10 @@ static size_t root_length;
 static int rate;
 static uint64_t drawn;
 static double outage_until;
+static double read_only_from, read_only_until;
 static unsigned char is_soft[DESCRIPTORS];
+
+enum what { READS, WRITES, REMOVES, CLOSES };
 
 #define REAL(name) ((__typeof__(&name))find(#name))
 
@@ -57,7 +61,14 @@ static int is_for_this_process(const char *mark)
     ssize_t size = file < 0 ? -1 : REAL(read)(file, line, sizeof line - 1);
     if (file >= 0)
         REAL(close)(file);
-    return size > 0 && memmem(line, (size_t)size, mark, strlen(mark)) != NULL;
+    for (const char *end; size > 0; mark = end + 1) {
+        end = strchrnul(mark, ',');
+        if (end > mark && memmem(line, (size_t)size, mark, (size_t)(end - mark)) != NULL)
+            return 1;
+        if (*end == '\0')
+            break;
+    }
+    return 0;
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -68,6 +79,13 @@ __attribute__((constructor)) static void begin(void)
     root_length = strlen(named);
     rate = atoi(getenv("SOFT_RATE"));
     drawn = 0x9e3779b97f4a7c15u * (uint64_t)(atoi(getenv("SOFT_SEED")) + 1);
+    if (getenv("SOFT_READ_ONLY") != NULL) {
+        double from = 0.0, length = 0.0;
+        if (sscanf(getenv("SOFT_READ_ONLY"), "%lf:%lf", &from, &length) == 2) {
+            read_only_from = now() + from;
+            read_only_until = read_only_from + length;
+        }
+    }
     root = named;
 }
 
@@ -82,19 +100,22 @@ static int is_tracked(int file)
 }
 
 /* 0, or the error with which the call is to end. */
-static int choose_error(int writes)
+static int choose_error(enum what what)
 {
     static const int errors[] = {ESTALE, EIO, ETIMEDOUT, ENOSPC};
+    double moment = now();
     int fails;
+    if (moment >= read_only_from && moment < read_only_until && (what == WRITES || what == REMOVES))
+        return EROFS;
     if (draw(OUTAGE_ONE_IN) == 0)
         outage_until = now() + draw(OUTAGE_MOST_MS) / 1e3;
     fails = now() < outage_until ? draw(10) != 0 : (int)draw(1000) < rate;
-    return fails ? errors[draw(writes ? 4 : 3)] : 0;
+    return fails ? errors[draw(what == WRITES || what == CLOSES ? 4 : 3)] : 0;
 }
 
-#define FAIL_SOFTLY(is_soft_call, writes, answer)                                                  \
+#define FAIL_SOFTLY(is_soft_call, what, answer)                                                    \
     do {                                                                                           \
-        int error_ = (is_soft_call) ? choose_error(writes) : 0;                                    \
+        int error_ = (is_soft_call) ? choose_error(what) : 0;                                      \
         if (error_ != 0) {                                                                         \
             errno = error_;                                                                        \
             return answer;                                                                         \
@@ -115,7 +136,7 @@ static int note(const char *path, int file)
         va_start(rest, flags);                                                                     \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                    \
         va_end(rest);                                                                              \
-        FAIL_SOFTLY(is_below(path), flags &O_CREAT, -1);                                           \
+        FAIL_SOFTLY(is_below(path), flags & (O_CREAT | O_WRONLY | O_RDWR) ? WRITES : READS, -1);   \
         return note(path, REAL(name)(path, flags, mode));                                          \
     }
 OPEN(open)
@@ -123,13 +144,13 @@ OPEN(open64)
 
 ssize_t read(int file, void *data, size_t size)
 {
-    FAIL_SOFTLY(is_tracked(file), 0, -1);
+    FAIL_SOFTLY(is_tracked(file), READS, -1);
     return REAL(read)(file, data, size);
 }
 
 ssize_t write(int file, const void *data, size_t size)
 {
-    FAIL_SOFTLY(is_tracked(file), 1, -1);
+    FAIL_SOFTLY(is_tracked(file), WRITES, -1);
     return REAL(write)(file, data, size);
 }
 
@@ -139,26 +160,26 @@ int close(int file)
     if (file >= 0 && file < DESCRIPTORS)
         is_soft[file] = 0;
     /* As of a network file system that finds the disk full only now. */
-    FAIL_SOFTLY(was_soft && ended == 0, 1, -1);
+    FAIL_SOFTLY(was_soft && ended == 0, CLOSES, -1);
     return ended;
 }
 
 int flock(int file, int operation)
 {
-    FAIL_SOFTLY(is_tracked(file), 0, -1);
+    FAIL_SOFTLY(is_tracked(file), READS, -1);
     return REAL(flock)(file, operation);
 }
 
 DIR *opendir(const char *path)
 {
-    FAIL_SOFTLY(is_below(path), 0, NULL);
+    FAIL_SOFTLY(is_below(path), READS, NULL);
     return REAL(opendir)(path);
 }
 
 #define LOOK(name, type)                                                                           \
     int name(const char *path, type *found)                                                        \
     {                                                                                              \
-        FAIL_SOFTLY(is_below(path), 0, -1);                                                        \
+        FAIL_SOFTLY(is_below(path), READS, -1);                                                    \
         return REAL(name)(path, found);                                                            \
     }
 LOOK(stat, struct stat)
@@ -168,38 +189,38 @@ LOOK(lstat64, struct stat64)
 
 int fstatat64(int folder, const char *path, struct stat64 *found, int flags)
 {
-    FAIL_SOFTLY(is_below(path), 0, -1);
+    FAIL_SOFTLY(is_below(path), READS, -1);
     return REAL(fstatat64)(folder, path, found, flags);
 }
 
 int unlink(const char *path)
 {
-    FAIL_SOFTLY(is_below(path), 0, -1);
+    FAIL_SOFTLY(is_below(path), REMOVES, -1);
     return REAL(unlink)(path);
 }
 
 int mkdir(const char *path, mode_t mode)
 {
-    FAIL_SOFTLY(is_below(path), 1, -1);
+    FAIL_SOFTLY(is_below(path), WRITES, -1);
     return REAL(mkdir)(path, mode);
 }
 
 int rmdir(const char *path)
 {
-    FAIL_SOFTLY(is_below(path), 0, -1);
+    FAIL_SOFTLY(is_below(path), REMOVES, -1);
     return REAL(rmdir)(path);
 }
 
 int link(const char *from, const char *to)
 {
-    FAIL_SOFTLY(is_below(to), 1, -1);
+    FAIL_SOFTLY(is_below(to), WRITES, -1);
     return REAL(link)(from, to);
 }
 
 int rename(const char *from, const char *to)
 {
-    int error = is_below(to) ? choose_error(1) : 0, kind = error ? (int)draw(3) : 0, ended;
-    if (error != 0 && kind == 0) {
+    int error = is_below(to) ? choose_error(WRITES) : 0, kind = error ? (int)draw(3) : 0, ended;
+    if (error != 0 && (kind == 0 || error == EROFS)) {
         errno = error;
         return -1;
     }

@@ -20,13 +20,18 @@ ROOT = Path(slurm_colloc.__file__).parents[1]
 
 _RUN = """
 import os, signal, sys, time
+from slurm_colloc.runtime.pack import guard
 from slurm_colloc.runtime.pack.guard import stand_guard
 heard = []
-def requeue(pack, number):
+def requeue(pack, number, at):
     print(f"{pack} killed by", number, flush=True)
+    if sys.argv[2] == "answers late" and not os.path.exists("/proc/self/fd/9"):
+        os.dup2(1, 9)
+        return None
     if sys.argv[2] == "fails":
         raise RuntimeError("no Slurm, no memory, whatever")
-    return sys.argv[2] == "ends"
+    return sys.argv[2] in ("ends", "answers late")
+guard.ASK_AGAIN_S = 0.5
 guarded = stand_guard("p", None if sys.argv[2] == "none" else requeue)
 for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
@@ -163,6 +168,27 @@ def test_where_slurm_ends_the_rest_it_waits_for_that_and_no_signal_ends_it_befor
     process.communicate()
 
 
+def test_where_slurm_has_not_answered_it_asks_again_and_stands_meanwhile() -> None:
+    process, runner, child = start("leave", requeue="answers late")
+    os.kill(runner, signal.SIGKILL)
+    assert read_line(process) == "p killed by 9"
+    assert Path(f"/proc/{child}").exists()
+    # A signal does not end it either.
+    process.send_signal(signal.SIGTERM)
+    assert read_line(process) == "p killed by 9"
+    os.kill(child, signal.SIGTERM)
+    assert process.wait(60) == -signal.SIGKILL
+    process.communicate()
+
+
+def test_it_asks_again_where_nothing_is_left_of_what_its_runner_had_started() -> None:
+    process, runner, _ = start("wait", requeue="answers late")
+    os.kill(runner, signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert said == "p killed by 9\np killed by 9\n"
+    assert process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("requeue", ["none", "no", "fails"])
 def test_where_nothing_follows_it_ends_at_once(requeue: str) -> None:
     process, runner, child = start("leave", requeue=requeue)
@@ -178,7 +204,7 @@ def test_orphans_of_a_living_runner_are_collected() -> None:
     program = """
 import os, sys, time
 from slurm_colloc.runtime.pack.guard import stand_guard
-stand_guard("p", lambda pack, number: False)
+stand_guard("p", lambda *_: False)
 read_end, write_end = os.pipe()
 if os.fork() == 0:
     if os.fork() == 0:
@@ -215,7 +241,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
 _SETS = """
 import os, signal, sys, time
 from slurm_colloc.runtime.pack.guard import stand_guard
-def requeue(pack, number):
+def requeue(pack, number, at):
     print(f"{pack} killed by", number, flush=True)
     return sys.argv[1] == "ends"
 def resume(pack):
@@ -298,7 +324,7 @@ from slurm_colloc.runtime.pack.guard import stand_guard
 def leave(pack):
     print("left", pack, flush=True)
     return sys.argv[1] == "goes on"
-guarded = stand_guard("s", lambda pack, number: False, leave_node=leave, has_starter=True)
+guarded = stand_guard("s", lambda *_: False, leave_node=leave, has_starter=True)
 nodes = {}
 for name in "xy":
     pid = os.fork()
@@ -337,7 +363,7 @@ def test_a_starter_that_fails_ends_it_as_a_runner_would() -> None:
     program = """
 import sys
 from slurm_colloc.runtime.pack.guard import stand_guard
-stand_guard("s", lambda pack, number: False, has_starter=True)
+stand_guard("s", lambda *_: False, has_starter=True)
 sys.exit(6)
 """
     ended = subprocess.run([sys.executable, "-I", "-c", program], check=False, timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_members_of_a_node_that_has_left_start_again_on_the_other(
             job.end_member(0, member.number)
     assert sorted(first) == list(range(1, 9))
     assert set(job.where().values()) == {0}
+
+
+def test_who_had_ended_before_its_node_was_missed_has_ended(
+    job: GpuSetJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (ended, other) = start(job, monkeypatch)
+    folder = job.path(1) / "members" / inbox.format_number(ended)
+    (folder / "run.1.1.started").write_text("{}")
+    (folder / "run.1.1.exit").write_text(json.dumps({"wait_status": 0, "at": 7.0}))
+    leave(job)
+    for number, state in ((ended, MemberState.COMPLETED), (other, MemberState.PENDING)):
+        record = read_state(job.path(1), number, 1)
+        assert record is not None
+        assert record.state is state
 
 
 def test_what_ends_with_its_job_or_has_ended_well_is_left_as_it_is(

@@ -10,6 +10,7 @@ import pytest
 from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
 from slurm_colloc.planning.limits.hard_limits import add_gpu_memory_margin
 from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.window_rates import StepCount
 from slurm_colloc.store.pack.member_pauses import read_pauses
@@ -353,6 +354,32 @@ def test_a_paused_member_that_goes_on_by_itself_is_stopped_again_or_let_go(
     stage.pauser.resume([two])
     stage.pass_time(1, share(1.0))
     assert not two.is_parked
+
+
+def test_what_went_on_while_its_runner_hung_is_no_pause_and_it_is_stopped_again(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(40, share(1.0))
+    two = stage.members.by_number[2]
+    assert two.is_parked
+    assert two.paused_at is not None
+    paused_at, paused_s, hung_at = two.paused_at, two.paused_s, stage.now
+    two.deadline = hung_at + 1000.0
+    stage.now += LEASE_S + 60.0
+    stage.pass_time(1, share(1.0))
+    assert two.is_parked
+    assert two.paused_at > hung_at + LEASE_S
+    told = {event["member"] for event in stage.list_events("paused_again")}
+    assert told == set(stage.list_parked())
+    # Until its wrapper let it go it was paused, and afterwards the time was its own.
+    gained_s = two.paused_s - paused_s
+    assert hung_at + LEASE_S - RENEW_S - 2 <= paused_at + gained_s <= hung_at + LEASE_S
+    assert two.deadline == hung_at + 1000.0 + gained_s
+    pauses = [pause for pause in read_pauses(stage.pack) if pause.member == 2]
+    assert [pause.reason for pause in pauses[-2:]] == ["parked", "parked"]
+    assert [pause.end is None for pause in pauses[-2:]] == [False, True]
 
 
 def test_room_for_others_is_what_memory_and_places_leave(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -18,9 +20,9 @@ from slurm_colloc.runtime import guarded_steps
 from slurm_colloc.runtime.queue import fill_places
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack import inbox, written_ends
 from slurm_colloc.store.pack.inbox import list_taken, take
-from slurm_colloc.store.pack.member_states import StateRecord, write_state
+from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord, write_state
 from slurm_colloc.store.pack.runner_kills import RunnerKill
 
 from .runner_bed import Bed
@@ -68,6 +70,102 @@ def test_what_an_earlier_attempt_had_running_starts_again(second: Bed) -> None:
     assert list(second.members.waiting) == [1, 2]
     # Only who had started is told of.
     assert noted == [1]
+
+
+def write_exit(bed: Bed, number: int, run: str, status: int, **fields: Any) -> None:
+    """What the wrapper of a start has written: that it was up, and how its script ended."""
+    folder = bed.pack / "members" / inbox.format_number(number)
+    (folder / f"run.{run}.started").write_text("{}")
+    record = {"wait_status": status, "at": 9.0, "started_at": 5.0, "foreign_signals": [], **fields}
+    (folder / f"run.{run}.exit").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("starts", [0, 1], ids=["start not noted", "start noted"])
+@pytest.mark.parametrize(
+    ("status", "fields", "state"),
+    [
+        (0, {}, MemberState.COMPLETED),
+        (3 << 8, {}, MemberState.FAILED),
+        (9, {"oom_kills": 1}, MemberState.OUT_OF_MEMORY),
+        (0, {"foreign_signals": [[10, 1.0]]}, MemberState.COMPLETED),
+    ],
+)
+def test_an_end_that_no_runner_has_noted_is_an_end(
+    second: Bed, starts: int, status: int, fields: dict[str, Any], state: MemberState
+) -> None:
+    before = MemberState.RUNNING if starts else MemberState.PENDING
+    leave(second, 1, before, starts=starts)
+    write_exit(second, 1, "1.1", status, **fields)
+    noted: list[int] = []
+    build_intake(second, noted).adopt_taken()
+    record = second.read(1)
+    assert (record.state, record.attempt, record.starts) == (state, 2, 1)
+    assert (record.started_at, record.ended_at) == (5.0, 9.0)
+    assert record.exit_code == ExitCode.from_wait_status(status)
+    assert record.evidence == (written_ends.EVIDENCE,)
+    assert (list(second.members.waiting), noted) == ([], [])
+    assert second.parts.states.worst == record.exit_code
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "fields"),
+    [
+        # Its runner, or Slurm, had sent a TERM: it may have saved what it had.
+        ("1.1", 0, {"terminated": True}),
+        ("1.1", 0, {"foreign_signals": [[15, 1.0]]}),
+        ("1.1", 143 << 8, {"terminated": True}),
+        ("1.1", 15, {}),
+        # That of an earlier start was noted when it began to wait for this one.
+        ("1.0", 0, {}),
+    ],
+)
+def test_what_a_term_has_ended_is_none(
+    second: Bed, run: str, status: int, fields: dict[str, Any]
+) -> None:
+    leave(second, 1, MemberState.RUNNING, starts=1)
+    write_exit(second, 1, run, status, **fields)
+    build_intake(second, []).adopt_taken()
+    assert second.read(1).state is MemberState.PENDING
+    assert list(second.members.waiting) == [1]
+
+
+def test_an_end_of_a_start_that_was_requeued_is_none(second: Bed) -> None:
+    leave(second, 1, MemberState.PENDING, starts=1)
+    write_exit(second, 1, "1.1", 0)
+    build_intake(second, []).adopt_taken()
+    assert list(second.members.waiting) == [1]
+
+
+def test_a_failure_that_no_runner_has_noted_takes_a_retry(build_bed: Callable[..., Bed]) -> None:
+    bed = build_bed(attempt=2, change=lambda job: dataclasses.replace(job, retries=1))
+    leave(bed, 1, MemberState.RUNNING, starts=1)
+    write_exit(bed, 1, "1.1", 3 << 8)
+    build_intake(bed, []).adopt_taken()
+    assert (bed.read(1).state, bed.read(1).retries.failures) == (MemberState.PENDING, 1)
+    assert list(bed.members.waiting) == [1]
+    # It was the last one.
+    leave(bed, 2, MemberState.RUNNING, starts=2, retries=Retries(failures=1))
+    write_exit(bed, 2, "1.2", 3 << 8)
+    build_intake(bed, []).adopt_taken()
+    assert bed.read(2).state is MemberState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("mode", "killed_at", "state"),
+    [
+        ("mps", 8.0, MemberState.PENDING),
+        ("mps", 10.0, MemberState.FAILED),
+        ("timeslice", 8.0, MemberState.FAILED),
+    ],
+)
+def test_who_has_failed_after_its_mps_daemon_had_lost_its_runner_runs_again(
+    second: Bed, mode: str, killed_at: float, state: MemberState
+) -> None:
+    leave(second, 1, MemberState.RUNNING, starts=1, gpu=GpuUse(mode))
+    write_exit(second, 1, "1.1", 1 << 8)
+    kill = RunnerKill(0, 1, 9, killed_at)
+    build_intake(second, [], kill).adopt_taken()
+    assert second.read(1).state is state
 
 
 def test_what_had_ended_stays_so_and_counts(second: Bed) -> None:

@@ -12,6 +12,8 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.pack.requeue_after_kill import (
+    ALL_ENDED,
+    ASK_FOR_S,
     JobStanding,
     KilledRunner,
     find_killed_before,
@@ -28,6 +30,7 @@ from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, wr
 from slurm_colloc.store.pack.pack_directory import write_pack, write_record
 from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
 
+from ..pausing.running_member import RunningMember
 from ..store.builders import build_pack
 
 RUNNING = {
@@ -159,10 +162,11 @@ class Bed:
         (self.programs / "status").write_text(str(status))
         (self.programs / "says").write_text(text)
 
-    def requeue(self, restarts: int = 0) -> bool:
+    def requeue(self, restarts: int = 0, *, killed_ago_s: float = 0.0) -> bool | None:
         allocation = Allocation("4711_2", "4711", "n", restarts, 1, (), (), {})
         slurm = SlurmCommands({"PATH": f"{self.programs}:/usr/bin:/bin"})
-        return KilledRunner(self.pack, allocation, slurm, 9).requeue()
+        killed_at = time.time() - killed_ago_s
+        return KilledRunner(self.pack, allocation, slurm, 9, killed_at).requeue()
 
     def list_requeues(self) -> list[str]:
         asked = (self.programs / "asked").read_text().splitlines()
@@ -214,7 +218,8 @@ def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
 def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered: bool) -> None:
     if not answered:
         bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
-    assert bed.requeue() is False
+        assert bed.requeue() is None
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
     [kill] = list_kills(bed.pack)
     told = "it runs on" if answered else "Slurm's controller did not answer in time"
     assert kill.refusal.startswith(f"Slurm did not requeue it: {told}")
@@ -248,12 +253,70 @@ def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
     assert bed.read_journal() == []
 
 
-def test_where_slurm_does_not_answer_it_is_said(bed: Bed) -> None:
+def test_slurm_is_asked_for_minutes_where_it_does_not_answer(bed: Bed) -> None:
+    (bed.programs / "job").rename(bed.programs / "away")
+    assert bed.requeue() is None
+    assert list_kills(bed.pack) == []
+    assert bed.list_requeues() == []
+    (bed.programs / "away").rename(bed.programs / "job")
+    bed.answer("after", JobState="PENDING", Restarts="1")
+    assert bed.requeue(killed_ago_s=60.0) is True
+    assert [kill.refusal for kill in list_kills(bed.pack)] == [""]
+    assert bed.read_journal() == [(True, "")]
+
+
+def test_in_the_end_it_is_said_that_slurm_did_not_answer(bed: Bed) -> None:
     (bed.programs / "job").unlink()
-    assert bed.requeue() is False
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
     [kill] = list_kills(bed.pack)
     assert kill.refusal.startswith("Slurm could not be asked to requeue it: Slurm's controller ")
     assert bed.list_requeues() == []
+
+
+def test_as_long_as_a_member_lives_slurm_is_asked(bed: Bed) -> None:
+    (bed.programs / "job").unlink()
+    member = RunningMember(bed.pack, 2, ["/bin/sleep", "600"])
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is None
+    member.process.terminate()
+    member.process.wait(60)
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
+
+
+def test_a_requeue_without_an_answer_that_was_done_is_found_done(bed: Bed) -> None:
+    bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
+    assert bed.requeue() is None
+    bed.answer(JobState="PENDING", Restarts="1")
+    assert bed.requeue() is True
+    assert len(bed.list_requeues()) == 1
+    assert [kill.refusal for kill in list_kills(bed.pack)] == [""]
+    assert bed.read_journal() == [(True, "")]
+
+
+def test_members_that_have_ended_without_a_runner_need_no_slurm(bed: Bed) -> None:
+    (bed.programs / "job").unlink()
+    write_exit(bed, 0)
+    assert bed.requeue() is False
+    assert list_kills(bed.pack)[-1].refusal == ALL_ENDED
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"), [(0, {"terminated": True}), (0, {"foreign_signals": [[15, 1.0]]}),
+                            (15, {})], ids=["runner", "Slurm", "died of it"]
+)  # fmt: skip
+def test_what_a_term_has_ended_runs_again(
+    bed: Bed, status: int, changes: dict[str, object]
+) -> None:
+    write_exit(bed, status, **changes)
+    bed.answer("after", JobState="PENDING", Restarts="1")
+    assert bed.requeue() is True
+
+
+def write_exit(bed: Bed, status: int, **changes: object) -> None:
+    """What the wrapper of the member that runs writes when it ends."""
+    record = {"wait_status": status, "at": time.time(), "foreign_signals": [], **changes}
+    folder = bed.pack / "members" / format_number(2)
+    (folder / "run.1.1.started").write_text("{}")
+    (folder / "run.1.1.exit").write_text(json.dumps(record))
 
 
 def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> None:

@@ -3,6 +3,7 @@ none runs twice."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.host.system.node_processes import list_processes
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
+from slurm_colloc.store.pack.member_pauses import read_pauses
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, write_joiner
 from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
@@ -27,7 +30,7 @@ from ..wait_until import wait_until
 HERE = Path(__file__).parent
 SCRIPT = b"""#!/bin/sh
 echo start >> "$RAN.$SLURM_COLLOC_MEMBER_NUMBER"
-sleep 0.$((SEED % 4))
+sleep ${NAP:-0}.$((SEED % 4))
 exit $CODE
 """
 JOINS, IS_CANCELLED = 5, 4
@@ -56,10 +59,19 @@ class SoftPack:
         layer: The compiled layer.
         seed: What is drawn.
         rate: How many of 1000 calls fail.
+        **more: Environment of the layer, and of the runner.
     """
 
-    def __init__(self, folder: Path, layer: Path, seed: int, rate: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layer: Path,
+        seed: int,
+        rate: int,
+        **more: str,
+    ) -> None:
         self.ran = folder / "ran"
+        self.nap = more.get("NAP", "0")
         self.ran.mkdir(parents=True)
         state = State(folder / "state", "")
         state.prepare()
@@ -74,7 +86,7 @@ class SoftPack:
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(folder), "LD_PRELOAD": str(layer),
             "SOFT_ROOT": str(state.root), "SOFT_MARK": "soft_runner.py", "SOFT_SEED": str(seed),
-            "SOFT_RATE": str(rate), "CUDA_VISIBLE_DEVICES": "0",
+            "SOFT_RATE": str(rate), "CUDA_VISIBLE_DEVICES": "0", **more,
         }  # fmt: skip
         self.log = folder / "log"
         with self.log.open("wb") as log:
@@ -86,14 +98,14 @@ class SoftPack:
     def _build_member(self, entry: NewMember, seed: int) -> NewMember:
         number = entry.spec.job.number
         script = (
-            SCRIPT.replace(b"sleep 0", b"exec sleep 600 #") if number == IS_CANCELLED else SCRIPT
+            SCRIPT.replace(b"sleep ", b"exec sleep 600 #") if number == IS_CANCELLED else SCRIPT
         )
         job = dataclasses.replace(
             entry.spec.job, gpus=0, arguments=(), directory=str(self.ran), output="out", name="j"
         )
         environment = {
             "PATH": os.environ["PATH"], "RAN": f"{self.ran}/ran", "CODE": str(number % 2 * 3),
-            "SEED": str(seed + number), "SLURM_COLLOC_MEMBER_NUMBER": str(number),
+            "SEED": str(seed + number), "NAP": self.nap, "SLURM_COLLOC_MEMBER_NUMBER": str(number),
         }  # fmt: skip
         block = b"\0".join(f"{key}={value}".encode() for key, value in environment.items())
         plan = MemberPlan(number - 1, 1, None, None)
@@ -149,19 +161,28 @@ def packs() -> Iterator[list[SoftPack]]:
         pack.close()
 
 
-def run_pack(packs: list[SoftPack], folder: Path, layer: Path, seed: int, rate: int) -> None:
-    pack = SoftPack(folder, layer, seed, rate)
+def run_pack(
+    packs: list[SoftPack],
+    folder: Path,
+    layer: Path,
+    seed: int,
+    rate: int,
+    **more: str,
+) -> None:
+    pack = SoftPack(folder, layer, seed, rate, **more)
     packs.append(pack)
 
     def is_up() -> bool:
         assert pack.runner.poll() is None, pack.log.read_text()
         return pack.count_starts(IS_CANCELLED) == 1
 
-    wait_until(is_up, "the fourth member runs")
+    # Each wrapper may see half a minute in which nothing can be written.
+    wait_until(is_up, "the fourth member runs", patience_s=240)
     has_joined = pack.join()
     assert has_joined, pack.log.read_text() + (pack.pack / "events.jsonl").read_text()
     pack.cancel()
-    wait_until(lambda: pack.runner.poll() is not None, f"the runner ends: {pack.log}")
+    what = f"the runner ends: {pack.log}"
+    wait_until(lambda: pack.runner.poll() is not None, what, patience_s=240)
     pack.check(has_joined)
     assert "Traceback" not in pack.log.read_text()
 
@@ -172,6 +193,26 @@ def test_no_failure_of_the_file_system_ends_a_pack_or_loses_a_member(
 ) -> None:
     run_pack(packs, tmp_path, layer, seed, rate)
     assert list_requests(packs[0].pack) == [] or rate > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case",
+    [(11, 20, {}), (12, 60, {}), (13, 10, {"SOFT_READ_ONLY": "1:30"})],
+    ids=["few", "many", "read-only"],
+)
+def test_nor_of_members_that_are_paused_and_whose_wrappers_see_it_fail_too(
+    packs: list[SoftPack], tmp_path: Path, layer: Path, case: tuple[int, int, dict[str, str]]
+) -> None:
+    seed, rate, more = case
+    more = {"SOFT_PAUSES": str(seed), "SOFT_MARK": "soft_runner.py,wrapper.py", "NAP": "3", **more}
+    run_pack(packs, tmp_path, layer, seed, rate, **more)
+    assert read_pauses(packs[0].pack)
+    named = os.fsencode(f"{tmp_path}/")
+    for process in list_processes():
+        if process.state == "T":
+            with contextlib.suppress(OSError):
+                assert named not in Path(f"/proc/{process.id.pid}/environ").read_bytes()
 
 
 @pytest.mark.exhaustive

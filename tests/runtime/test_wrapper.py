@@ -209,6 +209,7 @@ def test_term_of_the_runner_reaches_every_process_of_the_member(wrapped: Wrapped
     assert status == 9
     assert {"inner", "outer"} <= set(wrapped.output.read_text().split())
     assert record["foreign_signals"] == []
+    assert record["terminated"] is True
 
 
 def test_kill_follows_after_kill_wait(wrapped: Wrapped) -> None:
@@ -241,6 +242,8 @@ def test_other_signals_of_the_runner_go_to_the_script_alone(wrapped: Wrapped) ->
     status, record = wrapped.finish()
     assert status == 5
     assert record["foreign_signals"] == []
+    # It was not told to end.
+    assert record["terminated"] is False
 
 
 @pytest.mark.parametrize("passes_on", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,17 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_states import (
+    StateRecord,
+    begin_attempt,
+    read_state,
+    write_state,
+)
 from slurm_colloc.store.pack.pack_directory import write_moved
+from slurm_colloc.store.pack.written_ends import write_down_ends
 from slurm_colloc.submission.upkeep.ended_packs import list_held, list_never_started
 
 from ..store.builders import build_pack
@@ -42,6 +51,26 @@ def test_whose_wrapper_was_up_or_who_is_cancelled_or_elsewhere_is_no_such_member
     # What it was moved to is gone: that came to nothing.
     write_moved(pack, 1, "t.0")
     assert list_never_started(pack) == [1, 2]
+
+
+def test_ends_that_no_runner_has_noted_are_written_down_and_others_left(pack: Path) -> None:
+    begin_attempt(pack, 1)
+    for number in (1, 2):
+        write_state(pack, number, StateRecord(MemberState.RUNNING, 1, starts=1, node="n1"))
+        folder = pack / "members" / f"000{number}"
+        (folder / "run.1.1.started").write_text("{}")
+        ended = {"wait_status": 0, "at": 7.0, "terminated": number == 2}
+        (folder / "run.1.1.exit").write_text(json.dumps(ended))
+    write_down_ends(pack)
+    first, second = (read_state(pack, number, 1) for number in (1, 2))
+    assert first is not None
+    assert (first.state, first.ended_at, first.node) == (MemberState.COMPLETED, 7.0, "n1")
+    assert second is not None
+    assert second.state is MemberState.RUNNING
+    # What makes no sense tells nothing.
+    (pack / "members" / "0002" / "run.1.1.exit").write_text("{")
+    write_down_ends(pack)
+    assert read_state(pack, 2, 1) == second
 
 
 @pytest.mark.parametrize("look", [list_never_started, list_held])

@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +25,12 @@ FILES_MOST = 20_000
 """Of one run; the rest waits for the next."""
 FILES_OF_USER_MOST = 2_000
 """Of one user in one run, refused ones by themselves, so that no user can keep others waiting."""
+SECONDS_OF_USER = 10.0
+"""How long one run deals with the files of one user; the rest waits for the next."""
+WAITING_OF_USER_MOST = 20_000
+"""Files of one user that may wait; what is beyond that is refused, so that it is met only once."""
+SURPLUS_MOST = 200_000
+"""Of such files, in one run."""
 PATIENCE_S = 86_400.0
 """How long a report waits for Slurm's accounting to know its job."""
 _SLACK_S = 120.0
@@ -90,6 +96,7 @@ def collect(
     spool: str,
     ask: Callable[[Sequence[str]], Mapping[str, AccountedJob]],
     now: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Collection:
     """Read what is in the spool and compare it with Slurm; nothing is removed.
 
@@ -97,6 +104,7 @@ def collect(
         spool: The directory.
         ask: Asks Slurm about jobs.
         now: Seconds since the epoch; None for the time it is.
+        clock: Seconds that only grow, for what a user's files cost.
 
     Raises:
         SlurmError: Slurm cannot be asked; then nothing is refused.
@@ -104,7 +112,7 @@ def collect(
     """
     moment = time.time() if now is None else now
     found = Collection()
-    arrivals = _read_all(spool, found, moment)
+    arrivals = _read_all(spool, found, moment, clock)
     jobs = ask(sorted({arrival.record.job_id for arrival in arrivals})) if arrivals else {}
     for arrival in arrivals:
         job = jobs.get(arrival.record.job_id)
@@ -149,13 +157,15 @@ def judge(arrival: Arrival, job: AccountedJob) -> str:
     return ""
 
 
-def _read_all(spool: str, found: Collection, now: float) -> list[Arrival]:
-    reader = _SpoolReader(found, now)
+def _read_all(
+    spool: str, found: Collection, now: float, clock: Callable[[], float]
+) -> list[Arrival]:
+    reader = _SpoolReader(found, now, clock)
     try:
         with _opened(spool) as folder, os.scandir(folder) as entries:
             # In the order in which they are met: a listing of millions is not sorted.
             for entry in entries:
-                if len(reader.arrivals) + len(found.done) >= FILES_MOST:
+                if len(reader.arrivals) + len(found.done) - reader.surplus >= FILES_MOST:
                     break
                 reader.take(folder, entry.name)
     except OSError as error:
@@ -178,26 +188,54 @@ class _SpoolReader:
     Args:
         found: Takes those that are refused.
         now: Seconds since the epoch.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, found: Collection, now: float) -> None:
+    def __init__(self, found: Collection, now: float, clock: Callable[[], float]) -> None:
         self.arrivals: list[Arrival] = []
+        self.surplus = 0
+        """How many files were refused because their owner has too many."""
+        self._clock = clock
+        self._spent_s: defaultdict[int, float] = defaultdict(float)
+        self._waiting_of_user: Counter[int] = Counter()
         self._found = found
         self._now = now
         self._of_user: Counter[int] = Counter()
         self._refused_of_user: Counter[int] = Counter()
 
     def take(self, folder: int, name: str) -> None:
-        """Read one file, whatever it is."""
+        """Read one file, whatever it is, where its owner's part of this run is not used up."""
+        begin_s = self._clock()
         try:
             look = os.lstat(name, dir_fd=folder)
-            # A file that is just being written is left alone.
-            if name.startswith(HALF) and self._now - look.st_ctime <= PATIENCE_S:
-                return
-            owner = _choose_owner(look)
-            if max(self._of_user[owner], self._refused_of_user[owner]) >= FILES_OF_USER_MOST:
-                self._found.waiting += 1
-                return
+        except OSError:
+            # It has gone meanwhile.
+            return
+        owner = _choose_owner(look)
+        if not self._leave(name, owner, look):
+            self._take(folder, name, owner, look)
+        self._spent_s[owner] += self._clock() - begin_s
+
+    def _leave(self, name: str, owner: int, look: os.stat_result) -> bool:
+        """Whether a file is not read in this run; one too many is never read."""
+        used = max(self._of_user[owner], self._refused_of_user[owner])
+        is_full = used >= FILES_OF_USER_MOST or self._spent_s[owner] >= SECONDS_OF_USER
+        # A file that is just being written is left alone.
+        if not is_full and not (name.startswith(HALF) and self._is_young(look)):
+            return False
+        self._waiting_of_user[owner] += 1
+        if self._waiting_of_user[owner] <= WAITING_OF_USER_MOST or self.surplus >= SURPLUS_MOST:
+            self._found.waiting += is_full
+            return True
+        self.surplus += 1
+        self._found.reject(name, "too many")
+        return True
+
+    def _is_young(self, look: os.stat_result) -> bool:
+        return self._now - look.st_ctime <= PATIENCE_S
+
+    def _take(self, folder: int, name: str, owner: int, look: os.stat_result) -> None:
+        try:
             data, status = _read(folder, name, look)
             record = parse_fleet_record(parse_foreign(data, "a report", strict=True))
         except _NoReport as problem:

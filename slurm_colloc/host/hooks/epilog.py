@@ -1,6 +1,7 @@
 """The epilog: undoes what the checkpoint of a job says, in its time; who: root.
 
-It asks no process of the user's anything.
+It asks no process of the user's anything. Ending the job's processes needs no lock: where root's
+directory cannot be written, that is done all the same, and the node is told to be unfit.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ _LOCK_SHARE = 0.5
 def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport:
     """Undo what the checkpoint says; the job's number is all that is used of the job."""
     try:
-        run = RunDirectory(place.run, makes=False)
+        run = RunDirectory(place.run, makes=False, needs_lock=False)
     except FileNotFoundError:
         return HookReport(outcome="nothing was prepared")
-    except (CollocError, OSError) as error:
+    except CollocError as error:
+        # It is not root's alone, so root has prepared nothing in it.
         return HookReport(outcome=f"{place.run} cannot be used: {error}")
+    except OSError as error:
+        # Whether anything was prepared cannot be told, and nothing of it be undone.
+        return HookReport(outcome=f"{place.run} cannot be used: {error}", exit_status=1)
     report = HookReport()
     known, _ = read_or_guess(run, job.job_id)
     slow_s = policy.mig_slow_s if known is not None and known.divides else 0.0
@@ -44,11 +49,13 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
         with (
             deadline(policy.deadline_s + slow_s),
             _without_agents(run, job.job_id),
-            run.locked_job(job.job_id, policy.deadline_s * _LOCK_SHARE),
+            _locked(run, job.job_id, policy.deadline_s * _LOCK_SHARE),
         ):
             checkpoint, problem = read_or_guess(run, job.job_id)
             if checkpoint is None:
-                run.remove(job.job_id)
+                # What a prolog was killed over; where that cannot be removed it is no harm.
+                with contextlib.suppress(OSError):
+                    run.remove(job.job_id)
                 return HookReport(outcome="nothing was prepared")
             report.action, report.mode = "undone", checkpoint.mode
             if problem:
@@ -60,8 +67,10 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
                 node=job.node,
                 slow_until=slow_until,
             ).undo()
+            if run.lock_problem:
+                undone.unsafe.append(f"{run.lock_problem}; its checkpoint cannot be worked on")
             note_undone(report, undone)
-            if undone.left:
+            if undone.left and not undone.unsafe:
                 report.outcome = f"left for the next hook: {'; '.join(undone.left)}"
     except TimeoutError:
         report.outcome = "another hook is at work on this job"
@@ -73,6 +82,13 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     finally:
         run.close()
     return report
+
+
+def _locked(
+    run: RunDirectory, job_id: str, timeout_s: float
+) -> contextlib.AbstractContextManager[None]:
+    """The job's lock, where there is one to be had."""
+    return contextlib.nullcontext() if run.lock_problem else run.locked_job(job_id, timeout_s)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,10 @@ class RunDirectory:
     Args:
         path: Its absolute path, below directories that only root can exchange.
         makes: Make what is missing.
+        needs_lock: Without the file of the locks nothing can be done.
+
+    Attributes:
+        lock_problem: Why there are no locks; empty where there are.
 
     Raises:
         FileNotFoundError: It is not there and is not to be made.
@@ -69,12 +73,13 @@ class RunDirectory:
         OSError: It cannot be opened or made.
     """
 
-    def __init__(self, path: str, *, makes: bool) -> None:
+    def __init__(self, path: str, *, makes: bool, needs_lock: bool = True) -> None:
         # Only what leads to it may be a link, as /var/run is: see directories.
         parent, name = os.path.split(os.path.abspath(path))
         parent = os.path.realpath(parent)
         self.path = os.path.join(parent, name)
         self._descriptor = self._jobs = self._lock = -1
+        self.lock_problem = ""
         try:
             above = open_trusted(parent)
             try:
@@ -84,11 +89,19 @@ class RunDirectory:
             self._jobs = open_own_directory(
                 self._descriptor, JOBS, 0o700, f"{self.path}/{JOBS}", makes=makes
             )
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes else 0)
-            self._lock = os.open(LOCK, flags, 0o600, dir_fd=self._descriptor)
+            self._open_lock(makes=makes, needs_lock=needs_lock)
         except BaseException:
             self.close()
             raise
+
+    def _open_lock(self, *, makes: bool, needs_lock: bool) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes else 0)
+        try:
+            self._lock = os.open(LOCK, flags, 0o600, dir_fd=self._descriptor)
+        except OSError as error:
+            if needs_lock:
+                raise
+            self.lock_problem = f"{self.lock_path} cannot be opened: {error.strerror}"
 
     def close(self) -> None:
         """Give up what is open, and with it every lock."""

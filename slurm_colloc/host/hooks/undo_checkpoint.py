@@ -131,12 +131,18 @@ class JobUndo:
         if not report.unsafe:
             report.left += self._run.remove_directory(checkpoint.job_id)
         if report.is_complete:
-            self._run.remove(checkpoint.job_id)
+            self._remove()
         elif is_whole:
             # What else is left makes no GPU unfit.
             with contextlib.suppress(OSError):
                 self._run.write(dataclasses.replace(checkpoint, mig=()))
         return report
+
+    def _remove(self) -> None:
+        try:
+            self._run.remove(self._checkpoint.job_id)
+        except OSError as error:
+            self.report.left.append(f"its checkpoint cannot be removed: {error.strerror}")
 
     def _ask(self) -> NvmlQuestion:
         return start_question(*self._place, uuids=self._checkpoint.gpus)

@@ -117,7 +117,7 @@ def find_divided(place: HookPlace, job_id: str, *, spares_ready: bool) -> str:
         spares_ready: Nothing is said of one that is prepared.
     """
     try:
-        run = RunDirectory(place.run, makes=False)
+        run = RunDirectory(place.run, makes=False, needs_lock=False)
     except (CollocError, OSError):
         # It is not root's alone: what it says is not believed.
         return ""
@@ -144,7 +144,7 @@ def build_status(place: HookPlace) -> dict[str, Any]:
     except StateError as error:
         status["policy"] = {"path": place.policy, "enabled": None, "problem": str(error)}
     try:
-        run = RunDirectory(place.run, makes=False)
+        run = RunDirectory(place.run, makes=False, needs_lock=False)
     except FileNotFoundError:
         return status
     try:

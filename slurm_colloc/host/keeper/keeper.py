@@ -218,7 +218,7 @@ class Keeper:
         """The runner is gone or lets go, and Slurm may kill this process soon: files first.
 
         Clients that are connected need no files. They may go on for a while, because members get
-        time to end well after a TERM.
+        time to end well after a TERM, and for as long as the runner's guard keeps them.
         """
         watch = self._watched
         running = watch.running
@@ -235,7 +235,11 @@ class Keeper:
                 write_logs(target, f"mps.{self._generation}.", running.logs.read_whole())
         deadline = time.monotonic() + running.options.orphan_grace_s
         watch.look()
-        while watch.has_clients() and not watch.has_died and time.monotonic() < deadline:
+        guard_pid = running.options.guard_pid
+        while watch.has_clients() and not watch.has_died:
+            # The guard of the runner adopts this process, and stands while members may live.
+            if time.monotonic() >= deadline and (not guard_pid or os.getppid() != guard_pid):
+                break
             time.sleep(_TICK_S)
             watch.look()
         report = stop_daemon(running, grace_s=0.0, asks_nvml=False, has_directory=False)

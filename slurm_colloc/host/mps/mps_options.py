@@ -27,6 +27,8 @@ class MpsOptions:
         control_cap_s: How long the daemon may take to answer.
         active_cap_s: How long a server may take to become ACTIVE.
         orphan_grace_s: How long clients may go on when the runner has died.
+        guard_pid: The parent of the runner, which outlives it; as long as it does clients may go
+            on for longer than that. 0 for none.
         adopt: Pipe directory of a daemon that root has prepared, to be watched instead of starting
             one; empty for none.
     """
@@ -43,6 +45,7 @@ class MpsOptions:
     control_cap_s: float = 5.0
     active_cap_s: float = 30.0
     orphan_grace_s: float = 35.0
+    guard_pid: int = 0
     adopt: str = ""
 
     def __post_init__(self) -> None:

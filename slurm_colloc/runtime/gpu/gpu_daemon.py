@@ -76,6 +76,7 @@ class GpuDaemon:
             listener=self,
             patience=self._patience,
             prepared=prepared,
+            has_guard=self._announce is not None,
         )
         self._daemon.start()
 

@@ -73,6 +73,7 @@ class PackDaemon:
         patience: How patient to be.
         prepared: A daemon that the node's prolog has started for this job.
         logs: The folder for its logs below the pack's `mps`; empty for that itself.
+        has_guard: The parent of this process outlives it, and keeps the members meanwhile.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class PackDaemon:
         patience: GpuPatience,
         prepared: PreparedDaemon | None = None,
         logs: str = "",
+        has_guard: bool = False,
     ) -> None:
         logs_to = pack / "mps" / logs
         self._options = MpsOptions(
@@ -97,6 +99,7 @@ class PackDaemon:
             path=environ.get("PATH", ""),
             logs_to=str(logs_to),
             label=label,
+            guard_pid=os.getppid() if has_guard else 0,
             adopt="" if prepared is None else prepared.pipe_directory,
         )
         self._prepared = prepared

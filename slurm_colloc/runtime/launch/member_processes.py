@@ -26,7 +26,8 @@ def terminate(member: Member) -> None:
 
 def kill(member: Member) -> None:
     """End a member at once, wrapper and all."""
-    for pid in (member.pid, member.wrapper_pid):
+    # The wrapper first: it must not write this down as an end of the script's own.
+    for pid in (member.wrapper_pid, member.pid):
         if pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # noqa: TID251 - its own

@@ -6,9 +6,9 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from signal import SIGTERM
 from typing import Any
 
+from slurm_colloc.model.exit_record import ExitRecord
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 
 
@@ -69,16 +69,12 @@ def judge_process_end(
     if record is None:
         return _judge_without_record(started, srun_status, log, asked)
     # The record may have waited for room on a full disk: its file says nothing of the time.
-    return dataclasses.replace(_judge_record(record, asked), ended_at=_read_moment(record))
+    written = ExitRecord.parse(record)
+    return dataclasses.replace(_judge_record(written, asked), ended_at=written.ended_at)
 
 
-def _read_moment(record: Mapping[str, Any]) -> float | None:
-    at = record.get("at")
-    return float(at) if isinstance(at, int | float) else None
-
-
-def _judge_record(record: Mapping[str, Any], asked: StopReason | None) -> Verdict:
-    code = ExitCode.from_wait_status(record["wait_status"])
+def _judge_record(record: ExitRecord, asked: StopReason | None) -> Verdict:
+    code = record.code
     if asked is StopReason.CANCEL:
         return Verdict(MemberState.CANCELLED, code, "cancelled")
     if asked is StopReason.PROBED:
@@ -90,29 +86,15 @@ def _judge_record(record: Mapping[str, Any], asked: StopReason | None) -> Verdic
         return Verdict(MemberState.PENDING, code, asked.value)
     if asked is StopReason.FAULT:
         return Verdict(MemberState.FAILED, code, asked.value)
-    if record.get("oom_kills"):
-        return Verdict(MemberState.OUT_OF_MEMORY, code, "it used more host memory than its limit")
-    foreign = any(number == SIGTERM for number, _ in record["foreign_signals"])
-    problem = record.get("problem")
+    if record.oom_kills:
+        return Verdict(record.state, code, record.reason)
     return Verdict(
-        judge_exit_code(code),
+        record.state,
         code,
-        problem or describe_code(code),
-        foreign=foreign,
-        without_script=bool(problem),
+        record.reason,
+        foreign=record.was_signalled,
+        without_script=bool(record.problem),
     )
-
-
-def judge_exit_code(code: ExitCode) -> MemberState:
-    """The state of a script that ended by itself."""
-    return MemberState.COMPLETED if code == ExitCode(0, 0) else MemberState.FAILED
-
-
-def describe_code(code: ExitCode) -> str:
-    """Say how a script ended, nothing for success."""
-    if code.signal:
-        return f"ended by signal {code.signal}"
-    return f"exit code {code.code}" if code.code else ""
 
 
 _TOO_LATE = ("completing or completed", "has expired")

@@ -4,7 +4,8 @@ Slurm ends all that a batch script has left in the moment in which its own proce
 process is this one. It does nothing but hand on signals and wait. After a runner that died of a
 signal it waits until the files of that pack's MPS daemon are gone, and has Slurm asked to start the
 job again; then all members have their time to end, as at every requeue. Where that is refused, the
-other runners of the job go on.
+other runners of the job go on. Where Slurm does not answer it stands, its members run on, and it
+asks again.
 
 A job with several GPU sets has a runner for each. What they need is loaded, and the job divided, by
 the guard's only child, the starter: it forks the runners, names them to the guard, which adopts
@@ -44,9 +45,12 @@ ORPHANS_WAIT_S = 600.0
 ResumePaused = Callable[[str], object]
 """Lets members go on that a runner had paused; told the directory of its pack."""
 
-Requeue = Callable[[str, int], bool]
-"""Told the pack of a killed runner and the signal that it died of; True where Slurm ends by itself
-what is left of the job."""
+ASK_AGAIN_S = 5.0
+"""How long after a question that Slurm has not answered it is asked again."""
+
+Requeue = Callable[[str, int, float], "bool | None"]
+"""Told the pack of a killed runner, the signal that it died of and when; True where Slurm ends by
+itself what is left of the job, None where it is to be asked again."""
 
 LeaveNode = Callable[[str], bool]
 """Told the first pack of a node whose step has ended; True where its members go on elsewhere."""
@@ -160,6 +164,9 @@ class _Guard:
         self._files: dict[int, list[str]] = {}
         self._worst = 0
         self._killed_by = 0
+        self._undecided: list[tuple[str, int, float]] = []
+        """Of which killed runners Slurm has said nothing yet: what `Requeue` is told."""
+        self._ask_at = 0.0
         self._ends_by: float | None = None
         """When what Slurm is ending is not waited for any longer; None while the job goes on."""
 
@@ -200,11 +207,13 @@ class _Guard:
         before a blocking call, until the next one comes.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        while self._runners or self._nodes or self._ends_by is not None:
+        while self._runners or self._nodes or self._undecided or self._ends_by is not None:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                if not self._undecided:
+                    break
+                pid = status = 0
             if pid in self._runners:
                 self._note_end(pid, self._runners.pop(pid), status)
             elif pid in self._nodes:
@@ -213,6 +222,7 @@ class _Guard:
                 if self._ends_by is not None and time.monotonic() >= self._ends_by:
                     break
                 self._wait_for_signal()
+                self._ask_again()
         number = self._killed_by
         if not number:
             os._exit(self._worst)
@@ -224,12 +234,13 @@ class _Guard:
 
     def _wait_for_signal(self) -> None:
         """Hand on the next signal, unless it is that a child has ended."""
-        # Forever: a poll would wake a process that stands as long as its pack runs.
-        found = (
-            signal.sigwaitinfo(_AWAITED)
-            if self._ends_by is None
-            else signal.sigtimedwait(_AWAITED, _ORPHANS_POLL_S)
-        )
+        if self._ends_by is not None:
+            found = signal.sigtimedwait(_AWAITED, _ORPHANS_POLL_S)
+        elif self._undecided:
+            found = signal.sigtimedwait(_AWAITED, max(0.0, self._ask_at - time.monotonic()))
+        else:
+            # Forever: a poll would wake a process that stands as long as its pack runs.
+            found = signal.sigwaitinfo(_AWAITED)
         if found is not None and found.si_signo != signal.SIGCHLD:
             self.hand_on(found.si_signo)
 
@@ -265,11 +276,31 @@ class _Guard:
         for directory in self._files.get(pid, []):
             while os.path.lexists(directory) and time.monotonic() < deadline:
                 time.sleep(_FILES_POLL_S)
+        self._ask(pack, self._killed_by, time.time())
+
+    def _ask_again(self) -> None:
+        """Have Slurm asked once more, where that is due."""
+        if not self._undecided or time.monotonic() < self._ask_at:
+            return
+        undecided, self._undecided = self._undecided, []
+        with _unblocked():
+            for pack, number, at in undecided:
+                self._ask(pack, number, at)
+
+    def _ask(self, pack: str, number: int, at: float) -> None:
+        """Have Slurm asked to start a pack again, unless it is ending the job already."""
+        if self._requeue is None or self._ends_by is not None:
+            return
         # Whatever goes wrong with it, the job ends as it would without.
         with contextlib.suppress(Exception):
-            if self._requeue is not None and self._requeue(pack, self._killed_by):
+            answer = self._requeue(pack, number, at)
+            if answer is None:
+                self._undecided.append((pack, number, at))
+                self._ask_at = time.monotonic() + ASK_AGAIN_S
+            elif answer:
                 # Slurm's TERM gives members the time to save what they have.
                 self._ends_by = time.monotonic() + ORPHANS_WAIT_S
+                self._undecided = []
 
     def _read(self) -> None:
         """Read what runners, and the starter, have said."""

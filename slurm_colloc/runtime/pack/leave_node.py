@@ -32,6 +32,7 @@ from slurm_colloc.store.pack.member_states import (
 )
 from slurm_colloc.store.pack.pack_directory import read_pack, read_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill, read_kill, write_kill
+from slurm_colloc.store.pack.written_ends import find_written_end
 from slurm_colloc.store.pack_reading import list_node_packs
 
 FENCE_S = 3.0
@@ -126,6 +127,10 @@ class LeftNode:
         all_go_on = True
         for number in inbox.list_taken(str(path)):
             record = read_state(path, number, attempt)
+            end = find_written_end(path, number, record, starts_again=True)
+            if end is not None:
+                record = dataclasses.replace(end, attempt=attempt)
+                write_state(path, number, record)
             if record is None or record.is_final or not record.starts:
                 inbox.set_free(str(path), number)
                 continue

@@ -35,6 +35,7 @@ from slurm_colloc.store.pack.member_home import find_guest
 from slurm_colloc.store.pack.member_states import read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_slurm_job_id
 from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent, list_dependents
+from slurm_colloc.store.pack.written_ends import find_written_end
 
 LOOK_EVERY_S = 1.0
 RETRY_S = 5.0
@@ -208,13 +209,17 @@ def _judge_elsewhere(
     member = MemberId.parse(condition.target)
     path, number = find_member_place(state, member)
     attempt = read_attempt(path)
-    record = read_state(path, number, attempt)
-    recorded = record.state if record else MemberState.PENDING
     cancelled = (path / "members" / format_number(number) / "cancelled").exists()
     slurm_state = read_ended(path)
     if slurm_state is None and slurm is not None:
         fields = slurm.read_job(read_slurm_job_id(path) or member.job)
         slurm_state = SlurmJobState.parse(fields.get("JobState", "") if fields else "")
+    record = read_state(path, number, attempt)
+    if slurm_state is not None and not slurm_state.may_have_runner:
+        starts_again = slurm_state is SlurmJobState.PENDING
+        end = find_written_end(path, number, record, starts_again=starts_again)
+        record = end or record
+    recorded = record.state if record else MemberState.PENDING
     seen = effective_state(recorded, slurm_state, cancelled=cancelled, held=is_held(path, number))
     return judge_member(condition.kind, seen, has_started=bool(record and record.starts))
 

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import judge_pack
+from slurm_colloc.runtime.pausing.step_processes import list_wrappers
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -25,7 +27,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_holds import was_left
-from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt
 from slurm_colloc.store.pack.pack_directory import list_members, read_pack
 from slurm_colloc.store.pack.runner_kills import (
     RunnerKill,
@@ -34,10 +36,17 @@ from slurm_colloc.store.pack.runner_kills import (
     read_kill,
     write_kill,
 )
+from slurm_colloc.store.pack.written_ends import read_settled
 from slurm_colloc.store.pack_reading import list_gpu_set_packs
 
 RESTARTS_MAX = 2
 """How often a pack starts again because of killed runners: what kills them may be in the pack."""
+
+
+ASK_FOR_S = 600.0
+"""How long Slurm is asked that does not answer, where no member lives; else as long as one does."""
+
+ALL_ENDED = "all its members had ended"
 
 
 class JobStanding(enum.Enum):
@@ -89,7 +98,7 @@ def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: boo
         has_unfinished: A member has not ended.
     """
     if not has_unfinished:
-        return "all its members had ended"
+        return ALL_ENDED
     if fields.get("Requeue") != "1":
         return "it may not be requeued"
     if earlier >= RESTARTS_MAX:
@@ -97,10 +106,20 @@ def find_refusal(fields: Mapping[str, str], earlier: int, *, has_unfinished: boo
     return ""
 
 
-def requeue_pack(path: str, number: int) -> bool:
+def requeue_pack(path: str, number: int, killed_at: float) -> bool | None:
     """Ask Slurm to requeue the pack of this job; see `KilledRunner.requeue`."""
-    allocation = read_allocation(read_given_environment())
-    return KilledRunner(Path(path), allocation, SlurmCommands(), number).requeue()
+    pack, allocation = Path(path), read_allocation(read_given_environment())
+    try:
+        return KilledRunner(pack, allocation, SlurmCommands(), number, killed_at).requeue()
+    except (OSError, StateError) as error:
+        if is_passing(error) and may_wait(pack, killed_at):
+            return None
+        raise
+
+
+def may_wait(pack: Path, killed_at: float) -> bool:
+    """Whether an answer is still to be waited for: members live, or it was not long ago."""
+    return time.time() - killed_at < ASK_FOR_S or bool(list_wrappers(str(pack)))
 
 
 class KilledRunner:
@@ -111,42 +130,62 @@ class KilledRunner:
         allocation: What Slurm gave the runner.
         slurm: Slurm.
         number: The signal that it died of.
+        killed_at: When, in seconds since the epoch.
     """
 
-    def __init__(self, pack: Path, allocation: Allocation, slurm: SlurmAccess, number: int) -> None:
+    def __init__(
+        self,
+        pack: Path,
+        allocation: Allocation,
+        slurm: SlurmAccess,
+        number: int,
+        killed_at: float,
+    ) -> None:
         self._pack = pack
         self._job_id = allocation.job_id
         self._restarts = allocation.restarts
         self._slurm = slurm
-        self._kill = RunnerKill(allocation.restarts, read_attempt(pack), number, time.time())
+        self._kill = RunnerKill(allocation.restarts, read_attempt(pack), number, killed_at)
 
-    def requeue(self) -> bool:
+    def requeue(self) -> bool | None:
         """Have the pack requeued, where it may be, and write down what came of it.
 
+        Members that have ended meanwhile are known by what their wrappers have written: where none
+        is left, nothing is to be asked any more.
+
         Returns:
-            Slurm ends the job now, by this requeue or because it does anyway.
+            Slurm ends the job now, by this requeue or because it does anyway; None where it has
+            not answered, and is to be asked again: members live, or it was not long ago.
 
         Raises:
             StateError: It cannot be written down, so nothing was done.
         """
+        has_unfinished = self._has_unfinished()
         try:
             fields = self._slurm.read_job(self._job_id)
         except SlurmError as error:
-            return self._refuse(f"Slurm could not be asked to requeue it: {error.message}")
+            if has_unfinished and may_wait(self._pack, self._kill.at):
+                return None
+            what = f"Slurm could not be asked to requeue it: {error.message}"
+            return self._refuse(what if has_unfinished else ALL_ENDED)
         if fields is None:
             return self._refuse("Slurm does not know its job any more")
+        asked_before = read_kill(self._pack, self._restarts) is not None
         standing = self._judge(fields)
         if standing is not JobStanding.RUNS:
+            if asked_before:
+                self._note_answer(fields)
             return standing is JobStanding.ENDS
-        earlier = sum(not kill.refusal for pack in self._list_sets() for kill in list_kills(pack))
-        refusal = find_refusal(fields, earlier, has_unfinished=self._has_unfinished())
+        kills = (kill for pack in self._list_sets() for kill in list_kills(pack))
+        earlier = sum(not kill.refusal and kill.restarts != self._restarts for kill in kills)
+        refusal = find_refusal(fields, earlier, has_unfinished=has_unfinished)
         if refusal:
             return self._refuse(refusal)
         # Before Slurm is asked: it counts, whatever becomes of this process.
         write_kill(self._pack, self._kill)
         return self._ask_slurm()
 
-    def _ask_slurm(self) -> bool:
+    def _ask_slurm(self) -> bool | None:
         problem = ""
         try:
             self._slurm.requeue_running(self._job_id)
@@ -154,17 +193,25 @@ class KilledRunner:
             problem = error.message
         except SlurmError as error:
             return self._refuse(f"Slurm did not requeue it: {error.message}")
-        fields = None
-        with contextlib.suppress(SlurmError):
+        try:
             fields = self._slurm.read_job(self._job_id)
+        except SlurmError:
+            # It may have been done, and then the next look shows it.
+            return None
+        if fields is not None and self._judge(fields) is JobStanding.RUNS:
+            if problem and may_wait(self._pack, self._kill.at):
+                return None
+            return self._refuse(f"Slurm did not requeue it: {problem or 'it runs on'}")
+        self._note_answer(fields)
+        return True
+
+    def _note_answer(self, fields: Mapping[str, str] | None) -> None:
+        """Write down what came of a requeue that was asked for."""
         if fields is not None and int(fields.get("Restarts", "0")) <= self._restarts:
-            if self._judge(fields) is JobStanding.RUNS:
-                return self._refuse(f"Slurm did not requeue it: {problem or 'it runs on'}")
             # It was cancelled, or the like, between the two questions.
             forget_kill(self._pack, self._restarts)
-            return True
-        self._tell("")
-        return True
+        else:
+            self._tell("")
 
     def _judge(self, fields: Mapping[str, str]) -> JobStanding:
         return judge_standing(fields, self._restarts, time.time())
@@ -183,7 +230,9 @@ class KilledRunner:
 
     def _is_unfinished(self, number: int) -> bool:
         """Whether a member would start in the next attempt."""
-        record = read_state(self._pack, number, self._kill.attempt)
+        record = read_settled(
+            self._pack, number, self._kill.attempt, starts_again=True, killed_at=self._kill.at
+        )
         if record is not None and record.is_final:
             return False
         # Of one that was cancelled while it waited no state is written.

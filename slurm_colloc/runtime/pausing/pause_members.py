@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurm_colloc.host.system.node_processes import ProcessId, read_process
+from slurm_colloc.host.system.node_processes import ProcessId, identify, read_process
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_obstacles import find_pause_obstacle
 from slurm_colloc.runtime.pausing.step_processes import (
     StepProcesses,
     StoppedMember,
     continue_stopped,
-    resume,
 )
+from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_pauses import MEASURED, append_change
+from slurm_colloc.store.pack.member_pauses import MEASURED, PARKED, append_change
 
 LOOK_S = 1.0
 """How often it is looked whether paused members still are."""
@@ -85,7 +85,7 @@ class MemberPauser:
         self._write(paused=new, reason=reason)
         now = self._clock()
         for member in new:
-            self._stopped[member.number] = StoppedMember()
+            self._begin(member)
             member.paused_at = now
         self._processes.stop(_list_wrappers(new), self._stopped)
         for member in new:
@@ -100,7 +100,7 @@ class MemberPauser:
         for member in paused:
             stopped = self._stopped.pop(member.number, None)
             if stopped is not None:
-                resume(stopped.processes)
+                stopped.resume()
         now = self._clock()
         for member in paused:
             assert member.paused_at is not None
@@ -113,13 +113,13 @@ class MemberPauser:
         stopped = self._stopped.pop(member.number, None)
         if stopped is not None:
             # Its wrapper may have been killed, and what it has started be left.
-            resume(stopped.processes)
+            stopped.resume()
         if member.paused_at is not None:
             member.paused_at = None
             self._write(resumed=[member])
 
     def check(self, members: Iterable[Member]) -> None:
-        """See whether paused members still are.
+        """See whether paused members still are, and renew their pauses.
 
         Where all go on Slurm had suspended the job, and has resumed it: they are stopped again.
         Else a member may have been sent a signal, which is to be heard: it goes on. A process that
@@ -130,11 +130,17 @@ class MemberPauser:
             return
         self._looked_at = now
         paused = [m for m in members if m.paused_at is not None and m.number in self._stopped]
+        for member in paused:
+            stopped = self._stopped[member.number]
+            if now >= stopped.lasts_until:
+                self._pause_again(member, stopped.lasts_until)
+            elif now >= stopped.lasts_until - LEASE_S + RENEW_S:
+                stopped.renew(now)
         let_go = [m for m in paused if any(map(_runs, self._stopped[m.number].processes))]
         if len(let_go) > 1 and let_go == paused:
             for member in let_go:
                 self._journal.write("paused_again", member=member.number)
-                self._stopped[member.number] = StoppedMember()
+                self._begin(member)
         elif let_go:
             for member in let_go:
                 self._journal.write("goes_on", member=member.number, reason="a signal")
@@ -142,6 +148,24 @@ class MemberPauser:
             paused = [m for m in paused if m not in let_go]
         if paused:
             self._processes.stop(_list_wrappers(paused), self._stopped)
+
+    def _begin(self, member: Member) -> None:
+        """Tell its wrapper that it is paused, before it is."""
+        wrapper = None if member.wrapper_pid is None else identify(member.wrapper_pid)
+        stopped = self._stopped[member.number] = StoppedMember(wrapper=wrapper)
+        stopped.renew(self._clock())
+
+    def _pause_again(self, member: Member, lapsed_at: float) -> None:
+        """This process hung, and the member has gone on meanwhile: that was no pause."""
+        assert member.paused_at is not None
+        now = self._clock()
+        self._write(resumed=[member], at=time.time() - (now - lapsed_at))
+        self._write(paused=[member], reason=PARKED if member.is_parked else MEASURED)
+        member.add_time(lapsed_at - member.paused_at)
+        member.paused_at = now
+        self._begin(member)
+        self._processes.stop(_list_wrappers([member]), self._stopped)
+        self._journal.write("paused_again", member=member.number, reason="the runner hung")
 
     def continue_left(self) -> None:
         """Let go on what an earlier attempt on this node has left stopped."""
@@ -154,11 +178,12 @@ class MemberPauser:
         paused: Iterable[Member] = (),
         resumed: Iterable[Member] = (),
         reason: str = MEASURED,
+        at: float | None = None,
     ) -> None:
         try:
             append_change(
                 self._pack,
-                time.time(),
+                time.time() if at is None else at,
                 paused=[(m.number, m.record.starts) for m in paused],
                 resumed=[(m.number, m.record.starts) for m in resumed],
                 reason=reason,

@@ -9,6 +9,7 @@ answer Slurm in the member's place.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -23,6 +24,7 @@ from slurm_colloc.host.system.node_processes import (
     read_command_line,
 )
 from slurm_colloc.host.system.process_owner import read_named_start
+from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED
 
 ROUNDS_MOST = 20
 """How often it is looked for new processes: who forks faster than that is never wholly stopped."""
@@ -42,10 +44,26 @@ class StoppedMember:
     Attributes:
         processes: In the order in which they were stopped: parents first.
         is_whole: A last look found none that still ran.
+        wrapper: Its wrapper, which lets them go on if the pause is not renewed.
+        lasts_until: When it does so (monotonic clock of who pauses).
     """
 
     processes: list[ProcessId] = field(default_factory=list)
     is_whole: bool = False
+    wrapper: ProcessId | None = None
+    lasts_until: float = math.inf
+
+    def renew(self, now: float) -> None:
+        """Let the pause last for longer."""
+        self.lasts_until = now + LEASE_S
+        if self.wrapper is not None:
+            send(self.wrapper, PAUSED)
+
+    def resume(self) -> None:
+        """Let its processes go on."""
+        resume(self.processes)
+        if self.wrapper is not None:
+            send(self.wrapper, GOES_ON)
 
 
 class StepProcesses:
@@ -160,6 +178,34 @@ def _list_below(pid: int, children: Mapping[int, Sequence[Process]]) -> list[Pro
     return found
 
 
+def continue_member(pack: str, number: int, wrapper_pid: int) -> None:
+    """Let all processes of one member go on.
+
+    Args:
+        pack: The pack's directory, as in the member's environment.
+        number: The member.
+        wrapper_pid: Its wrapper.
+    """
+    found = StepProcesses(pack).find({number: wrapper_pid})
+    resume([process.id for process in found[number]])
+
+
+def list_wrappers(pack: str) -> list[Process]:
+    """The wrappers of a pack's members that are alive on this node."""
+    # The srun that stands for one names the same file.
+    return [
+        process
+        for process in list_running_processes()
+        if process.name not in _SLURMS and _is_wrapper(process, pack)
+    ]
+
+
+def _is_wrapper(process: Process, pack: str) -> bool:
+    launches = f"{pack}/members/"
+    words = read_command_line(process.id.pid)
+    return any(w.startswith(launches) and w.endswith(".launch") for w in words)
+
+
 def continue_stopped(pack: str) -> int:
     """Let every process of a pack's members go on: the runner that has stopped it is gone.
 
@@ -173,13 +219,11 @@ def continue_stopped(pack: str) -> int:
     """
     table = list_running_processes()
     named = os.fsencode(pack)
-    launches = f"{pack}/members/"
-    roots = []
-    for process in table:
-        words = read_command_line(process.id.pid)
-        is_wrapper = any(w.startswith(launches) and w.endswith(".launch") for w in words)
-        if is_wrapper or read_named_start(process.id.pid, named) is not None:
-            roots.append(process)
+    roots = [
+        process
+        for process in table
+        if _is_wrapper(process, pack) or read_named_start(process.id.pid, named) is not None
+    ]
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent_pid, []).append(process)

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 
 from slurm_colloc.runtime.programs.own_descendants import end_leftovers, reap, signal_all
 from slurm_colloc.runtime.programs.own_oom_kills import count_oom_kills, read_oom_kills
+from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 _WATCHED = (
     signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGQUIT, signal.SIGALRM, signal.SIGCONT,
+    signal.SIGQUIT, signal.SIGALRM, signal.SIGCONT, PAUSED, GOES_ON,
 )  # fmt: skip
+_LEASE = (PAUSED, GOES_ON)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 60.0
@@ -104,6 +106,7 @@ def main(argv: list[str]) -> int:
             "at": ended_at,
             "oom_kills": killed,
             "foreign_signals": foreign,
+            "terminated": kill_at is not None,
             "problem": os.read(told, 4096).decode("utf-8", "replace"),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "host_memory_peak_kb": usage.ru_maxrss,
@@ -243,18 +246,24 @@ def wait_for(
     """
     foreign: list[tuple[int, float]] = []
     kill_at: float | None = None
+    paused_until: float | None = None
     while True:
-        timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        due = [moment for moment in (kill_at, paused_until) if moment is not None]
+        timeout = max(0.0, min(due) - time.monotonic()) if due else 3600.0
         info = signal.sigtimedwait(_WATCHED, timeout)
         if info is None:
-            if kill_at is not None:
+            now = time.monotonic()
+            if kill_at is not None and now >= kill_at:
                 signal_all(signal.SIGKILL)
-                kill_at = time.monotonic() + 1.0
+                kill_at = now + 1.0
+            if paused_until is not None and now >= paused_until:
+                paused_until = None
+                end_pause(launch)
+        elif info.si_signo in _LEASE and info.si_pid == launch["runner_pid"]:
+            paused_until = time.monotonic() + LEASE_S if info.si_signo == PAUSED else None
         elif info.si_signo != signal.SIGCHLD:
             is_runners = info.si_pid == launch["runner_pid"]
-            # Each number once: a script may signal its parent every second, for weeks.
-            if not is_runners and all(number != info.si_signo for number, _ in foreign):
-                foreign.append((int(info.si_signo), time.time()))
+            note_foreign(foreign, info, launch)
             if is_runners and info.si_signo == signal.SIGTERM:
                 # TERM first: a stopped process that goes on finds it waiting.
                 signal_all(signal.SIGTERM)
@@ -265,7 +274,36 @@ def wait_for(
                     os.kill(child, info.si_signo)
         status = reap(child)
         if status is not None:
+            # Slurm signals the processes of a step one after the other, and the script may have
+            # heard of it first: that it ended with 0 then says nothing of its work.
+            if (late := signal.sigtimedwait((signal.SIGTERM,), 0)) is not None:
+                note_foreign(foreign, late, launch)
             return status, foreign, kill_at
+
+
+def note_foreign(
+    foreign: list[tuple[int, float]], info: signal.struct_siginfo, launch: dict[str, Any]
+) -> None:
+    """Note a signal that the runner has not sent.
+
+    Each number once: a script may signal its parent every second, for weeks.
+    """
+    is_runners = info.si_pid == launch["runner_pid"]
+    if not is_runners and all(number != info.si_signo for number, _ in foreign):
+        foreign.append((int(info.si_signo), time.time()))
+
+
+def end_pause(launch: dict[str, Any]) -> None:
+    """Let the member go on: its runner has not renewed the pause."""
+    signal_all(signal.SIGCONT)
+    # Tasks of an srun in its script are not below this process. What finds them may lie on the very
+    # file system that does not answer.
+    with contextlib.suppress(Exception):
+        from slurm_colloc.runtime.pausing.step_processes import continue_member
+
+        folder = launch["prefix"].rpartition("/")[0]
+        pack, number = folder.rpartition("/members/")[::2]
+        continue_member(pack, int(number), os.getpid())
 
 
 def load(path: str) -> Any:
@@ -276,11 +314,18 @@ def load(path: str) -> Any:
 
 def write_record(path: str, value: dict[str, Any]) -> None:
     """Write a small JSON file atomically."""
+    text = json.dumps(value)
 
     def write() -> None:
         with open(f"{path}.tmp", "w", encoding="ascii") as file:
-            json.dump(value, file)
-        os.replace(f"{path}.tmp", path)
+            file.write(text)
+        try:
+            os.replace(f"{path}.tmp", path)
+        except FileNotFoundError:
+            # Of a rename that was done the answer may be lost, and a repeated one finds nothing.
+            with open(path, encoding="ascii") as file:
+                if file.read() != text:
+                    raise
 
     insist(write)
 

@@ -32,6 +32,7 @@ from slurm_colloc.store.pack.member_home import read_home
 from slurm_colloc.store.pack.member_states import StateRecord, read_state
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_kills import RunnerKill
+from slurm_colloc.store.pack.written_ends import find_written_end
 
 
 class PlaceFiller:
@@ -328,6 +329,7 @@ class MemberIntake:
             spec = read_spec(self._pack, number)
             # One that has come from another GPU set of the job has its state under this attempt.
             record = read_state(self._pack, number, self._attempt)
+            end = self._find_written_end(number, record)
             home = read_home(self._pack, number)
         except Exception as error:
             if is_passing(error):
@@ -342,6 +344,13 @@ class MemberIntake:
         if member.is_final:
             self._states.note_end(record.exit_code, record.state)
             return
+        if end is not None and end.is_final:
+            self._note_written_end(member, end)
+            return
+        if end is not None:
+            member.record = record = dataclasses.replace(
+                record, state=MemberState.RUNNING, retries=end.retries
+            )
         if record.state is not MemberState.PENDING:
             self._steps.run("the mails", partial(self._note_requeue, member))
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
@@ -352,3 +361,25 @@ class MemberIntake:
         waited = member.record.at_door or is_waiting_reason(member.record.reason)
         stale = {"reason": "", "at_door": False} if waited else {}
         self._states.write(member, MemberState.PENDING, **stale)
+
+    def _find_written_end(self, number: int, record: StateRecord | None) -> StateRecord | None:
+        killed = self._killed_before
+        killed_at = None if killed is None else killed.at
+        return find_written_end(self._pack, number, record, starts_again=True, killed_at=killed_at)
+
+    def _note_written_end(self, member: Member, end: StateRecord) -> None:
+        """It ended when there was no runner to note it: it does not run again."""
+        # Its start may not have been noted either.
+        member.record = dataclasses.replace(
+            end, state=MemberState.RUNNING, ended_at=None, exit_code=None
+        )
+        self._states.write_end(
+            member,
+            end.state,
+            end.exit_code,
+            end.reason,
+            ended_at=end.ended_at,
+            cause=end.cause,
+            evidence=end.evidence,
+        )
+        self._journal.write("written_end", member=member.number, state=end.state)

@@ -42,6 +42,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_requests import is_cancel_asked
+from slurm_colloc.store.pack.written_ends import write_down_ends
 from slurm_colloc.store.pack_reading import list_member_files
 from slurm_colloc.submission.upkeep.sister_look import SisterLook
 
@@ -104,6 +105,8 @@ class Ending:
                 # Its runner had no time for all of them, and said so.
                 self._last = told
             drop_unfinished(self._path)
+            if not self._record.carried:
+                write_down_ends(self._path)
             # Looked at first: a pack that turns out to have a job id never loses it again.
             is_moving = self._is_moving()
             is_leaving = not self._finish_take_overs()

@@ -32,6 +32,7 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.runner_process import is_of_another_host
+from slurm_colloc.store.pack.written_ends import write_down_ends
 from slurm_colloc.store.pack_reading import (
     StateReader,
     explain_unreadable,
@@ -227,6 +228,7 @@ def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) 
         if list_held(state.pack_path(pack_id)):
             # They wait to be released.
             return []
+        write_down_ends(state.pack_path(pack_id))
         never = list_never_started(state.pack_path(pack_id))
         close_books(state, record, SlurmJobState.FAILED)
         if never:

@@ -132,6 +132,7 @@ class InstanceDaemons:
                 listener=state,
                 patience=self._patience,
                 logs=uuid,
+                has_guard=self._announce is not None,
             )
             self._states[uuid], self._daemons[uuid] = state, daemon
             daemon.start()

@@ -1,0 +1,45 @@
+"""Runners that pause and park members at random, in the place of measuring: for campaigns."""
+
+from __future__ import annotations
+
+import random
+
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.member_pauses import MEASURED, PARKED
+
+
+def pause_at_random(seed: int, room: int = 0) -> None:
+    """Let each runner of this process do so.
+
+    Args:
+        seed: What is drawn.
+        room: As many members are to run at once, by what was measured.
+    """
+    chance = random.Random(seed)
+    due = 0.0
+
+    def work(self: MeasuredDegree) -> None:
+        nonlocal due
+        running = self._members.running()
+        self._pauser.check(running)
+        if self._clock() < due:
+            return
+        due = self._clock() + chance.uniform(0.2, 2.0)
+        some = [m for m in running if not m.is_starting and m.end_by is None]
+        chosen = chance.sample(some, chance.randint(0, max(0, len(some) - 1)))
+        reason = chance.choice((MEASURED, PARKED))
+        for member in some:
+            member.is_parked = reason == PARKED and member in chosen
+        self._pauser.resume([m for m in some if m not in chosen])
+        self._pauser.pause(chosen, reason)
+
+    def describe(_: MeasuredDegree, _member: Member) -> str:
+        return ""
+
+    def find_room(self: MeasuredDegree) -> int:
+        return max(0, room - len(self._members.running()))
+
+    MeasuredDegree.work = work  # type: ignore[method-assign]
+    MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]
+    MeasuredDegree.find_room = find_room  # type: ignore[method-assign]
