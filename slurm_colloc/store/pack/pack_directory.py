@@ -104,7 +104,7 @@ def read_common_script(pack: Path, record: PackRecord) -> bytes | None:
     for number in record.members if record.one_script else ():
         # The first ones may run in another pack by now.
         with contextlib.suppress(OSError):
-            return (pack / "members" / format_number(number) / "script").read_bytes()
+            return read_bytes(pack / "members" / format_number(number) / "script")
     return None
 
 
