@@ -58,7 +58,9 @@ def helped(user: CsubUser) -> CsubUser:
     # Where the tests look for it.
     (user.home / "state").symlink_to(".local/state")
     # A monitor writes each second; all else of a pack rests while its members run.
-    (user.home / ".config/slurm_colloc/settings.toml").write_text("monitor = false\n")
+    settings = user.home / ".config/slurm_colloc/settings.toml"
+    settings.write_text("monitor = false\n")
+    os.chown(settings, user.uid, user.gid)
     return user
 
 
@@ -173,7 +175,7 @@ LINKED = (
     "packs/*/events.jsonl",
     "packs/*/pack.json",
     "packs/*/members/0001/spec.json",
-    "packs/*/members/0002/state.json",
+    "packs/*/members/0002/state.*.json",
     "jobs/*.json",
 )
 """Files of a state in whose place its owner can put a link."""
@@ -240,7 +242,8 @@ def test_root_is_led_nowhere_by_links_in_a_state(
     settings = helped.home / ".config/slurm_colloc/settings.toml"
     for target in (secret, ""):
         for pattern in LINKED:
-            path = next(state.glob(pattern))
+            path = next(state.glob(pattern), None)
+            assert path is not None, pattern
             kept = path.read_bytes()
             put_in_place(helped, path, target)
             for words in (("show", job_id), ("report", job_id), ("show", f"{job_id}/2")):
