@@ -12,11 +12,6 @@ BASE_VARIABLE = "SLURM_COLLOC_BASE"
 """A directory that stands for `/` in all of these paths, to try an installation out next to the
 machine's own. The hooks and the policy then name paths below it too."""
 
-POLICY_VARIABLE = "SLURM_COLLOC_POLICY"
-"""The policy of hooks that work elsewhere, as a sandbox's do: commands that look at a node then
-tell of these. SLURM_COLLOC_RUN says where such hooks leave what they prepare, `%n` in it for each
-node."""
-
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")
 
 

@@ -275,6 +275,16 @@ def test_a_page_of_another_users_submission_is_a_file_of_roots(
         assert (root.home / (file or words[1])).stat().st_uid == 0
 
 
+def test_another_user_is_told_how_a_sandbox_is_and_whose(helped: CsubUser, root: CsubUser) -> None:
+    where = f"--dir={helped.sandbox.directory}"
+    told = helped.run(["csub", "sandbox", "status", where]).stdout
+    assert "state    up; it is root's\n" in told
+    assert "does not run" not in told
+    own = root.run(["csub", "sandbox", "status", where]).stdout
+    assert "state    up\n" in own
+    assert told.replace("up; it is root's", "up") == own
+
+
 def test_rights_are_those_of_the_owner_and_of_the_owners_groups(
     helped: CsubUser, root: CsubUser
 ) -> None:

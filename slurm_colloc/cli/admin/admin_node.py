@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.administration.node_files import read_record
-from slurm_colloc.administration.node_paths import POLICY_VARIABLE, Places, find_places
+from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.cli.admin.admin_hooks import need_root
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE
+from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 
 NOT_FIT = 1
 """How `recover` ends where the node is not fit for jobs, as a hook does."""
@@ -100,7 +100,7 @@ def find_place(places: Places) -> HookPlace:
     """
     first, *others = list_places(places)
     if others:
-        names = ", ".join(os.path.basename(place.run) for place in (first, *others))  # noqa: PTH119
+        names = ", ".join(os.path.basename(place.run) for place in (first, *others))
         raise UsageProblem(
             f"this sandbox has several nodes: {names}", hint="SLURMD_NODENAME=NODE csub admin ..."
         )
@@ -116,7 +116,7 @@ def list_places(places: Places) -> list[HookPlace]:
         StateError: The record of what was installed cannot be read.
     """
     elsewhere, run = os.environ.get(POLICY_VARIABLE), os.environ.get(RUN_VARIABLE, "")
-    if elsewhere and run:
+    if elsewhere and run and not places.base:
         simulation = os.environ.get("SIMGPU_ROOT", "")
         return [HookPlace(found, elsewhere, simulation) for found in _list_runs(run)]
     return [_find_installed(places)]
