@@ -370,7 +370,7 @@ def test_quotes_in_directives(user: CsubUser, seed: int) -> None:
         "#SBATCH --comment={}\n#SBATCH --wckey={}",
         "#SBATCH --comment {} --wckey {}",
     )
-    made = []
+    made: list[str] = []
     while len(made) < 100:
         values = [draw(rng, "ab  '\"\\#:=\t$,", 1, 7) for _ in range(2)]
         lines = rng.choice(forms).format(*values)

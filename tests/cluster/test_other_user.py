@@ -269,10 +269,12 @@ def test_a_page_of_another_users_submission_is_a_file_of_roots(
     job_id = start_pack(helped)
     helped.script("go", "")
     helped.finish(job_id)
-    for words, file in ((("--html",), "page.html"), (("--parquet", "members.parquet"), "")):
-        named = [job_id, file] if file else [job_id]
-        root.run(["csub", "report", *named, *words, "--user", helped.name])
-        assert (root.home / (file or words[1])).stat().st_uid == 0
+    for file, words in (
+        ("page.html", [job_id, "page.html", "--html"]),
+        ("members.parquet", [job_id, "--parquet", "members.parquet"]),
+    ):
+        root.run(["csub", "report", *words, "--user", helped.name])
+        assert (root.home / file).stat().st_uid == 0
 
 
 def test_another_user_is_told_how_a_sandbox_is_and_whose(helped: CsubUser, root: CsubUser) -> None:
