@@ -17,6 +17,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.arrays import parse_array
+from slurm_colloc.model.sbatch.dependency import parse_dependency
 from slurm_colloc.model.sbatch.export import compute_captured
 from slurm_colloc.model.sbatch.gres import parse_gpu_request
 from slurm_colloc.model.sbatch.mail_types import parse_mail_types
@@ -25,8 +26,10 @@ from slurm_colloc.model.sbatch.quantities import (
     parse_signal_request,
     parse_time_limit_s,
 )
+from slurm_colloc.slurm.options import merge_options, parse_command_line
 from slurm_colloc.slurm.output_formats import expand_node_list
 from slurm_colloc.submission.jobs.directives import parse_directives
+from slurm_colloc.submission.jobs.job_options import read_input, read_open_mode, read_output
 
 from ..wait_until import wait_until
 from .conftest import CsubUser
@@ -331,6 +334,38 @@ def compare_exports(user: CsubUser, texts: Sequence[str]) -> None:
 def test_exports(user: CsubUser, seed: int) -> None:
     rng = random.Random(seed)
     compare_exports(user, [*EXPORTS, *(draw_export(rng) for _ in range(24))])
+
+
+# Words
+
+
+WORDS = ("--open-mode=Append", "--open-mode=T", "--open-mode=x", "--input=NONE", "--output=none",
+         "--error=None", "--output=x%j", "--dependency=SINGLETON", "--dependency=AfterAny:1",
+         "--dependency=AFTEROK:1")  # fmt: skip
+
+
+def read_word(text: str) -> Any:
+    """What csub makes of an option, as sbatch would show it."""
+    (given,) = parse_command_line([text]).values
+    options = merge_options(command_line=[given])
+    name = given.option.name
+    if name == "open-mode":
+        return "t" if read_open_mode(options) else "a"
+    if name == "dependency":
+        return str(parse_dependency(given.value or "").conditions[0])
+    return (read_input(options) or "/dev/null") if name == "input" else read_output(options, name)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", WORDS)
+def test_words_count_in_any_case(user: CsubUser, text: str) -> None:
+    found, ours = ask_sbatch(user, [text]), read(read_word, text)
+    if REFUSED in (found, ours):
+        assert found == ours
+        return
+    shown = found[text[2:].partition("=")[0]].removeprefix(f"{user.home}/")
+    # This one slurmctld reads, and sbatch hands it on as it is.
+    assert ours == (shown.lower() if "dependency" in text else shown)
 
 
 # #SBATCH lines
