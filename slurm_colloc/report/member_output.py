@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.ownership import find_caller
+from slurm_colloc.ownership import find_protected_owner
 from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file
 
@@ -22,12 +22,8 @@ _OF_SLURM = ("slurmstepd: ", "srun: ")
 
 
 def find_output_owner(member: MemberView) -> int | None:
-    """Whose a member's files have to be; None where it is the caller's own."""
-    try:
-        uid = os.stat(member.files.path).st_uid  # noqa: PTH116
-    except OSError:
-        return None
-    return None if uid == find_caller() else uid
+    """Whose a member's files have to be; None where the state is the caller's own."""
+    return find_protected_owner(member.files.path)
 
 
 def read_from(path: str, offset: int, owner: int | None = None) -> Iterator[bytes]:
