@@ -99,6 +99,11 @@ def test_quotes_on_own_lines_are_those_of_a_shell(words: str, value: str) -> Non
     assert pairs(f"#!/bin/sh\n#CSUB {words}\n") == [("progress-regex", value)]
 
 
+def test_a_long_line_with_an_open_quote_is_refused_at_once() -> None:
+    with pytest.raises(UsageProblem, match="is never closed"):
+        pairs(f"#!/bin/sh\n#CSUB --progress-regex={'a' * 5000}'\n")
+
+
 def test_bytes_that_are_no_utf8_come_through() -> None:
     (comment,) = parse_directives(b"#!/bin/sh\n#SBATCH --comment=\xff\n", name="x")
     assert comment.value is not None

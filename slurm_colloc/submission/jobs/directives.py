@@ -157,8 +157,8 @@ def _split_own_line(text: str, origin: str) -> list[str]:
     return words
 
 
-_OWN_PIECE = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\]+)""")
-_OWN_WORD = re.compile(rf"\s*(?P<word>(?!#)(?:{_OWN_PIECE.pattern[1:-1]})+)(?=\s|$)")
+_OWN_PIECE = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\]++)""")
+_OWN_WORD = re.compile(rf"\s*(?P<word>(?!#)(?:{_OWN_PIECE.pattern[1:-1]})++)(?=\s|$)")
 
 
 def _unquote(piece: str) -> str:
