@@ -14,8 +14,8 @@ from slurm_colloc.calibration.workloads import WORKLOADS, Room, WorkloadNeed, ch
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer, choose_job_gpus
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.store.atomic_files import tell_kind
 from slurm_colloc.store.calibrations import calibration_path
+from slurm_colloc.store.foreign_files import tell_kind
 
 CPU = "cpu"
 """Named instead of a GPU to try the measuring itself; the result is no calibration."""

@@ -19,7 +19,7 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.usage.profile import (
     PCIE_MIB_S,
 )
-from slurm_colloc.store.atomic_files import tell_kind
+from slurm_colloc.store.foreign_files import tell_kind
 
 IDLE = "idle"
 """Label of a row without a training."""

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.ownership import find_owner, find_user, name_user
-from slurm_colloc.settings import Settings, read_settings_file
+from slurm_colloc.ownership import find_caller, find_owner, find_user, name_user, take_rights_of
+from slurm_colloc.settings import Settings, parse_settings, read_settings_file
 from slurm_colloc.settings_files import find_files
 from slurm_colloc.store.all_packs import State, open_state
+from slurm_colloc.store.foreign_files import open_file, read_descriptor
 
 if TYPE_CHECKING:
     import pwd
 
     from slurm_colloc.store.pack_reading import StateReader
 
+_SETTINGS_BYTES_MOST = 1 << 20
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -36,10 +38,11 @@ def open_state_of(name: str, settings: Settings, cluster: str) -> StateReader:
     from slurm_colloc.cli.session import note
 
     user = find_user(name)
-    if user.pw_uid == os.geteuid():
+    if user.pw_uid == find_caller():
         own = open_state(settings.state_path, cluster)
         if isinstance(own, State):
             return own
+    take_rights_of(user.pw_uid)
     root = find_state_path(user)
     try:
         with os.scandir(root):
@@ -79,10 +82,12 @@ def find_state_path(user: pwd.struct_passwd) -> Path:
     environ = {name: os.environ[name] for name in ("SLURM_COLLOC_SETTINGS",) if name in os.environ}
     files = find_files({**environ, "HOME": home})
     told = ""
-    for path, is_site in ((files.site, True), (files.user, False)):
-        # A pipe of that name would keep the caller waiting.
-        if os.path.isfile(path) and os.access(path, os.R_OK):  # noqa: PTH113
-            told = str(read_settings_file(path, is_site=is_site).get("state_dir", told))
+    # A pipe of that name would keep the caller waiting.
+    if os.path.isfile(files.site) and os.access(files.site, os.R_OK):  # noqa: PTH113
+        told = str(read_settings_file(files.site, is_site=True).get("state_dir", told))
+    data = _read_settings_of(user.pw_uid, files.user)
+    if data is not None:
+        told = str(parse_settings(files.user, data).get("state_dir", told))
     if not told:
         return Path(home, ".local", "state", "slurm_colloc")
     known = {"HOME": home, "USER": user.pw_name, "LOGNAME": user.pw_name}
@@ -98,3 +103,20 @@ def find_state_path(user: pwd.struct_passwd) -> Path:
 
     path = _VARIABLE.sub(expand, told)
     return Path(home + path[1:] if path == "~" or path.startswith("~/") else path)
+
+
+def _read_settings_of(uid: int, path: str) -> bytes | None:
+    """A user's settings; None where that user has none that can be read."""
+    try:
+        # A link to another's file would show the caller's own in the message of what is wrong.
+        descriptor = open_file(path, owner=uid, follows=True)
+    except OSError:
+        return None
+    try:
+        return read_descriptor(descriptor, path, _SETTINGS_BYTES_MOST)
+    except OSError as error:
+        raise UsageProblem(
+            f"cannot read the settings {path}: {os.strerror(error.errno or 0)}"
+        ) from error
+    finally:
+        os.close(descriptor)

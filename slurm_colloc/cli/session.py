@@ -14,7 +14,7 @@ from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.ownership import build_refusal
+from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -68,11 +68,13 @@ class Session:
     _noted: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, *, user: str = "", asks_often: bool = False) -> Session:
+    def open(cls, *, user: str | None = None, asks_often: bool = False) -> Session:
         """Read the settings and find the state, to read it.
 
         Args:
-            user: Whose state; empty for what the environment and the settings lead to.
+            user: Whose state; empty for what the environment and the settings lead to. Where it is
+                given the call looks at a state alone, and root does it with the owner's rights:
+                see `ownership.take_rights_of`.
             asks_often: This call follows jobs until they end.
 
         Raises:
@@ -80,6 +82,7 @@ class Session:
             StateError: The state directory of that user may not be read.
             UsageProblem: The settings are wrong, or there is no such user.
         """
+        give_rights_back()
         settings = load_settings()
         from slurm_colloc.submission.plan.this_cluster import find_cluster
 
@@ -91,6 +94,8 @@ class Session:
         else:
             state = open_state(settings.state_path, cluster)
         uid = None if isinstance(state, State) else state.owner_uid
+        if uid is not None and user is not None:
+            take_rights_of(uid)
         return cls(settings, state, open_slurm(settings, asks_often=asks_often, uid=uid))
 
     @classmethod
@@ -148,7 +153,10 @@ class Session:
         """None where Slurm hides the jobs of others: that it shows none then says nothing."""
         asked = (pack.job_id for pack in self.open_packs if pack.record and not pack.record.local)
         states = (jobs[name].state for name in asked if name is not None)
-        if SlurmJobState.ABSENT not in states or os.geteuid() == 0:
+        if SlurmJobState.ABSENT not in states or os.geteuid() in (
+            0,
+            self.state.owner_uid,
+        ):
             return jobs
         with contextlib.suppress(SlurmError):
             if "jobs" not in self.slurm.read_config().get("PrivateData", "").split(","):

@@ -101,8 +101,8 @@ def _find_losses(look: NvmlLook, seen: Examination) -> list[tuple[str, str, str]
                 else "the GPU is cut into MIG devices",
                 "members of a pack over all of them run on the others alone"
                 if is_part
-                else "packs do not use MPS there, members take turns",
-                "name another --partition or --gres",
+                else "packs do not use MPS there, members take turns unless --share=mig is given",
+                _advise_on_mig(seen),
             )
         )
     works = seen.mps is not None and not seen.mps.problem
@@ -135,6 +135,18 @@ def _find_losses(look: NvmlLook, seen: Examination) -> list[tuple[str, str, str]
             )
         )
     return losses
+
+
+def _advise_on_mig(seen: Examination) -> str:
+    """What to do on a node whose GPUs are divided: root's hooks may do it for a pack."""
+    mig = seen.hooks.mig if seen.hooks is not None else ""
+    if mig in ("where-on", "switch"):
+        return "--share=mig gives each member an instance of its own: the node's policy allows it"
+    allows = "says that jobs may not divide GPUs" if mig else "is not there, or cannot be read"
+    return (
+        f"name another --partition or --gres; --share=mig needs a policy that allows it, and that "
+        f"of {seen.node} {allows}"
+    )
 
 
 def judge_mps(seen: Examination, share: str) -> Finding:

@@ -1,5 +1,8 @@
 """Calls of functions, and their results, as files that the submitter and a member share.
 
+To load a pickle is to run what is in it. The folder may be one in which a group works, so only a
+directory of the caller's own into which nobody else can write is read, and in it regular files.
+
 FOLDER/train-5f3a9c/     one submission
   call.sh                its batch script
   0.call  1.call  ...    a line of JSON, the pickled function, the pickled arguments
@@ -25,8 +28,17 @@ from typing import Any
 from slurm_colloc.errors import MemberFailed, NotFound, StateError, UsageProblem
 from slurm_colloc.model.printable import cut
 from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.foreign_files import (
+    UnexpectedFile,
+    open_file,
+    open_private_directory,
+    read_descriptor,
+)
 
 SCHEMA = 1
+_SUBMITTED = "submitted.json"
+_SUBMITTED_BYTES_MOST = 16 << 20
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 RUN_CALL = Path(__file__).with_name("run_call.py")
 
 _SCRIPT = """\
@@ -88,13 +100,15 @@ def write_calls(folder: Path, calls: Sequence[PythonCall], *, name: str, script:
     }
     line = json.dumps(header).encode() + b"\n"
     directory = folder / f"{name}-{secrets.token_hex(4)}"
+    files = {"call.sh": script}
+    files.update((f"{number}.call", line + content) for number, content in enumerate(pickled))
     try:
         directory.mkdir(mode=0o700, parents=True)
-        (directory / "call.sh").write_bytes(script)
-        for number, content in enumerate(pickled):
-            path = directory / f"{number}.call"
-            with open(path, "wb", opener=_open_private) as file:
-                file.write(line + content)
+        with _opened(directory) as opened:
+            for file_name, content in files.items():
+                descriptor = os.open(file_name, _CREATE, 0o600, dir_fd=opened)
+                with open(descriptor, "wb") as file:  # noqa: PTH123
+                    file.write(content)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
         raise StateError(
@@ -103,8 +117,21 @@ def write_calls(folder: Path, calls: Sequence[PythonCall], *, name: str, script:
     return directory
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+@contextlib.contextmanager
+def _opened(directory: Path | str, folder: int | None = None) -> Iterator[int]:
+    descriptor = open_private_directory(directory, folder=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(name: str, directory: int, most: int = sys.maxsize) -> bytes:
+    descriptor = open_file(name, folder=directory, owner=os.geteuid())
+    try:
+        return read_descriptor(descriptor, name, most)
+    finally:
+        os.close(descriptor)
 
 
 def _pickle(calls: Sequence[PythonCall]) -> Iterator[bytes]:
@@ -147,7 +174,7 @@ def build_script(function: str, python: str, setup: Sequence[str]) -> bytes:
 def note_submitted(directory: Path, job_id: str, numbers: Sequence[int]) -> None:
     """Write down which submission a directory's calls are; by it a job is found again."""
     value = {"schema": SCHEMA, "job_id": job_id, "numbers": list(numbers)}
-    write_atomic(directory / "submitted.json", json.dumps(value).encode())
+    write_atomic(directory / _SUBMITTED, json.dumps(value).encode())
 
 
 def find_calls(folder: Path, job_id: str, number: int | None) -> tuple[Path, int, int]:
@@ -161,15 +188,26 @@ def find_calls(folder: Path, job_id: str, number: int | None) -> tuple[Path, int
     Raises:
         NotFound: There is none.
     """
-    for path in folder.glob("*/submitted.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            value = json.loads(path.read_bytes())
-            numbers = value["numbers"]
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        names = []
+    hint = "is it the Executor's folder?"
+    for name in names:
+        try:
+            with _opened(folder / name) as directory:
+                value = json.loads(_read(_SUBMITTED, directory, _SUBMITTED_BYTES_MOST))
+            numbers = list(value["numbers"])
             if value["job_id"] == job_id and (number in numbers or (number is None and numbers)):
-                chosen = numbers[0] if number is None else number
-                return path.parent, numbers.index(chosen), chosen
+                chosen = int(numbers[0] if number is None else number)
+                return folder / name, numbers.index(chosen), chosen
+        except UnexpectedFile as problem:
+            if problem.what == "mode":
+                hint = f"{folder / name} is passed over: others may write into it (chmod go-w)"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
     shown = job_id if number is None else f"{job_id}/{number}"
-    raise NotFound(f"{folder} holds no call of job {shown}", hint="is it the Executor's folder?")
+    raise NotFound(f"{folder} holds no call of job {shown}", hint=hint)
 
 
 def read_result(
@@ -187,12 +225,15 @@ def read_result(
     """
     path = directory / f"{place}.result"
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                return None, MemberFailed(f"{path} is a file of another user, and is not loaded")
-            line, content = file.readline(), file.read()
+        with _opened(directory) as opened:
+            line, _, content = _read(path.name, opened).partition(b"\n")
     except FileNotFoundError:
         return None
+    except UnexpectedFile as problem:
+        return None, MemberFailed(
+            f"the result of {member} is not loaded: {directory / problem.filename}: "
+            f"{problem.strerror}"
+        )
     except OSError as error:
         return None, MemberFailed(
             f"the result of {member} cannot be read: {path}: {os.strerror(error.errno or 0)}"

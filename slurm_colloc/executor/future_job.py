@@ -156,11 +156,11 @@ class Job(concurrent.futures.Future[T], Generic[T]):
         Raises:
             NotFound: csub does not know the member any more.
         """
-        return _read_text(self.output_path)
+        return self._read_text(self.output_path)
 
     def stderr(self) -> str:
         """What it has written to standard error so far: its error file, or the file for both."""
-        return _read_text(self.error_path)
+        return self._read_text(self.error_path)
 
     @property
     def output_path(self) -> Path:
@@ -176,6 +176,12 @@ class Job(concurrent.futures.Future[T], Generic[T]):
         """Its error file; the output file where both go to one."""
         seen = self._require_seen()
         return Path(seen.error or seen.output)
+
+    def _read_text(self, path: Path) -> str:
+        from slurm_colloc.report.member_output import read_from
+
+        parts = read_from(str(path), 0, self._require_seen().owner)
+        return b"".join(parts).decode("utf-8", "replace")
 
     def _require_seen(self) -> SeenMember:
         # Where its node is part of the name, it is known only after the start.
@@ -308,9 +314,3 @@ def _find_member(job: str, number: int | None) -> MemberId:
     if len(found) != 1:
         raise UsageProblem(f"{wanted} names {len(found)} jobs", hint="a Job is one, as in 4711_3")
     return found[0].member
-
-
-def _read_text(path: Path) -> str:
-    from slurm_colloc.report.show_view import read_from
-
-    return b"".join(read_from(str(path), 0)).decode("utf-8", "replace")

@@ -26,6 +26,7 @@ class SeenMember:
         is_final: It will not run again.
         output: Its output file.
         error: Its error file; None where both go to one.
+        owner: Whose these files have to be; None where they are the caller's own.
     """
 
     member: MemberId
@@ -35,6 +36,7 @@ class SeenMember:
     is_final: bool
     output: str
     error: str | None
+    owner: int | None
 
 
 def read_states(members: Iterable[MemberId]) -> dict[MemberId, SeenMember]:
@@ -74,9 +76,9 @@ def _survey(session: Session, jobs: Sequence[str]) -> list[tuple[PackView, Membe
 
 def build_failure(seen: SeenMember) -> MemberFailed:
     """The exception of a member that has ended without a result."""
-    from slurm_colloc.report.last_output_line import read_last_line
+    from slurm_colloc.report.member_output import read_last_line
 
-    line = read_last_line((seen.error, seen.output))
+    line = read_last_line((seen.error, seen.output), seen.owner)
     how = seen.state.value
     if seen.exit_status and seen.state is MemberState.FAILED:
         how += f" with exit status {seen.exit_status}"
@@ -93,6 +95,7 @@ def build_failure(seen: SeenMember) -> MemberFailed:
 
 
 def _describe(view: PackView, member: MemberView) -> SeenMember:
+    from slurm_colloc.report.member_output import find_output_owner
     from slurm_colloc.report.show_view import find_log_paths
 
     output, error = find_log_paths(view, member)
@@ -105,4 +108,5 @@ def _describe(view: PackView, member: MemberView) -> SeenMember:
         is_final=member.is_final,
         output=output,
         error=error,
+        owner=find_output_owner(member),
     )

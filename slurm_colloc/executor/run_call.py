@@ -11,12 +11,13 @@ import json
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 VARIABLE = "CSUB_CALL"
 """The file of the call; %a in it is the array task."""
@@ -42,9 +43,7 @@ def load_call(
     path: str,
 ) -> tuple[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """The call's first line, the function and its arguments."""
-    with open(f"{path}.call", "rb") as file:
-        if os.fstat(file.fileno()).st_uid != os.geteuid():
-            raise Refused(f"{path}.call is a file of another user, and is not run")
+    with open_call(f"{path}.call") as file:
         try:
             header = json.loads(file.readline())
             python, entries = header["python"], header["path"]
@@ -65,6 +64,35 @@ def load_call(
         function = pickle.load(file)
         args, kwargs = pickle.load(file)
     return header, function, args, kwargs
+
+
+def open_call(path: str) -> BinaryIO:
+    """Open a pickle, which is code, where nobody else can have put it.
+
+    The directory is held open: it may lie in a folder of a group, where it can be exchanged.
+    """
+    folder, name = os.path.split(path)
+    try:
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(directory)
+            if found.st_uid != os.geteuid():
+                raise Refused(f"{folder} is a directory of another user, and its calls are not run")
+            if found.st_mode & 0o022:
+                raise Refused(f"others may write into {folder}, and its calls are not run")
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(name, flags, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from None
+    found = os.fstat(descriptor)
+    is_own = found.st_uid == os.geteuid()
+    if stat.S_ISREG(found.st_mode) and is_own:
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    what = "no file" if is_own else "a file of another user"
+    raise Refused(f"{path} is {what}, and is not run")
 
 
 def write_file(path: str, header: Mapping[str, Any], content: bytes) -> None:

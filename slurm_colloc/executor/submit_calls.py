@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.executor.call_files import PythonCall, build_script, note_submitted, write_calls
 from slurm_colloc.executor.call_options import (
     build_words,
@@ -126,6 +126,8 @@ def submit_functions(calls: Sequence[PythonCall], setup: CallSetup) -> Submitted
     directory = write_calls(setup.folder, calls, name=name_function(function), script=script)
     try:
         call = _collect([*words, str(directory / "call.sh")])
+        if any(candidate.script != script for candidate in call.candidates):
+            raise StateError(f"somebody has put another directory in the place of {directory}")
         call = _with_calls(call, calls, directory / ("%a" if is_array else "0"))
         job_id, numbers = _place(call)
     except BaseException:

@@ -117,11 +117,14 @@ class HooksLook:
         is_installed: The node has hooks, as far as a user can see.
         is_prepared: The prolog has started an MPS daemon that the job can use.
         problem: Why not; empty where it has, or did nothing at all.
+        mig: Whether jobs may divide their GPUs, in the policy's word; empty where no user can
+            read it.
     """
 
     is_installed: bool = False
     is_prepared: bool = False
     problem: str = ""
+    mig: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     # The driver may take seconds to wake; meanwhile the rest is loaded.
     watch = GpuWatch(NvmlReader(choose_by_environment(os.environ), capabilities))
     make_directory(report_directory(pack))
+    following = Following(read_member_progress)
     record = MonitorRecord(
         pack=pack,
         attempt=attempt,
@@ -60,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
         started_at=started_at,
         gaps=gaps,
         capabilities=capabilities,
+        list_unmatched=following.list_unmatched,
     )
     record.take_over()
     parquet = load_parquet()
@@ -69,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         parent=parent,
         periods=Periods(tick_s=interval_s),
         watch=watch,
-        members=Members(pack, attempt, progress_root, Following(read_member_progress).read),
+        members=Members(pack, attempt, progress_root, following.read),
         gpu_files=SampleFiles(pack, "gpu", parquet),
         member_files=SampleFiles(pack, "members", parquet),
         record=record,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class MonitorRecord:
         gpus: The GPUs that were watched.
         gpu_models: By UUID what GPU it is, as `name`, `memory_mb` and `index`, nvidia-smi's.
         earlier: The same of the attempts before.
+        list_unmatched: By member how many lines --progress-regex matched none of.
     """
 
     pack: str
@@ -47,6 +49,7 @@ class MonitorRecord:
     gpus: list[str] = field(default_factory=list)
     gpu_models: dict[str, dict[str, Any]] = field(default_factory=dict)
     earlier: list[dict[str, Any]] = field(default_factory=list)
+    list_unmatched: Callable[[], dict[int, int]] = dict
 
     def take_over(self) -> None:
         """Keep what the monitor before has said, which this one's file replaces.
@@ -94,6 +97,7 @@ class MonitorRecord:
                 "gpus": self.gpus,
                 "gpu_models": self.gpu_models,
                 "capabilities": self.capabilities.as_dict(),
+                "unmatched": {str(key): lines for key, lines in self.list_unmatched().items()},
                 "earlier": self.earlier,
             },
         )

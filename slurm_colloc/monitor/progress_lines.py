@@ -62,6 +62,8 @@ class Follower:
         self.samples: int | None = None
         self.first_s: float | None = None
         self.last_s: float | None = None
+        self.lines = 0
+        self.matches = 0
         self.problem = ""
 
     def work(self, now: float) -> None:
@@ -108,8 +110,10 @@ class Follower:
         return [line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines]
 
     def _search(self, line: str) -> None:
+        self.lines += 1
         groups = self._regex.groupindex
         for match in self._regex.finditer(line):
+            self.matches += 1
             if not groups:
                 self.steps = (self.steps or 0) + 1
             if "step" in groups:
@@ -128,6 +132,18 @@ class Following:
     def __init__(self, read_counters: Callable[[str], MemberProgress | None]) -> None:
         self._read_counters = read_counters
         self._followers: dict[str, Follower] = {}
+
+    def list_unmatched(self) -> dict[int, int]:
+        """By member how many lines its last start has printed, where none of them matched."""
+        found: dict[int, int] = {}
+        for directory, follower in self._followers.items():
+            # DIRECTORY/NNNN.START, see member_starts.py.
+            member = os.path.basename(directory).partition(".")[0]
+            if member.isdecimal() and not follower.matches and not follower.problem:
+                found[int(member)] = follower.lines
+            elif member.isdecimal():
+                found.pop(int(member), None)
+        return found
 
     def read(self, directory: str) -> MemberProgress | None:
         """What is known of the progress of one start of a member; None for nothing.

@@ -172,6 +172,13 @@ def _counts_no_steps(summary: Summary, member: Member) -> _Told:
     end = member["ended_at"] or summary["window"]["to"]
     if end - member["started_at"] < _LONG_S:
         return
+    if member.get("unmatched_lines") is not None:
+        yield (
+            "printed no line that --progress-regex matches, so how fast it trained is unknown",
+            None,
+            "csub logs shows its lines; inside single quotes a #CSUB line keeps backslashes",
+        )
+        return
     yield (
         "reported no steps, so how fast it trained is unknown",
         None,

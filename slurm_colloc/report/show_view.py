@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import shlex
-import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
@@ -275,9 +274,6 @@ def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-CHUNK_BYTES = 1 << 16
-
-
 def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]:
     """The member's output and error file; the second is None where both go to one.
 
@@ -322,17 +318,3 @@ def _name_owner(member: MemberView) -> str:
     except OSError:
         uid = os.getuid()
     return name_user(uid)
-
-
-def read_from(path: str, offset: int) -> Iterator[bytes]:
-    """The bytes of a file from an offset on; nothing if it is not there yet, or is no file."""
-    try:
-        # A pipe of that name would keep the caller waiting.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except FileNotFoundError:
-        return
-    with open(descriptor, "rb") as file:  # noqa: PTH123
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            file.seek(offset)
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk

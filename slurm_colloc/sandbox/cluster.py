@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.host.system.node_processes import list_running_processes
+from slurm_colloc.ownership import name_user
 from slurm_colloc.sandbox import daemons
 from slurm_colloc.sandbox.installation import find_installation
 from slurm_colloc.sandbox.sandbox_files import locked, make_directory, remove_files
@@ -149,8 +150,9 @@ class Sandbox:
         if record is None:
             raise self._not_found()
         table = list_running_processes()
-        munged = daemons.find_munged(self.layout, table)
-        controller = daemons.find_slurmctld(self.layout, table)
+        owner = self.layout.record.stat().st_uid
+        munged = daemons.find_munged(self.layout, table, owner)
+        controller = daemons.find_slurmctld(self.layout, table, owner)
         found = [
             DaemonStatus("munged", munged[0].pid if munged else None, None),
             DaemonStatus(
@@ -158,14 +160,17 @@ class Sandbox:
             ),
         ]
         for node, port in zip(record.node_names, record.node_ports, strict=True):
-            slurmd = daemons.find_slurmd(self.layout, table, node)
+            slurmd = daemons.find_slurmd(self.layout, table, node, owner)
             found.append(DaemonStatus(f"slurmd.{node}", slurmd[0].pid if slurmd else None, port))
+        # A system may hide the processes of others.
+        may_answer = bool(controller and munged) or owner != os.geteuid()
         return SandboxStatus(
             directory=self.directory,
+            owner="" if owner == os.geteuid() else name_user(owner),
             wanted=record.wanted,
             slurm_version=record.version_text,
             daemons=tuple(found),
-            nodes=ask_nodes(self.layout, record, answering=bool(controller and munged)),
+            nodes=ask_nodes(self.layout, record, answering=may_answer),
             cgroup_version=record.cgroups.version,
             cgroup_reason=record.cgroups.reason,
             gpu_reason=record.gpu_reason,

@@ -69,19 +69,31 @@ def build_slurmd_argv(installation: Installation, layout: Layout, node: str) -> 
     return [installation.slurmd, *stepd, "-f", str(layout.slurm_conf), "-N", node]
 
 
-def find_munged(layout: Layout, table: Iterable[Process]) -> list[ProcessId]:
-    """This sandbox's munged; normally one, none where it is down."""
-    return _find_daemons(table, "munged", {f"--socket={layout.munge_socket}"})
+def find_munged(
+    layout: Layout, table: Iterable[Process], owner: int | None = None
+) -> list[ProcessId]:
+    """This sandbox's munged; normally one, none where it is down.
+
+    Args:
+        layout: The sandbox's.
+        table: The processes.
+        owner: Whose sandbox it is; None for the caller's.
+    """
+    return _find_daemons(table, "munged", {f"--socket={layout.munge_socket}"}, owner)
 
 
-def find_slurmctld(layout: Layout, table: Iterable[Process]) -> list[ProcessId]:
+def find_slurmctld(
+    layout: Layout, table: Iterable[Process], owner: int | None = None
+) -> list[ProcessId]:
     """This sandbox's slurmctld."""
-    return _find_daemons(table, "slurmctld", {str(layout.slurm_conf)})
+    return _find_daemons(table, "slurmctld", {str(layout.slurm_conf)}, owner)
 
 
-def find_slurmd(layout: Layout, table: Iterable[Process], node: str) -> list[ProcessId]:
+def find_slurmd(
+    layout: Layout, table: Iterable[Process], node: str, owner: int | None = None
+) -> list[ProcessId]:
     """The slurmd of one node of this sandbox."""
-    return _find_daemons(table, "slurmd", {str(layout.slurm_conf), node})
+    return _find_daemons(table, "slurmd", {str(layout.slurm_conf), node}, owner)
 
 
 def find_all_slurmd(layout: Layout, table: Iterable[Process]) -> list[ProcessId]:
@@ -99,8 +111,10 @@ def is_running(layout: Layout, name: str) -> bool:
     return bool(find_slurmd(layout, table, name.removeprefix("slurmd.")))
 
 
-def _find_daemons(table: Iterable[Process], name: str, arguments: set[str]) -> list[ProcessId]:
-    owner = os.geteuid()
+def _find_daemons(
+    table: Iterable[Process], name: str, arguments: set[str], owner: int | None = None
+) -> list[ProcessId]:
+    owner = os.geteuid() if owner is None else owner
     names = {name, f"{name}-wlm"}
     found = [
         process.id

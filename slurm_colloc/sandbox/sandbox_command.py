@@ -240,13 +240,7 @@ def build_json(status: SandboxStatus) -> dict[str, object]:
 
 def render_status(status: SandboxStatus) -> str:
     """The status for people."""
-    alive = sum(daemon.alive for daemon in status.daemons)
-    if status.running:
-        summary = "up"
-    elif not alive:
-        summary = "down" if not status.wanted else "lost all daemons, 'csub sandbox up' repairs it"
-    else:
-        summary = f"{alive} of {len(status.daemons)} daemons run, 'csub sandbox up' repairs it"
+    summary = _summarize(status)
     used = f"version {status.cgroup_version}" if status.cgroup_version else "none"
     lines = [
         f"sandbox  {status.directory}",
@@ -270,6 +264,25 @@ def render_status(status: SandboxStatus) -> str:
             for node in status.nodes
         ]
     return "\n".join(lines) + "\n"
+
+
+def _summarize(status: SandboxStatus) -> str:
+    alive = sum(daemon.alive for daemon in status.daemons)
+    of = f"; it is {status.owner}'s" if status.owner else ""
+    if status.running:
+        return f"up{of}"
+    if not status.wanted and not alive:
+        return f"down{of}"
+    if status.owner and not alive:
+        if any(node.state != "unreachable" for node in status.nodes):
+            return f"up{of}, whose processes are hidden from you"
+        return f"does not answer{of}, who can say more: csub sandbox status"
+    repairs = f"{status.owner} can repair it" if status.owner else "'csub sandbox up' repairs it"
+    return (
+        f"{alive} of {len(status.daemons)} daemons run, {repairs}"
+        if alive
+        else f"lost all daemons, {repairs}"
+    )
 
 
 def _open(directory: Path | None) -> Sandbox:

@@ -17,6 +17,7 @@ from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 from slurm_colloc.resources import data_path
+from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 from slurm_colloc.sandbox.sandbox_record import write_file
 from slurm_colloc.sandbox.sandbox_spec import Layout
 
@@ -87,8 +88,11 @@ def _find_prefix(layout: Layout) -> Path:
 
 
 def build_hook_environment(layout: Layout) -> dict[str, str]:
-    """Where runners look for what the hooks have prepared."""
-    return {"SLURM_COLLOC_RUN": f"{layout.prepared}/%n"}
+    """Where runners, and `csub admin`, look for what the hooks have prepared."""
+    return {
+        RUN_VARIABLE: f"{layout.prepared}/%n",
+        POLICY_VARIABLE: str(layout.hooks / "node.toml"),
+    }
 
 
 def undo_prepared(layout: Layout) -> None:

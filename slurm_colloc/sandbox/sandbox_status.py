@@ -48,6 +48,7 @@ class SandboxStatus:
 
     Args:
         directory: Where it lives.
+        owner: Whose it is; empty for the caller's.
         wanted: Whether it was brought up and not taken down since.
         slurm_version: Slurm's own words.
         daemons: All that belong to it.
@@ -59,6 +60,7 @@ class SandboxStatus:
     """
 
     directory: Path
+    owner: str
     wanted: bool
     slurm_version: str
     daemons: tuple[DaemonStatus, ...]

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
-from slurm_colloc.ownership import build_refusal, find_owner, protect
+from slurm_colloc.ownership import build_refusal, find_caller, find_owner, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_there,
@@ -73,9 +73,9 @@ class State(StateReader):
                 make_directory(path)
         with explain_os_errors("look at", self.root):
             owner = self.root.stat().st_uid
-        if owner != os.geteuid():
+        if owner != find_caller():
             raise StateError(
-                f"the state directory {self.root} belongs to uid {owner}, you are {os.geteuid()}",
+                f"the state directory {self.root} belongs to uid {owner}, you are {find_caller()}",
                 hint="set state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
             )
 
@@ -260,10 +260,10 @@ def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> S
         owner_uid: Whose it is; None for the owner of the directory.
     """
     owner_uid = find_owner(root) if owner_uid is None else owner_uid
-    if owner_uid in (None, os.geteuid()):
+    if owner_uid in (None, find_caller()):
         return State(root, cluster)
     state = StateReader(root, cluster, owner_uid)
-    protect(root, state.owner_name)
+    protect(root, owner_uid)
     return state
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.ownership import refuse_protected
+from slurm_colloc.ownership import find_protected_owner, refuse_protected
+from slurm_colloc.store.foreign_files import open_file, read_descriptor
 
 SCHEMA = 1
 """Version of every JSON file in the state; a reader refuses a newer one."""
 
-_CHUNK_BYTES = 1 << 16
 _BYTES_MOST = 16 << 20
 """Of a file that is read whole; none that csub writes comes near."""
 
@@ -173,34 +173,19 @@ def is_there(path: Path | str) -> bool:
     return True
 
 
-def tell_kind(mode: int) -> str:
-    """What stands in the place of a file, by its mode as stat has it."""
-    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
-
-
 def open_regular(path: Path | str) -> int:
-    """Open a file to read; a pipe or device of this name is not waited for.
+    """Open a file of a state to read; a pipe or device of this name is not waited for.
+
+    Of another user's state only that user's own files are opened, and no links.
 
     Returns:
         The descriptor.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: It cannot be opened, or is no such file.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        # What opening a socket says.
-        if error.errno == errno.ENXIO:
-            error.strerror = "it is a socket or a device, no file"
-        raise
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        kind = tell_kind(status.st_mode)
-        raise OSError(errno.EINVAL, f"it is {kind}, no file", os.fspath(path))
-    return descriptor
+    owner = find_protected_owner(path)
+    return open_file(path, owner=owner, follows=owner is None)
 
 
 def read_bytes(path: Path | str, most: int | None = None) -> bytes:
@@ -213,25 +198,11 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     Raises:
         OSError: It cannot be read, is no regular file, or is larger.
     """
-    most = _BYTES_MOST if most is None else most
     descriptor = open_regular(path)
     try:
-        if os.fstat(descriptor).st_size > most:
-            raise _too_large(path)
-        parts, read = [], 0
-        while part := os.read(descriptor, _CHUNK_BYTES):
-            parts.append(part)
-            read += len(part)
-            # It may grow while it is read.
-            if read > most:
-                raise _too_large(path)
-        return b"".join(parts)
+        return read_descriptor(descriptor, path, _BYTES_MOST if most is None else most)
     finally:
         os.close(descriptor)
-
-
-def _too_large(path: Path | str) -> OSError:
-    return OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:

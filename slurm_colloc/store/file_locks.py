@@ -12,6 +12,8 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.ownership import refuse_protected
+from slurm_colloc.store.atomic_files import open_regular
+from slurm_colloc.store.foreign_files import UnexpectedFile
 
 
 def is_locked(path: Path | str) -> bool:
@@ -22,8 +24,8 @@ def is_locked(path: Path | str) -> bool:
     """
     try:
         # To look takes no right to write, and a shared lock: two that look do not see each other.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError, UnexpectedFile):
         return False
     except OSError as error:
         reason = os.strerror(error.errno or 0)

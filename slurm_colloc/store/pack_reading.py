@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.ownership import name_user
+from slurm_colloc.ownership import find_caller, name_user
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_there,
@@ -46,7 +46,7 @@ class StateReader:
 
     def __init__(self, root: Path, cluster: str = "", owner_uid: int | None = None) -> None:
         self.root = root
-        self.owner_uid = os.geteuid() if owner_uid is None else owner_uid
+        self.owner_uid = find_caller() if owner_uid is None else owner_uid
         self.cluster = cluster
         self.packs = root / "packs"
         self.open = root / "open"

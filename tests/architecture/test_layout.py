@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "slurm_colloc"
-LINES_MOST = 600
+LINES_MOST = 800
 
 
 def list_modules() -> list[Path]:

@@ -24,9 +24,27 @@ TOO_LARGE = (
 )
 
 
+NO_GPU = (
+    "csub: error: small.sh: --gpu-mem=512000M is more than any GPU has (at most 294912 MB): ask "
+    "for less; --gpu-mem is for all of the job's processes on one GPU\n"
+)
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> LoginNode:
     return LoginNode(tmp_path)
+
+
+@pytest.mark.parametrize("words", [("pack", SMALL, SMALL), (SMALL,), ("--array=1-3", SMALL)])
+def test_gpu_memory_that_no_gpu_has_is_refused_although_nothing_is_known(
+    node: LoginNode, words: tuple[str, ...]
+) -> None:
+    done = node.csub("plan", "--gpu-mem=500G", *words)
+    assert (done.returncode, done.stderr) == (3, NO_GPU)
+    config = node.home / ".config" / "slurm_colloc"
+    config.mkdir(parents=True)
+    (config / "settings.toml").write_text('[gpu_memory]\nany = "576G"\n')
+    assert node.csub("plan", "--gpu-mem=500G", *words).returncode == 0
 
 
 def test_gpu_memory_below_what_was_measured_counts_and_is_told(node: LoginNode) -> None:

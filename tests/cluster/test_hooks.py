@@ -98,6 +98,31 @@ def prepared_pid(cluster: Sandbox, job_id: str) -> int:
     return peer.pid
 
 
+def check_administration(cluster: Sandbox, job_id: str, pid: int) -> None:
+    """`csub admin` tells of the sandbox's hooks, and not of this machine's."""
+
+    def ask(*words: str) -> list[dict[str, object]]:
+        ended = subprocess.run(
+            ["csub", "admin", *words, "--json"],
+            env={**os.environ, **cluster.env()},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [json.loads(line) for line in ended.stdout.splitlines()]
+
+    (status,) = ask("status")
+    assert status["run_directory"] == str(run_directory(cluster))
+    assert [(job["job_id"], job["daemon_pids"]) for job in status["jobs"]] == [(job_id, [pid])]  # type: ignore[attr-defined]
+    assert status["policy"]["path"] == str(cluster.layout.hooks / "node.toml")  # type: ignore[index]
+    assert [(line["hook"], line["job"]) for line in ask("log", "--job", job_id)] == [
+        ("prolog", job_id)
+    ]
+    (config,) = ask("show-config")
+    logs = [row["value"] for row in config["policy"] if row["name"] == "audit_log"]  # type: ignore[attr-defined]
+    assert logs == [str(cluster.layout.log / "hooks.log")]
+
+
 @pytest.mark.smoke
 def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
     user: CsubUser, cluster: Sandbox
@@ -131,6 +156,8 @@ def test_a_pack_runs_under_the_nodes_own_daemon_from_submission_to_epilog(
         node = cluster.node_names[0]
         assert groups.count(f"/slurm_colloc/{node}-{job_id}-") == len(read_hierarchies())
         assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "0"
+
+        check_administration(cluster, job_id, pid)
 
         # The pack has none of its own, and the user cannot change what root has written.
         assert list_directories(user) == []

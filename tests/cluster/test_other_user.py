@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,9 @@ def helped(user: CsubUser) -> CsubUser:
     # Where the tests look for it.
     (user.home / "state").symlink_to(".local/state")
     # A monitor writes each second; all else of a pack rests while its members run.
-    (user.home / ".config/slurm_colloc/settings.toml").write_text("monitor = false\n")
+    settings = user.home / ".config/slurm_colloc/settings.toml"
+    settings.write_text("monitor = false\n")
+    os.chown(settings, user.uid, user.gid)
     return user
 
 
@@ -153,6 +156,156 @@ def test_what_has_ended_unseen_by_its_owner_is_seen_as_the_owner_would(
     assert take_picture(helped) == before
     assert [line.split()[2] for line in told[0].splitlines()[1:]].count("CANCELLED") == 4
     assert look(helped, words, job_id) == told
+
+
+SECRET = "only-root-may-read-this-4711"
+
+
+@pytest.fixture
+def secret(root: CsubUser) -> Path:
+    """A file of root's that nobody else can read."""
+    path = root.home / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+LINKED = (
+    "packs/*/slurm_job_id",
+    "packs/*/events.jsonl",
+    "packs/*/pack.json",
+    "packs/*/members/0001/spec.json",
+    "packs/*/members/0002/state.*.json",
+    "jobs/*.json",
+)
+"""Files of a state in whose place its owner can put a link."""
+
+
+def put_in_place(user: CsubUser, path: Path, target: Path | str) -> None:
+    """As the user, have a link or a named pipe instead of a file."""
+    made = ["ln", "-sfn", str(target), str(path)] if target else ["mkfifo", str(path)]
+    user.run(["sh", "-c", 'rm -rf "$1"; shift; "$@"', "sh", str(path), *made])
+
+
+def look_everywhere(reader: CsubUser, job_id: str, *more: str) -> str:
+    """What all commands say; none of them waits for ever."""
+    told = []
+    for words in (*LOOKS, ("logs", "ID/1"), ("logs", "--tail=3", "ID"), ("report", "--since=1d")):
+        given = [word.replace("ID", job_id) for word in words]
+        ended = reader.run(["csub", *given, *more], check=False, timeout_s=60)
+        assert "Traceback" not in ended.stderr, words
+        told.append(ended.stdout + ended.stderr)
+    return "".join(told)
+
+
+@pytest.mark.smoke
+def test_root_is_led_nowhere_by_links_in_the_place_of_outputs(
+    helped: CsubUser, root: CsubUser, secret: Path
+) -> None:
+    job_id = start_pack(helped)
+    output = helped.home / f"slurm-{job_id}_1.out"
+    put_in_place(helped, output, secret)
+    by_name = ("--user", helped.name)
+    for way in (by_name, ()):
+        root.extra = {"XDG_STATE_HOME": "" if way else f"{helped.home}/.local/state"}
+        assert SECRET not in look_everywhere(root, job_id, *way), way
+    root.extra = {"XDG_STATE_HOME": ""}
+    ended = root.run(["csub", "logs", f"{job_id}/1", *by_name], check=False)
+    assert (ended.returncode, ended.stdout) == (6, "")
+    assert ended.stderr == f"csub: error: cannot read the output {output}: Permission denied\n"
+    # The others' outputs are shown.
+    ended = root.run(["csub", "logs", job_id, *by_name], check=False)
+    assert (ended.returncode, ended.stdout.count("begun")) == (6, 1)
+    assert ended.stderr.startswith(f"csub: error: {job_id}/1: cannot read the output ")
+    # What the user may read and does not own is not shown either: it may be the reader's.
+    (root.home / "public").write_text(f"{SECRET}\n")
+    root.home.chmod(0o755)
+    put_in_place(helped, output, root.home / "public")
+    ended = root.run(["csub", "logs", f"{job_id}/1", *by_name], check=False)
+    assert (ended.returncode, ended.stdout) == (6, "")
+    assert ended.stderr.endswith(f": it belongs to root, not to {helped.name}\n")
+    # A link to a file of the same user's is one's good right.
+    (helped.home / "elsewhere").write_text("found\n")
+    os.chown(helped.home / "elsewhere", helped.uid, helped.gid)
+    put_in_place(helped, output, "elsewhere")
+    assert root.run(["csub", "logs", f"{job_id}/1", *by_name]).stdout == "found\n"
+    put_in_place(helped, output, "")
+    ended = root.run(["csub", "logs", f"{job_id}/1", *by_name], check=False, timeout_s=60)
+    assert ended.stderr.endswith(f"{output}: it is a named pipe, no file\n")
+
+
+def test_root_is_led_nowhere_by_links_in_a_state(
+    helped: CsubUser, root: CsubUser, secret: Path
+) -> None:
+    job_id = start_pack(helped)
+    state = helped.home / ".local/state/slurm_colloc"
+    settings = helped.home / ".config/slurm_colloc/settings.toml"
+    for target in (secret, ""):
+        for pattern in LINKED:
+            path = next(state.glob(pattern), None)
+            assert path is not None, pattern
+            kept = path.read_bytes()
+            put_in_place(helped, path, target)
+            for words in (("show", job_id), ("report", job_id), ("show", f"{job_id}/2")):
+                ended = root.run(["csub", *words, "--user", helped.name], check=False, timeout_s=60)
+                assert SECRET not in ended.stdout + ended.stderr, (pattern, words)
+                assert "Traceback" not in ended.stderr, (pattern, words)
+            root.extra = {"XDG_STATE_HOME": f"{helped.home}/.local/state"}
+            told = root.run(["csub", "show", job_id], check=False, timeout_s=60)
+            assert SECRET not in told.stdout + told.stderr, pattern
+            root.extra = {"XDG_STATE_HOME": ""}
+            path.unlink()
+            path.write_bytes(kept)
+            os.chown(path, helped.uid, helped.gid)
+        put_in_place(helped, settings, target)
+        ended = root.run(["csub", "queue", "--user", helped.name], timeout_s=60)
+        assert SECRET not in ended.stderr
+        assert ended.stdout.count("RUNNING") == 2
+
+
+def test_a_page_of_another_users_submission_is_a_file_of_roots(
+    helped: CsubUser, root: CsubUser
+) -> None:
+    job_id = start_pack(helped)
+    helped.script("go", "")
+    helped.finish(job_id)
+    for file, words in (
+        ("page.html", [job_id, "page.html", "--html"]),
+        ("members.parquet", [job_id, "--parquet", "members.parquet"]),
+    ):
+        root.run(["csub", "report", *words, "--user", helped.name])
+        assert (root.home / file).stat().st_uid == 0
+
+
+def test_another_user_is_told_how_a_sandbox_is_and_whose(helped: CsubUser, root: CsubUser) -> None:
+    where = f"--dir={helped.sandbox.directory}"
+    told = helped.run(["csub", "sandbox", "status", where]).stdout
+    assert "state    up; it is root's\n" in told
+    assert "does not run" not in told
+    own = root.run(["csub", "sandbox", "status", where]).stdout
+    assert "state    up\n" in own
+    assert told.replace("up; it is root's", "up") == own
+
+
+def test_rights_are_those_of_the_owner_and_of_the_owners_groups(
+    helped: CsubUser, root: CsubUser
+) -> None:
+    program = (
+        "import json, os\n"
+        "from slurm_colloc import ownership\n"
+        "before = os.geteuid(), os.getegid(), os.getgroups()\n"
+        f"ownership.take_rights_of({helped.uid})\n"
+        "taken = os.geteuid(), os.getegid(), sorted(os.getgroups()), ownership.find_caller()\n"
+        "with ownership.with_own_rights():\n"
+        "    assert (os.geteuid(), os.getegid(), os.getgroups()) == before\n"
+        "assert os.geteuid() != 0\n"
+        "ownership.give_rights_back()\n"
+        "print(json.dumps([before == (os.geteuid(), os.getegid(), os.getgroups()), taken]))\n"
+    )
+    is_back, taken = json.loads(root.run([sys.executable, "-c", program]).stdout)
+    groups = sorted(set(os.getgrouplist(helped.name, helped.gid)))
+    assert is_back
+    assert taken == [helped.uid, helped.gid, groups, 0]
 
 
 REFUSED = (

@@ -253,6 +253,25 @@ def test_what_a_program_prints_is_its_progress_where_that_is_asked_for(mps_user:
     assert "--progress-regex=(: it is not a regular expression of Python's" in told.stderr
 
 
+def test_a_progress_regex_on_an_own_line_keeps_its_backslash_and_says_where_none_matched(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    work = "for i in $(seq 30); do echo step $i; sleep 0.4; done"
+    for name, regex in (("good", r"step (?P<step>\d+)"), ("bad", r"Step (?P<step>\d+)")):
+        (user.home / f"{name}.sh").write_text(
+            f"#!/bin/bash\n#CSUB --progress-regex='{regex}'\n{work}\n"
+        )
+        user.run(["chmod", "+x", f"{name}.sh"], check=False)
+    job_id = user.submit("pack", *OPTIONS, "good.sh", "bad.sh")
+    user.finish(job_id)
+    good, bad = report(user, job_id)["members"]
+    assert (good["steps"], good["progress"], good["unmatched_lines"]) == (30, "regex", None)
+    assert (bad["steps"], bad["unmatched_lines"]) == (None, 30)
+    assert "--progress-regex matched none of 30 lines that it has printed" in bad["notes"]
+    assert not any("--progress-regex" in note for note in good["notes"])
+
+
 def test_a_site_with_dcgm_has_it_asked_on_the_node(mps_user: CsubUser) -> None:
     user = mps_user
     write_settings(user, activity_source="dcgm")

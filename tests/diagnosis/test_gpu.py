@@ -145,6 +145,22 @@ def test_what_the_hooks_did(hooks: HooksLook, by: str, level: Level, words: str)
     assert bool(found.lost) is (level is Level.YELLOW)
 
 
+@pytest.mark.parametrize(
+    ("mig", "words"),
+    [
+        ("where-on", "--share=mig gives each member an instance of its own"),
+        ("switch", "--share=mig gives each member an instance of its own"),
+        ("off", "that of n1 says that jobs may not divide GPUs"),
+        ("", "that of n1 is not there, or cannot be read"),
+    ],
+)
+def test_on_a_node_with_mig_it_is_said_whether_packs_may_use_it(mig: str, words: str) -> None:
+    seen = dataclasses.replace(gpu(mig_enabled=True), hooks=HooksLook(is_installed=True, mig=mig))
+    found = judge_nvml(seen, "python")
+    assert found.level is Level.YELLOW
+    assert words in found.advice
+
+
 def test_gpus_of_one_kind_are_counted_and_unlike_ones_named() -> None:
     first = dataclasses.replace(GPU, uuid="GPU-11111111-2222", index=0)
     second = dataclasses.replace(GPU, uuid="GPU-22222222-2222", index=1)

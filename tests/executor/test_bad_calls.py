@@ -176,7 +176,7 @@ def test_files_of_another_user_are_not_loaded(
         os.chown(path, 12345, 12345)
     found = read_result(directory, 0, "4711/1")
     assert found is not None
-    assert "is a file of another user, and is not loaded" in str(found[1])
+    assert f"is not loaded: {directory}/0.result: it belongs to uid 12345" in str(found[1])
     monkeypatch.setenv(run_call.VARIABLE, str(directory / "0"))
     with pytest.raises(run_call.Refused, match="is a file of another user, and is not run"):
         run_call.main()

@@ -28,6 +28,7 @@ OK, ANY = "afterok", "afterany"
         ("afterok:7/3,afterany:8", [(OK, "7/3"), (ANY, "8")], False),
         ("afterok:7/3?after:8+5", [(OK, "7/3"), ("after", "8+5")], True),
         ("singleton,afterok:7/3", [("", "singleton"), (OK, "7/3")], False),
+        ("SINGLETON,AfterOK:7/3", [("", "singleton"), (OK, "7/3")], False),
     ],
 )
 def test_a_dependency_is_read(text: str, conditions: list[tuple[str, str]], is_any: bool) -> None:

@@ -28,8 +28,14 @@ ENVIRONMENT = {"HOME": "/home/ada", "PATH": "/bin", "SPACE": "a b", "EMPTY": ""}
         ("ALL,NEW=1", {**ENVIRONMENT, "NEW": "1"}),
         ("ALL,HOME=/x", {**ENVIRONMENT, "HOME": "/x"}),
         ("UNSET", {}),
-        ("LIST='a,b',HOME", {"LIST": "a,b", "HOME": "/home/ada"}),
-        ('LIST="a,b"', {"LIST": "a,b"}),
+        ("all,NEW=1", {**ENVIRONMENT, "NEW": "1"}),
+        ("LIST='a,b',HOME", {"LIST": "'a,b'", "HOME": "/home/ada"}),
+        ("'LIST=a,b',HOME", {"LIST": "a,b", "HOME": "/home/ada"}),
+        ('"LIST=a,b"', {"LIST": "a,b"}),
+        ('ALL,CFG={"lr":0.1}', {**ENVIRONMENT, "CFG": '{"lr":0.1}'}),
+        ("CFG=don't", {"CFG": "don't"}),
+        ("CFG=don't,HOME", {"CFG": "don't,HOME"}),
+        ("HOME=/x,ALL", ENVIRONMENT),
         ("EQUALS=a=b", {"EQUALS": "a=b"}),
         ("NOTHING=", {"NOTHING": ""}),
     ],
@@ -64,7 +70,7 @@ def test_signals_as_kill_writes_them(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "USR9", "SIG", "-1", "99", "1.5", "²", "TERM ", "9" * 5000]
+    "text", ["", "0", "USR9", "SIG", "-1", "99", "1.5", "²", "SEGV", "9" * 5000]
 )
 def test_what_is_no_signal(text: str) -> None:
     with pytest.raises(ValueError, match="there is no signal"):
@@ -82,6 +88,9 @@ def test_what_is_no_signal(text: str) -> None:
         ("R:USR1@5", (10, 5, False)),
         ("RB:10@65535", (10, 65535, True)),
         ("BR:15@0", (15, 0, True)),
+        ("b:usr1", (10, 60, True)),
+        ("USR1@", (10, 0, False)),
+        ("40", (40, 60, False)),
     ],
 )
 def test_requests_for_a_signal(text: str, expected: tuple[int, int, bool]) -> None:
@@ -93,7 +102,6 @@ def test_requests_for_a_signal(text: str, expected: tuple[int, int, bool]) -> No
     [
         "",
         "@60",
-        "USR1@",
         "X:USR1",
         "USR1@65536",
         "USR1@1m",

@@ -23,7 +23,7 @@ from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
         ("shard:3", GpuRequest(0, None, ("shard:3",))),
         ("gpumem:8", GpuRequest(0, None, ("gpumem:8",))),
         ("gpu:v100:1,gpu:a100:2", GpuRequest(3)),
-        ("gpu:a100:1,gpu:a100:2", GpuRequest(3, "a100")),
+        ("gpu:a100:1,gpu:a100:2", GpuRequest(2, "a100")),
         ("gpu:0", GpuRequest(0)),
         ("gpu:1k", GpuRequest(1024)),
         ("none", GpuRequest(0)),

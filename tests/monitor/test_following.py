@@ -129,6 +129,27 @@ def test_what_is_printed_counts_before_what_is_counted_inside(tmp_path: Path) ->
     assert (found.steps, found.samples, found.source, found.trainers) == (12, None, "regex", 1)
 
 
+def test_lines_of_which_none_matched_are_counted_by_member(tmp_path: Path) -> None:
+    following = Following(read_member_progress)
+    outs = {}
+    for name, regex in (("0001.1", r"step d+"), ("0002.1", STEP), ("0003.1", STEP)):
+        (tmp_path / name).mkdir()
+        outs[name] = tmp_path / f"{name}.out"
+        write_follow_request(str(tmp_path / name), regex, [(str(outs[name]), 0)])
+        write(outs[name], "step 1\nstep 2\nstep")
+        if name != "0003.1":
+            following.read(str(tmp_path / name))
+    assert following.list_unmatched() == {1: 2}
+    write(outs["0001.1"], " 3\n")
+    following.read(str(tmp_path / "0001.1"))
+    assert following.list_unmatched() == {1: 3}
+    # Of its starts the last one counts.
+    (tmp_path / "0001.2").mkdir()
+    write_follow_request(str(tmp_path / "0001.2"), STEP, [(str(outs["0001.1"]), 0)])
+    following.read(str(tmp_path / "0001.2"))
+    assert following.list_unmatched() == {}
+
+
 def test_rubbish_is_no_request(tmp_path: Path) -> None:
     assert read_follow_request(str(tmp_path)) is None
     for text in ("{", '{"schema": 1}', '{"schema": 1, "regex": "x", "files": [["a"]]}'):

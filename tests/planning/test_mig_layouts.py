@@ -155,6 +155,16 @@ def test_the_members_needs_choose_the_layout_and_the_picture_shows_who_sits_wher
     # Of what nobody has measured the time leaves room for the worst that an instance may do.
     walls = [member.wall_limit_s or 0 for member in pack.members]
     assert walls[3] > walls[1] > walls[0] > 1200
+    longest = walls[3] / (jobs[3].time_limit_s or 1)
+    (told,) = [reason for reason in pack.reasons if reason.startswith("on these instances wall")]
+    assert f"are at most --time times {walls[0] / (jobs[0].time_limit_s or 1):g} to " in told
+    assert f" to {longest:g}: of what is not known the worst is assumed" in told
+    asked = [dataclasses.replace(job, max_slowdown=1.5) for job in jobs]
+    (pack,) = make(asked, {}, "mig")[0].packs
+    assert not any("wall limits" in reason for reason in pack.reasons)
+    assert {member.wall_limit_s for member in pack.members} == {
+        round(1.5 * (job.time_limit_s or 0)) for job in jobs
+    }
 
 
 def test_more_members_than_instances_wait_for_one_that_holds_them() -> None:

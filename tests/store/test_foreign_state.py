@@ -100,11 +100,11 @@ def test_what_writes_by_a_path_is_refused_as_well(
 
 
 def test_the_callers_own_and_others_of_the_same_process_stay_writable(tmp_path: Path) -> None:
-    ownership.protect(tmp_path / "a", "ada")
+    ownership.protect(tmp_path / "a", OWNER)
     assert isinstance(open_state(tmp_path / "ab"), State)
     open_own_state(tmp_path / "ab").prepare()
     write_json(tmp_path / "ab" / "x.json", {})
-    with pytest.raises(StateError, match="belongs to ada"):
+    with pytest.raises(StateError, match=f"belongs to uid {OWNER}"):
         make_directory(tmp_path / "a")
 
 

@@ -85,6 +85,25 @@ def test_own_lines_win_over_sbatch_lines_wherever_they_stand() -> None:
     assert options.text("gpu-mem") == "4G"
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (r"--progress-regex='step (\d+)'", r"step (\d+)"),
+        (r'--progress-regex="step (\d+) \"x\" \\ \$"', r'step (\d+) "x" \ $'),
+        (r"--progress-regex=step\ a\\b#c # rest", r"step a\b#c"),
+        (r"--progress-regex 'it'\''s :' #", "it's :"),
+        ("--progress-regex=''", ""),
+    ],
+)
+def test_quotes_on_own_lines_are_those_of_a_shell(words: str, value: str) -> None:
+    assert pairs(f"#!/bin/sh\n#CSUB {words}\n") == [("progress-regex", value)]
+
+
+def test_a_long_line_with_an_open_quote_is_refused_at_once() -> None:
+    with pytest.raises(UsageProblem, match="is never closed"):
+        pairs(f"#!/bin/sh\n#CSUB --progress-regex={'a' * 5000}'\n")
+
+
 def test_bytes_that_are_no_utf8_come_through() -> None:
     (comment,) = parse_directives(b"#!/bin/sh\n#SBATCH --comment=\xff\n", name="x")
     assert comment.value is not None
@@ -109,6 +128,9 @@ def test_bytes_that_are_no_utf8_come_through() -> None:
             "#SBATCH --degree=2",
             "train.sh:3: --degree is not an sbatch option: it is csub's own and belongs on a #CSUB",
         ),
+        ("#CSUB --progress-regex='x", "train.sh:3: the quote ' is never closed"),
+        ('#CSUB --progress-regex=a"x', 'train.sh:3: the quote " is never closed'),
+        ("#CSUB --progress-regex=x\\", "train.sh:3: nothing follows the backslash"),
         ("#CSUB --degre", "train.sh:3: --degree needs a value"),
         ("#SBATCH --hold=1", "train.sh:3: --hold takes no value, but has '1'"),
     ],

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.fleet_record import BYTES_MOST, FleetRecord, parse_fleet_record
 from slurm_colloc.slurm.job_accounts import AccountedJob
+from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 from slurm_colloc.store.foreign_json import parse_foreign
 from slurm_colloc.store.site_spool import ENDING, HALF
 
@@ -241,6 +242,9 @@ class _SpoolReader:
         except _NoReport as problem:
             self._refuse(name, problem.reason, owner)
             return
+        except UnexpectedFile as problem:
+            self._refuse(name, problem.what, owner)
+            return
         except PermissionError:
             # A whole report may be read.
             self._refuse(name, "mode", owner)
@@ -279,23 +283,10 @@ def _read(folder: int, name: str, look: os.stat_result) -> tuple[bytes, os.stat_
         raise _NoReport("kind")
     if name.startswith(HALF) or not name.endswith(ENDING):
         raise _NoReport("name")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
+    # Another name of somebody else's file would have its owner.
+    descriptor = open_file(name, folder=folder, is_alone=True)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _NoReport("kind")
-        # Another name of somebody else's file would have its owner.
-        if status.st_nlink != 1:
-            raise _NoReport("links")
-        if status.st_size > BYTES_MOST:
-            raise _NoReport("size")
-        data = b""
-        while part := os.read(descriptor, BYTES_MOST + 1 - len(data)):
-            data += part
-            if len(data) > BYTES_MOST:
-                raise _NoReport("size")
-        return data, status
+        return read_descriptor(descriptor, name, BYTES_MOST), os.fstat(descriptor)
     finally:
         os.close(descriptor)
 

@@ -14,11 +14,12 @@ from typing import Any
 from slurm_colloc.administration.node_files import read_record
 from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.cli.admin.admin_hooks import need_root
-from slurm_colloc.errors import CollocError
+from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 
 NOT_FIT = 1
 """How `recover` ends where the node is not fit for jobs, as a hook does."""
@@ -35,10 +36,13 @@ def show_status(options: argparse.Namespace) -> int:
     need_root("see what the hooks have prepared", hint=_AS_ROOT)
     from slurm_colloc.host.hooks.whole_node import build_status
 
-    place = find_place(find_places(os.environ))
-    status = build_status(place)
-    for job in status["jobs"]:
-        job.setdefault("made_at", _read_made_at(place.run, job["job_id"]))
+    places = list_places(find_places(os.environ))
+    statuses = [build_status(place) for place in places]
+    for place, found in zip(places, statuses, strict=True):
+        for job in found["jobs"]:
+            job.setdefault("made_at", _read_made_at(place.run, job["job_id"]))
+    # Several nodes of a sandbox are on this machine.
+    status = {**statuses[0], "jobs": [job for found in statuses for job in found["jobs"]]}
     if options.json:
         sys.stdout.write(json.dumps(status) + "\n")
     else:
@@ -88,11 +92,50 @@ def recover_node(options: argparse.Namespace) -> int:
 
 
 def find_place(places: Places) -> HookPlace:
+    """Where the hooks of this node work; see `list_places`.
+
+    Raises:
+        StateError: The record of what was installed cannot be read.
+        UsageProblem: They are those of a sandbox with several nodes, and none is named.
+    """
+    first, *others = list_places(places)
+    if others:
+        names = ", ".join(os.path.basename(place.run) for place in (first, *others))
+        raise UsageProblem(
+            f"this sandbox has several nodes: {names}", hint="SLURMD_NODENAME=NODE csub admin ..."
+        )
+    return first
+
+
+def list_places(places: Places) -> list[HookPlace]:
     """Where the installed hooks work; where they usually would if none are installed.
+
+    In a sandbox they are its own, which has several nodes on one machine.
 
     Raises:
         StateError: The record of what was installed cannot be read.
     """
+    elsewhere, run = os.environ.get(POLICY_VARIABLE), os.environ.get(RUN_VARIABLE, "")
+    if elsewhere and run and not places.base:
+        simulation = os.environ.get("SIMGPU_ROOT", "")
+        return [HookPlace(found, elsewhere, simulation) for found in _list_runs(run)]
+    return [_find_installed(places)]
+
+
+def _list_runs(run: str) -> list[str]:
+    node = os.environ.get("SLURMD_NODENAME", "")
+    if "%n" not in run or node:
+        return [run.replace("%n", node)]
+    folder = run.partition("/%n")[0]
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        names = []
+    # None has prepared anything yet.
+    return [f"{folder}/{name}" for name in names] or [folder]
+
+
+def _find_installed(places: Places) -> HookPlace:
     record = read_record(places) or {}
     run, policy = record.get("run"), record.get("policy")
     return HookPlace(

@@ -24,7 +24,7 @@ from slurm_colloc.administration.node_files import read_record, write_whole
 from slurm_colloc.administration.node_paths import find_places
 from slurm_colloc.administration.totals_file import count_log, read_totals, write_totals
 from slurm_colloc.cli.admin.admin_hooks import need_root
-from slurm_colloc.cli.admin.admin_node import find_place
+from slurm_colloc.cli.admin.admin_node import find_place, list_places
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.hook_report import HookPlace
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
@@ -37,7 +37,7 @@ def show_config(options: argparse.Namespace) -> int:
         StateError: The hooks cannot use it.
     """
     places = find_places(os.environ)
-    path = options.policy or places.policy_path
+    path = options.policy or list_places(places)[0].policy
     rows = describe_policy(path)
     record = read_record(places)
     hooks = None if record is None else record["hooks"]
@@ -74,7 +74,7 @@ def show_log(options: argparse.Namespace) -> int:
         raise UsageProblem(f"--last is {options.last}, it must be at least 1")
     path = options.file or find_log()
     if not path:
-        policy = find_places(os.environ).policy_path
+        policy = list_places(find_places(os.environ))[0].policy
         raise NotFound(f"{policy} says that no log is kept (audit_log is empty)")
     uid = None if options.user is None else parse_user(options.user)
     wanted = AuditFilter(job=options.job, uid=uid, outcome=options.outcome, hook=options.hook)
@@ -98,7 +98,7 @@ def find_log() -> str:
     """Where the hooks of this machine leave their lines; empty where they leave none."""
     places = find_places(os.environ)
     try:
-        return read_policy(places.policy_path).audit_log
+        return read_policy(list_places(places)[0].policy).audit_log
     except CollocError:
         # The hooks have no other place then either.
         return NodePolicy().audit_log if not places.base else places.log_path

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note, say
-from slurm_colloc.errors import NotFound
+from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.member_output import find_output_owner, open_output, read_from
 from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.show_view import find_log_paths, read_from
+from slurm_colloc.report.show_view import find_log_paths
 
 POLL_S = 0.3
 STATE_POLL_S = 2.0
@@ -50,18 +51,25 @@ def print_logs(session: Session, choice: Choice, request: LogRequest) -> int:
     found = session.survey(choice)
     chosen = [(view, member) for view, members in found for member in members]
     printer = LogPrinter(request, is_one=len(chosen) < 2)
+    unreadable: dict[str, StateError] = {}
     asked_at = time.monotonic()
     while True:
         for view, member in chosen:
-            printer.print_new(view, member)
+            try:
+                printer.print_new(view, member)
+            except StateError as problem:
+                if len(chosen) == 1:
+                    raise
+                unreadable.setdefault(str(member.member), problem)
         sys.stdout.flush()
         if not request.follow:
             printer.end_lines()
-            _tell_missing(chosen, printer.offsets, error=request.error)
-            return 0
+            there = [pair for pair in chosen if str(pair[1].member) not in unreadable]
+            _tell_missing(there, printer.offsets, error=request.error)
+            return _tell_unreadable(unreadable)
         if all(member.is_final for _, member in chosen):
             printer.end_lines()
-            return 0
+            return _tell_unreadable(unreadable)
         time.sleep(POLL_S)
         if time.monotonic() - asked_at >= STATE_POLL_S:
             asked_at = time.monotonic()
@@ -91,9 +99,10 @@ class LogPrinter:
         """Print what a member has written since the last look."""
         name = str(member.member)
         path = find_path(view, member, error=self._request.error)
+        owner = find_output_owner(member)
         if name not in self.offsets:
-            self.offsets[name] = find_tail(path, self._request.tail)
-        for chunk in read_from(path, self.offsets[name]):
+            self.offsets[name] = find_tail(path, self._request.tail, owner)
+        for chunk in read_from(path, self.offsets[name], owner):
             if self._request.prefix:
                 self._print_lines(name, chunk)
             else:
@@ -128,13 +137,19 @@ class LogPrinter:
         sys.stdout.flush()
 
 
-def find_tail(path: str, lines: int | None) -> int:
-    """Where the last lines of a file begin; 0 for all of it, and where it cannot be read."""
-    if lines is None:
-        return 0
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
+def find_tail(path: str, lines: int | None, owner: int | None = None) -> int:
+    """Where the last lines of a file begin; 0 for all of it, and where it cannot be read.
+
+    Args:
+        path: The file.
+        lines: How many; None for all.
+        owner: See `find_output_owner`.
+
+    Raises:
+        StateError: It is of another user's member and not that user's file.
+    """
+    descriptor = None if lines is None else open_output(path, owner)
+    if lines is None or descriptor is None:
         return 0
     try:
         position = size = os.fstat(descriptor).st_size
@@ -181,3 +196,9 @@ def _tell_missing(
         if len(chosen) == 1:
             raise NotFound(text, hint=hint)
         note(text)
+
+
+def _tell_unreadable(unreadable: dict[str, StateError]) -> int:
+    for name, problem in unreadable.items():
+        note(f"error: {name}: {problem}")
+    return StateError.exit_code if unreadable else 0

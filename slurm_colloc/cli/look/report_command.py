@@ -17,6 +17,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import open_own_state
 
@@ -139,7 +140,9 @@ def report(
     elif parquet is not None:
         from slurm_colloc.report.data.parquet_file import write_parquet
 
-        say(f"{_count(write_parquet(parquet, found))} written to {escape_controls(str(parquet))}")
+        with with_own_rights():
+            count = write_parquet(parquet, found)
+        say(f"{_count(count)} written to {escape_controls(str(parquet))}")
     else:
         from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width, is_styled

@@ -9,6 +9,7 @@ from pathlib import Path
 from slurm_colloc.cli.session import note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
 from slurm_colloc.report.summary.summary_shape import Summary
@@ -48,7 +49,8 @@ def write_page(sources: Sequence[Source], file: str | None, *, opens: bool) -> N
     job = name_submission(*group[0])
     path = Path(file or f"csub-report-{job.replace('/', '_')}.html").absolute()
     # Like any new file of the user's, it can be read by those whom their umask allows.
-    write_atomic(path, text.encode(errors="backslashreplace"), 0o666, outlives_crash=False)
+    with with_own_rights():
+        write_atomic(path, text.encode(errors="backslashreplace"), 0o666, outlives_crash=False)
     say(f"{tell_headline(summaries, choose_ids(group))}\n{escape_controls(str(path))}")
     if opens:
         _open(path)

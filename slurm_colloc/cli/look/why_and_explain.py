@@ -16,7 +16,7 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.planning.join.same_kind import compute_reason_to_stay
-from slurm_colloc.report.last_output_line import read_last_line
+from slurm_colloc.report.member_output import find_output_owner, read_last_line
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
@@ -162,7 +162,7 @@ def _read_last_line(view: PackView, member: MemberView) -> str:
     if member.state not in _FAILURES or member.record is None:
         return ""
     out, err = find_log_paths(view, member)
-    return read_last_line((err, out))
+    return read_last_line((err, out), find_output_owner(member))
 
 
 def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:

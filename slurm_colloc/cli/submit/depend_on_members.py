@@ -72,7 +72,7 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
         done = resolved[text, dependency]
         if isinstance(done, UsageProblem):
             is_hopeless = all(isinstance(other, UsageProblem) for other in resolved.values())
-            if AFTERCORR not in text or (is_hopeless and place == max(wanted)):
+            if AFTERCORR not in text.lower() or (is_hopeless and place == max(wanted)):
                 raise done
             # The others of an array go on; its runner says why this one does not.
             done = resolve.leave_to_runner(job, dependency)
@@ -174,7 +174,7 @@ class _Resolution:
         # Tasks that wait for one each are alike to Slurm, and may share.
         shown = (
             text
-            if AFTERCORR in text
+            if AFTERCORR in text.lower()
             else ("?" if rest.is_any else ",").join(map(str, rest.conditions))
         )
         watched = rest.conditions if rest.is_any else members

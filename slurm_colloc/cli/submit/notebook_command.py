@@ -150,7 +150,8 @@ def _await_address(member: str) -> tuple[str, int]:
 
 
 def _find_address(view: PackView, member: MemberView) -> tuple[str, int] | None:
-    from slurm_colloc.report.show_view import find_log_paths, read_from
+    from slurm_colloc.report.member_output import read_from
+    from slurm_colloc.report.show_view import find_log_paths
 
     if member.record is None or not member.record.starts:
         return None
@@ -165,7 +166,7 @@ def _find_address(view: PackView, member: MemberView) -> tuple[str, int] | None:
 
 
 def _build_failure(view: PackView, member: MemberView) -> MemberFailed:
-    from slurm_colloc.report.last_output_line import read_last_line
+    from slurm_colloc.report.member_output import read_last_line
     from slurm_colloc.report.show_view import find_log_paths
 
     out, err = find_log_paths(view, member)

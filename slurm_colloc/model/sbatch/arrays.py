@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 LARGEST_TASK_ID = 4_000_000
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\](%.*)?")
-_TOKEN = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
+_TOKEN = re.compile(r"\s*(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
 _LIMIT = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -34,7 +34,8 @@ def parse_array(text: str, *, max_task_id: int = LARGEST_TASK_ID) -> ArraySpec:
 
     Numbers, ranges `A-B` and stepped ranges `A-B:S`, separated by commas; `%N` once, after any of
     them, limits how many run together and `%0` does not (as in Slurm, which reads it as no limit).
-    Brackets around the list, as squeue prints it, are taken. Numbers may repeat.
+    Brackets around the list, as squeue prints it, are taken, and blanks before a number. Numbers
+    may repeat.
 
     Args:
         text: The value.
@@ -43,7 +44,7 @@ def parse_array(text: str, *, max_task_id: int = LARGEST_TASK_ID) -> ArraySpec:
     Raises:
         ValueError: It is empty, reversed, too large, or no array specification.
     """
-    stripped = text.strip()
+    stripped = text.lstrip()
     if match := _BRACKETS.fullmatch(stripped):
         stripped = match[1] + (match[2] or "")
     task_ids: set[int] = set()

@@ -67,7 +67,7 @@ class Dependency:
 
 def names_singleton(text: str) -> bool:
     """A value of `--dependency` that goes by the job's name."""
-    return "singleton" in re.split(r"[,?]", text)
+    return "singleton" in re.split(r"[,?]", text.lower())
 
 
 def join_conditions(texts: Iterable[str]) -> str:
@@ -102,6 +102,8 @@ def parse_dependency(text: str) -> Dependency:
     conditions = []
     for word in re.split(r"[,?]", text):
         kind, separator, targets = word.strip().partition(":")
+        # In any case, as Slurm reads them.
+        kind = kind.lower()
         if not separator:
             conditions.append(Condition("", kind))
             continue

@@ -10,6 +10,7 @@ SET_VARIABLE = "SLURM_COLLOC_SET"
 _NOT_OF_A_MEMBER = frozenset(
     {
         "SLURM_COLLOC_BASE",
+        "SLURM_COLLOC_POLICY",
         "SLURM_COLLOC_RUN",
         "SLURM_COLLOC_SETTINGS",
         "SLURM_COLLOC_SLURM_ACCESS",
@@ -36,6 +37,11 @@ def choose_batch_export(export: str | None) -> str:
     if exports_all(export):
         return "ALL"
     return "NIL" if (export or "").upper() == "NIL" else "NONE"
+
+
+def is_none(export: str) -> bool:
+    """Nothing is exported, in any case of the words, but what speaks of Slurm."""
+    return export.upper() in ("NONE", "NIL")
 
 
 def exports_all(export: str | None) -> bool:
@@ -119,35 +125,40 @@ def compute_captured(environment: Mapping[str, str], export: str | None) -> dict
     }
     if export is None or exports_all(export):
         return own
-    chosen = {name: value for name, value in own.items() if name.startswith(_ALWAYS)}
-    if export.upper() in ("NONE", "NIL"):
-        return chosen
-    for word in split_export(export):
+    chosen: dict[str, str] = {}
+    for word in () if is_none(export) else split_export(export):
         name, assigned, value = word.partition("=")
-        if word == "ALL":
+        if exports_all(word):
             chosen.update(own)
         elif assigned:
             chosen[name] = value
         elif name in own:
             chosen[name] = own[name]
+    # Last, as in sbatch: --export changes none of these.
+    chosen.update({name: own[name] for name in own if name.startswith(_ALWAYS)})
+    chosen.pop("", None)
     return chosen
 
 
 def split_export(export: str) -> list[str]:
-    """Split the value of --export at commas outside of quotes."""
-    words, current, quote = [], "", ""
-    for character in export:
-        if quote:
-            if character == quote:
-                quote = ""
-            else:
-                current += character
-        elif character in "'\"":
-            quote = character
-        elif character == ",":
-            words.append(current)
-            current = ""
-        else:
-            current += character
-    words.append(current)
+    """Split the value of --export as sbatch does (find_quote_token in env.c).
+
+    A comma divides where as many of each kind of quotes have begun as have ended; one kind inside
+    the other counts, too. Quotes are taken away only where the whole word begins and ends with the
+    same one. Where a quote is never closed, all that follows is one word.
+    """
+    words, begin = [], 0
+    is_open = {"'": False, '"': False}
+    for at, character in enumerate(f"{export},"):
+        if character in is_open:
+            is_open[character] = not is_open[character]
+        elif character == "," and not any(is_open.values()):
+            words.append(_strip_quotes(export[begin:at]))
+            begin = at + 1
+    words.append(export[begin:])
     return [word for word in words if word]
+
+
+def _strip_quotes(word: str) -> str:
+    is_quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
+    return word[1:-1] if is_quoted else word

@@ -32,7 +32,7 @@ def parse_gpu_request(text: str, *, option: str = "gres") -> GpuRequest:
     with `=` before the count, and `none`. `gpus`, `gpus-per-node`, `gpus-per-socket` and
     `gpus-per-task` take `[type:]count`. `tres-per-task` takes `gres/gpu[:type]=count` among other
     entries. A missing count is 1 (Slurm 26.05, `slurm_get_next_tres`). Counts of several GPU
-    types add up.
+    types add up; of one type the last counts (`_get_next_job_gres`).
 
     Args:
         text: The value.
@@ -41,8 +41,7 @@ def parse_gpu_request(text: str, *, option: str = "gres") -> GpuRequest:
     Raises:
         ValueError: An entry is malformed.
     """
-    count = 0
-    types: set[str | None] = set()
+    counts: dict[str | None, int] = {}
     others: list[str] = []
     if option == "gres" and text.lower() == "none":
         return GpuRequest(0)
@@ -55,11 +54,10 @@ def parse_gpu_request(text: str, *, option: str = "gres") -> GpuRequest:
             others.append(entry)
             continue
         entry_type, entry_count = _parse_type_and_count(gpu, f"--{option}={text}", option)
-        if entry_count:
-            count += entry_count
-            types.add(entry_type)
-    only_type = types.pop() if len(types) == 1 else None
-    return GpuRequest(count, only_type, tuple(others))
+        counts[entry_type] = entry_count
+    types = [name for name, count in counts.items() if count]
+    only_type = types[0] if len(types) == 1 else None
+    return GpuRequest(sum(counts.values()), only_type, tuple(others))
 
 
 _EXAMPLE = {
@@ -76,7 +74,7 @@ def _split_gpu_entry(entry: str, option: str) -> str | None:
     """Return what follows the name `gpu`, separator included, or None where the name is another."""
     if option.startswith("gpus"):
         return f":{entry}"
-    prefixes = ("gres/gpu", "gres:gpu") if option == "tres-per-task" else ("gres/gpu", "gpu")
+    prefixes = ("gres/gpu", "gres:gpu", *(() if option == "tres-per-task" else ("gpu",)))
     for prefix in prefixes:
         rest = entry.removeprefix(prefix)
         if rest != entry and (not rest or rest[0] in ":="):

@@ -164,28 +164,37 @@ def format_mb(memory_mb: int) -> str:
 
 
 _REQUEST = re.compile(
-    r"(?:(?P<flags>[BR]{1,2}):)?(?P<signal>\w+)(?:@(?P<seconds>\d{1,18}))?", re.ASCII
+    r"(?P<flags>[Rr]?[Bb]?[Rr]?):?(?P<signal>[^@]*)(?:@(?P<seconds>(?:[ \t]*[+]?\d{1,18})?))?",
+    re.ASCII,
 )
-_SIGNAL_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_SIGNAL_NUMBER = re.compile(r"\s*(\d{1,9})\s*", re.ASCII)
+_SIGNAL_NAMES = (
+    "HUP", "INT", "QUIT", "ABRT", "KILL", "ALRM", "TERM", "USR1", "USR2", "URG", "CONT", "STOP",
+    "TSTP", "TTIN", "TTOU", "XCPU",
+)  # fmt: skip
+"""Those that Slurm knows by name (proc_args.c); all others have numbers."""
+_LARGEST_SIGNAL = 64
 DEFAULT_SECONDS_BEFORE_END = 60
 
 
 def parse_signal(text: str) -> int:
-    """Read `USR1`, `SIGUSR1` or `10`.
+    """Read `USR1`, `SIGUSR1` or `10`, in any case and with blanks around, as Slurm does.
 
     Raises:
         ValueError: There is no such signal.
     """
-    if _SIGNAL_NUMBER.fullmatch(text) and int(text) in set(signal.Signals):
-        return int(text)
-    try:
-        return int(signal.Signals["SIG" + text.upper().removeprefix("SIG")])
-    except KeyError:
-        raise ValueError(f"there is no signal {text!r}") from None
+    match = _SIGNAL_NUMBER.fullmatch(text)
+    if match and 1 <= int(match[1]) <= _LARGEST_SIGNAL:
+        return int(match[1])
+    name = text.strip().upper().removeprefix("SIG")
+    if name not in _SIGNAL_NAMES:
+        shown = ", ".join(_SIGNAL_NAMES)
+        raise ValueError(f"there is no signal {text!r}: write 1 to {_LARGEST_SIGNAL}, {shown}")
+    return int(signal.Signals[f"SIG{name}"])
 
 
 def parse_signal_request(text: str) -> SignalRequest:
-    """Read `[{R|B}:]SIG[@SECONDS]` of --signal.
+    """Read `[{R|B}:]SIG[@SECONDS]` of --signal; letters in any case, and `@` alone is 0 seconds.
 
     Raises:
         ValueError: It is something else.
@@ -193,7 +202,9 @@ def parse_signal_request(text: str) -> SignalRequest:
     match = _REQUEST.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not of the form [B:]SIGNAL[@SECONDS]")
-    seconds = int(match["seconds"]) if match["seconds"] else DEFAULT_SECONDS_BEFORE_END
+    seconds = DEFAULT_SECONDS_BEFORE_END
+    if match["seconds"] is not None:
+        seconds = int(match["seconds"] or 0)
     if seconds > 0xFFFF:
         raise ValueError(f"{text!r}: at most 65535 seconds before the end")
-    return SignalRequest(parse_signal(match["signal"]), seconds, "B" in (match["flags"] or ""))
+    return SignalRequest(parse_signal(match["signal"]), seconds, "B" in match["flags"].upper())

@@ -203,6 +203,7 @@ def build_instance_pack(
             _describe_layout(planned, needs, question),
             *(describe_sources(question, subjects) if slowdowns else ()),
             describe_cost_of_walls(question, subjects, planned.duration_s, slowdowns),
+            *_describe_limits(needs, stretched, policy),
             *notes,
         ),
         allowed=_list_allowed(planned, subjects),
@@ -255,6 +256,23 @@ def slow_down(
     worst = slowdown * SLOWDOWN_MARGIN if slowdown else compute_own_slowdown(subject, seat) * crowd
     bound = max(policy.slowdown_bound, math.ceil(worst * 10) / 10)
     return dataclasses.replace(need, max_slowdown=bound)
+
+
+def _describe_limits(
+    needs: Sequence[Need], stretched: Sequence[Need], policy: Policy
+) -> tuple[str, ...]:
+    """Wall limits by how much smaller an instance may be, where that makes them longer."""
+    usual = [choose_bound(need, policy) for need in needs]
+    bounds = [choose_bound(need, policy) for need in stretched]
+    if bounds == usual:
+        return ()
+    low, high = f"{min(bounds):g}", f"{max(bounds):g}"
+    text = (
+        "on these instances wall limits are at most --time times "
+        f"{low if low == high else f'{low} to {high}'}: of what is not known the worst is assumed, "
+        "and --max-slowdown sets another"
+    )
+    return (text,)
 
 
 def _describe_layout(planned: InstancePlan, needs: Sequence[Need], question: Question) -> str:

@@ -71,6 +71,7 @@ def build_member(
         "skipped": _as_int(count_up(member, "skipped")),
         "samples": _as_int(count_up(member, "samples")),
         "progress": _last(member, lambda start: start.last("progress")),
+        "unmatched_lines": _count_unmatched(run, figures),
         "rate": _build_rate(figures),
         "solo": _build_solo(figures.solo),
         "slowdown": figures.slowdown,
@@ -225,6 +226,10 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
     notes: list[str] = []
     if not member.stays:
         return notes
+    unmatched = _count_unmatched(run, figures)
+    if unmatched is not None:
+        lines = "1 line" if unmatched == 1 else f"{unmatched} lines"
+        notes.append(f"--progress-regex matched none of {lines} that it has printed")
     if figures.rate.reason:
         notes.append(f"rate unknown: {figures.rate.reason}")
     if figures.unknown and figures.unknown != figures.rate.reason:
@@ -247,6 +252,14 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
     if measure_windows((stay.begin, stay.end) for stay in member.stays) and not member.starts:
         notes.append("the monitor has not seen it")
     return notes
+
+
+def _count_unmatched(run: PackRun, figures: Figures) -> int | None:
+    """Lines of which --progress-regex matched none; None where it matched, or there is no such."""
+    member = figures.member
+    if member.view.spec.job.progress_regex is None or figures.steps is not None:
+        return None
+    return run.count_unmatched(member.view.place)
 
 
 def _is_of_another_gpu(run: PackRun, figures: Figures) -> bool:

@@ -113,6 +113,14 @@ class PackRun:
     problems: tuple[str, ...]
     degree: DegreeRecord | None = None
 
+    def count_unmatched(self, member: int) -> int | None:
+        """Lines of a member's output of which --progress-regex matched none; None for no such."""
+        monitor = self.monitor or {}
+        records = [*(monitor.get("earlier") or ()), monitor]
+        told = [found.get("unmatched") for found in records if isinstance(found, Mapping)]
+        lines = [of.get(str(member)) for of in told if isinstance(of, Mapping)]
+        return next((count for count in reversed(lines) if isinstance(count, int)), None)
+
     @property
     def gpu_model(self) -> str | None:
         """The GPU's model; None where unknown."""

@@ -111,7 +111,7 @@ _member = _is(
     },
     {
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
-        **_all(_is_number, "exit_code exit_signal solo_time_s"),
+        **_all(_is_number, "exit_code exit_signal solo_time_s unmatched_lines"),
         # They are unknown where what was kept of the job is damaged.
         **_all(_maybe(_is_text), "script directory node mode"),
         "arguments": _maybe(_each(_is_text)),

@@ -17,6 +17,9 @@ RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
 names is believed only where only root can have written it."""
 
+POLICY_VARIABLE = "SLURM_COLLOC_POLICY"
+"""The policy of these hooks. To people that look, and to `csub doctor`, it is what holds there."""
+
 
 @dataclass(frozen=True)
 class PreparedFinding:

@@ -15,12 +15,14 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
+from slurm_colloc.host.hooks.node_policy import MIG_CHOICES, MIG_OFF
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import find_programs
@@ -38,11 +40,16 @@ from slurm_colloc.model.examination import (
     TmpdirLook,
 )
 from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
-from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, PreparedFinding, find_prepared
+from slurm_colloc.runtime.gpu.node_daemon import (
+    POLICY_VARIABLE,
+    RUN_VARIABLE,
+    PreparedFinding,
+    find_prepared,
+)
 from slurm_colloc.runtime.launch.member_environment import build_step_environment
 from slurm_colloc.runtime.launch.step_command import build_srun_argv
 from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
-from slurm_colloc.store.atomic_files import read_json, write_json
+from slurm_colloc.store.atomic_files import read_bytes, read_json, write_json
 
 STEP_TIMEOUT_S = 20.0
 MPS_STOP_S = 20.0
@@ -155,11 +162,23 @@ def look_at_hooks(environ: Mapping[str, str], prepared: PreparedFinding) -> Hook
     """What root prepared for this job."""
     run = environ.get(RUN_VARIABLE) or DEFAULT_RUN
     run = run.replace("%n", environ.get("SLURMD_NODENAME", ""))
+    policy = environ.get(POLICY_VARIABLE) or _POLICY
     return HooksLook(
-        is_installed=os.path.isdir(run) or os.path.exists(_POLICY),
+        is_installed=os.path.isdir(run) or os.path.exists(policy),
         is_prepared=prepared.daemon is not None,
         problem="; ".join(prepared.notes),
+        mig=_read_mig_choice(policy),
     )
+
+
+def _read_mig_choice(policy: str) -> str:
+    """What the node's policy says of MIG, for people alone: root's hooks decide by it."""
+    try:
+        values = tomllib.loads(read_bytes(policy).decode())
+    except (OSError, ValueError):
+        return ""
+    choice = values.get("mig", MIG_OFF)
+    return choice if choice in MIG_CHOICES else ""
 
 
 def try_mps(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_colloc.store.atomic_files import open_regular
+
 NAME = "report/pauses.jsonl"
 MEASURED = "measured"
 """Paused for a moment, so that others can be measured without it."""
@@ -88,10 +90,11 @@ def read_pauses(pack: Path | str) -> list[MemberPause]:
     Lines that make no sense are passed over.
     """
     try:
-        with open(f"{pack}/{NAME}", "rb") as file:
-            content = file.read(_MOST_BYTES)
+        descriptor = open_regular(f"{pack}/{NAME}")
     except OSError:
         return []
+    with open(descriptor, "rb") as file:
+        content = file.read(_MOST_BYTES)
     open_pauses: dict[Start, MemberPause] = {}
     found: list[MemberPause] = []
     for line in content.splitlines():

@@ -16,6 +16,7 @@ from typing import Literal
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
 from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.foreign_files import open_file
 from slurm_colloc.store.record_files import read_record
 
 ProgressSource = Literal["optimizer", "api", "regex"]
@@ -151,8 +152,7 @@ def read_process_progress(directory: str, name: str) -> ProcessProgress | None:
         return None
     try:
         # Of a member, which may have put anything there.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(f"{directory}/{name}", flags)
+        descriptor = open_file(f"{directory}/{name}")
     except OSError:
         return None
     try:

@@ -41,6 +41,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_mail,
     read_open_mode,
     read_option,
+    read_output,
     read_slowdown,
     stays_fast,
 )
@@ -297,8 +298,8 @@ def build_candidate(
         gpu_type=gpus.type,
         gpu_memory_mb=gpu_memory,
         time_limit_s=read_option(options, "time", parse_time_limit_s),
-        output=options.text("output"),
-        error=options.text("error"),
+        output=read_output(options, "output"),
+        error=read_output(options, "error"),
         input=read_input(options),
         truncate_output=read_open_mode(options),
         asks_open_mode=options.flag("open-mode"),

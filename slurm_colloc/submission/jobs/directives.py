@@ -1,11 +1,13 @@
 """The `#SBATCH` and `#CSUB` lines of a batch script, read as sbatch reads its own.
 
+Quotes and backslashes on `#CSUB` lines are those of a shell: in single quotes a backslash stays.
 Taken from sbatch (`src/sbatch/opt.c`, `sbatch.c`, Slurm 26.05); docs/differences.md lists where
 csub departs from it. Everything here is pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
@@ -83,7 +85,7 @@ def parse_directives(
                 )
             sbatch_words += [OptionWord(text, origin) for text in texts]
         elif _is_own(line):
-            texts = _split_line(line.removeprefix(_OWN_MARK), origin)
+            texts = _split_own_line(line.removeprefix(_OWN_MARK), origin)
             own_words += [OptionWord(text, origin) for text in texts]
         elif line.strip(_SPACE) and not line.lstrip(_SPACE).startswith("#"):
             break
@@ -134,6 +136,38 @@ def _split_line(text: str, origin: str) -> list[str]:
         if word is not None:
             words.append(word)
     return words
+
+
+def _split_own_line(text: str, origin: str) -> list[str]:
+    """Split what follows `#CSUB` as a shell does; a `#` that begins a word ends the line."""
+    words: list[str] = []
+    position = 0
+    while match := _OWN_WORD.match(text, position):
+        position = match.end()
+        if match["word"]:
+            words.append("".join(_unquote(piece) for piece in _OWN_PIECE.findall(match["word"])))
+    rest = text[position:].lstrip(_SPACE)
+    if rest and not rest.startswith("#"):
+        left = _OWN_PIECE.sub("", rest).strip()[:1]
+        if left == "\\":
+            raise UsageProblem(f"{origin}: nothing follows the backslash at the end of the line")
+        raise UsageProblem(
+            f"{origin}: the quote {left} is never closed", hint="close it on the same line"
+        )
+    return words
+
+
+_OWN_PIECE = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\]++)""")
+_OWN_WORD = re.compile(rf"\s*(?P<word>(?!#)(?:{_OWN_PIECE.pattern[1:-1]})++)(?=\s|$)")
+
+
+def _unquote(piece: str) -> str:
+    if piece.startswith("'"):
+        return piece[1:-1]
+    if piece.startswith('"'):
+        # Inside of these a backslash stays before all but what has a meaning there.
+        return re.sub(r'\\([$`"\\])', r"\1", piece[1:-1])
+    return piece.removeprefix("\\")
 
 
 def _read_word(text: str, position: int, origin: str) -> tuple[str | None, int]:

@@ -128,14 +128,20 @@ def read_mail(options: Options) -> MailRequest | None:
 def read_input(options: Options) -> str | None:
     """The file of `--input`; None for none."""
     path = options.text("input")
-    return None if path in (None, "none") else path
+    return None if path is None or path.lower() == "none" else path
+
+
+def read_output(options: Options, name: str) -> str | None:
+    """The pattern of `--output` or `--error`; None for none, and /dev/null for `none`."""
+    pattern = options.text(name)
+    return "/dev/null" if pattern is not None and pattern.lower() == "none" else pattern
 
 
 def read_open_mode(options: Options) -> bool:
     """True where output files are to be truncated instead of appended to."""
     mode = options.text("open-mode")
-    if mode is None or mode[:1] in ("a", "t"):
-        return mode is not None and mode.startswith("t")
+    if mode is None or mode[:1].lower() in ("a", "t"):
+        return mode is not None and mode[:1].lower() == "t"
     shown = escape_controls(cut(mode))
     raise UsageProblem(
         f"{options.origin('open-mode')}: --open-mode={shown} is neither append nor truncate"

@@ -51,6 +51,10 @@ class Part:
     destination: Destination | None = None
 
 
+LARGEST_GPU_MEMORY_MB = 288 * 1024
+"""Of one GPU that can be bought (B300); `gpu_memory` in the settings comes before it."""
+
+
 def divide_call(
     candidates: Sequence[Candidate],
     settings: Settings,
@@ -84,6 +88,8 @@ def divide_call(
         shares = any(c.job.came_together and c.job.gpus for c in chosen)
         destination = _find_destination([c.job for c in chosen], destinations, shares=shares)
         _refuse_too_large(chosen, destination.gpu_memory_most_mb)
+        if destination.gpu_memory_most_mb is None:
+            _refuse_what_none_has(chosen)
         for candidate in chosen:
             refuse_impossible(
                 candidate.job,
@@ -173,6 +179,18 @@ def _refuse_too_large(candidates: Sequence[Candidate], most_mb: int | None) -> N
                 f"{candidate.name_place('gpu-mem')}: --gpu-mem={job.gpu_memory_mb}M is more than "
                 f"the GPU's {most_mb} MB",
                 hint="ask for another GPU type, or for less",
+            )
+
+
+def _refuse_what_none_has(candidates: Sequence[Candidate]) -> None:
+    """Where nobody says how much memory the GPUs there have, that of the largest one counts."""
+    for candidate in candidates:
+        wanted = candidate.job.gpu_memory_mb
+        if wanted and wanted > LARGEST_GPU_MEMORY_MB:
+            raise NoPackPossible(
+                f"{candidate.name_place('gpu-mem')}: --gpu-mem={wanted}M is more than any GPU has "
+                f"(at most {LARGEST_GPU_MEMORY_MB} MB)",
+                hint="ask for less; --gpu-mem is for all of the job's processes on one GPU",
             )
 
 
