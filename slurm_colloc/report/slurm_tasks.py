@@ -191,23 +191,16 @@ class SlurmTask:
         return self.is_pending and self._view.slurm_state is SlurmJobState.PENDING
 
     @property
-    def reason(self) -> str:
-        """Why it waits, or how it ended."""
-        if self.is_pending:
-            return (self._member.reason or "None").replace("\n", " ")
-        return _END_REASONS.get(self.state, "None")
+    def reason_word(self) -> str | None:
+        """Why it waits, or how it ended, in one of Slurm's words; None where its pack's is right.
 
-    def choose_reason_word(self, word: str) -> str:
-        """The same as scontrol has it, in one of Slurm's words.
-
-        Args:
-            word: That of its pack.
+        Programs split what Slurm says at spaces, and look its words up.
         """
         if not self.is_pending:
             return _END_REASONS.get(self.state, "None")
         if self._member.is_held:
             return "JobHeldUser"
-        return word if self.waits_with_pack else "Resources"
+        return None if self.waits_with_pack else "Resources"
 
     @property
     def restarts(self) -> int:
@@ -231,10 +224,11 @@ class SlurmTask:
         return None if running_s is None else int(self._now + running_s)
 
     @property
-    def reason_or_nodes(self) -> str:
-        """What squeue has in its last column."""
-        shows_reason = self.is_pending or self.state in _END_REASONS
-        return f"({self.reason})" if shows_reason else self.nodes
+    def reason_or_nodes(self) -> str | None:
+        """What squeue has in its last column; None where its pack's is right."""
+        if not self.is_pending and self.state not in _END_REASONS:
+            return self.nodes
+        return None if self.reason_word is None else f"({self.reason_word})"
 
     @property
     def nodes(self) -> str:

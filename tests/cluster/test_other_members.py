@@ -31,7 +31,7 @@ def submit(user: CsubUser, orders: str, *options: str) -> str:
 
 def let_ask(user: CsubUser) -> list[str]:
     user.run(["touch", "begin"])
-    wait_until(lambda: (user.home / "asked").exists(), "task 6 has asked")
+    wait_until((user.home / "asked").exists, "task 6 has asked")
     return user.output("said").splitlines()
 
 

@@ -287,5 +287,6 @@ def _tell(found: Found, number: int) -> None:
     what = f"Signal {number} to" if number else "Terminating"
     for _, members in found:
         for member in members:
-            name = f"{member.member.job}_{member.member.number}"
+            job, number = member.member.job, member.member.number
+            name = job if member.names_alone else f"{job}_{number}"
             note(f"{what} job {name}", "scancel")

@@ -30,7 +30,7 @@ def write_record(task: SlurmTask, record: str) -> str:
     waits = task.is_pending and not task.waits_with_pack
     new = {
         "JobState": task.state.value,
-        "Reason": task.choose_reason_word(find_field(record, "Reason") or "None"),
+        "Reason": task.reason_word,
         "Restarts": str(task.restarts),
         "ExitCode": task.script_exit_code,
         "RunTime": format_clock(0 if task.is_pending else task.elapsed_s) or "Unknown",
@@ -47,7 +47,8 @@ def write_record(task: SlurmTask, record: str) -> str:
         "MinMemoryNode": task.host_memory,
         "Command": task.command,
         "WorkDir": task.directory,
-        "Comment": task.comment,
+        # Slurm ends it with a space.
+        "Comment": f"{task.comment} ",
         "StdErr": task.error,
         "StdIn": task.input,
         "StdOut": task.output,
@@ -59,7 +60,7 @@ def write_record(task: SlurmTask, record: str) -> str:
         line
         for line in replace_fields(rename_job(record, ids), new).split("\n")
         # scontrol has these lines only where there is something to say.
-        if line != "   Comment=" and not (waits and line.startswith("   BatchHost="))
+        if line != "   Comment= " and not (waits and line.startswith("   BatchHost="))
     ]
     return "\n".join(lines)
 
@@ -72,14 +73,13 @@ def write_json_record(task: SlurmTask, job: dict[str, Any]) -> dict[str, Any]:
         job: What scontrol has of its pack. `job_id` stays that of the pack, which is a number.
     """
     waits = task.is_pending and not task.waits_with_pack
-    reason = job.get("state_reason")
     values: dict[str, Any] = {
         "array_job_id": 0 if task.is_alone else int(task.job),
         "array_task_id": None if task.is_alone else task.index,
         "array_task_string": "",
         "name": task.name,
         "job_state": task.state.value,
-        "state_reason": task.choose_reason_word(reason if isinstance(reason, str) else "None"),
+        "state_reason": task.reason_word,
         "restart_cnt": task.restarts,
         "start_time": 0 if waits else task.started_at,
         "end_time": 0 if waits else task.ended_at,
