@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ..cluster.conftest import CsubUser
+from ..cluster.test_take_over import say_room
 from .conftest import put_csub_in_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
@@ -28,9 +29,20 @@ CLIENTS = {
     "dask-jobqueue": ("with_dask.py",),
     "parsl": ("with_parsl.py",),
     "optuna": ("with_optuna.py",),
+    "psij-python": ("with_psij.py",),
+    "ReFrame": ("with_reframe.py",),
     "many at once": ("with_parallel.py",),
     "GNU parallel": ("with_gnu_parallel.py", "sbatch"),
 }
+
+
+SHARING = {
+    "qtoolkit": ("with_qtoolkit.py",),
+    "executorlib and pysqa": ("with_pysqa.py",),
+    "AiiDA": ("with_aiida.py",),
+    "FireWorks": ("with_fireworks.py",),
+}
+"""Those that submit one job after the other, each with `#CSUB --join`."""
 
 
 def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *, path: str) -> Any:
@@ -40,6 +52,8 @@ def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *
     program = user.home / words[0]
     shutil.copy(PROGRAMS / words[0], program)
     program.chmod(0o644)
+    # For those that open a login shell (docs/members.md).
+    (user.home / ".bash_profile").write_text(f"PATH={path}\n")
     environment = {**user.environment, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     user.run(
         [str(python), str(program), *words[1:]], directory=folder, environment=environment,
@@ -72,6 +86,22 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
     assert found == expected
     assert json.loads(user.csub("queue", "--all", "--json").stdout)
+
+
+@pytest.mark.parametrize("client", SHARING)
+def test_single_jobs_of_a_client_share_a_gpu(
+    user: CsubUser, clients_python: Path, client: str
+) -> None:
+    words = SHARING[client]
+    path = f"{clients_python.parent}:{user.environment['PATH']}"
+    expected = run_client(user, clients_python, words, "with-sbatch", path=path)
+    say_room(user, 8)
+    links = put_csub_in_place(user)
+    found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
+    assert found == expected
+    rows = json.loads(user.csub("history", "--json").stdout)
+    assert len({row["member"].partition("/")[0] for row in rows}) == len(rows) >= 4
+    assert len(list(user.state.glob("packs/*"))) < len(rows)
 
 
 def test_gnu_parallel_with_csub_by_its_own_name(user: CsubUser, clients_python: Path) -> None:
