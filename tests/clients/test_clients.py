@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,6 +32,7 @@ CLIENTS = {
     "optuna": ("with_optuna.py",),
     "psij-python": ("with_psij.py",),
     "ReFrame": ("with_reframe.py",),
+    "Kaldi": ("with_kaldi.py",),
     "many at once": ("with_parallel.py",),
     "GNU parallel": ("with_gnu_parallel.py", "sbatch"),
 }
@@ -71,6 +73,16 @@ def require_gnu_parallel() -> None:
         pytest.skip("GNU parallel is not installed")
 
 
+def find_slurm_pl() -> str:
+    """Kaldi's; skips where there is none."""
+    root = os.environ.get("KALDI_ROOT", "")
+    parallel = f"{root}/egs/wsj/s5/utils/parallel"
+    found = shutil.which("slurm.pl", path=f"{parallel}:{os.environ.get('PATH', os.defpath)}")
+    if found is None:
+        pytest.skip("Kaldi's slurm.pl is in no package: set KALDI_ROOT to a checkout of Kaldi")
+    return found
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_has_the_same_results_as_with_sbatch(
     user: CsubUser, clients_python: Path, client: str
@@ -78,6 +90,8 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     words = CLIENTS[client]
     if client == "GNU parallel":
         require_gnu_parallel()
+    if client == "Kaldi":
+        user.extra["SLURM_PL"] = find_slurm_pl()
     path = f"{clients_python.parent}:{user.environment['PATH']}"
     expected = run_client(user, clients_python, words, "with-sbatch", path=path)
     # csub has not been there yet.

@@ -99,8 +99,12 @@ def run_scancel(argv: Sequence[str]) -> int:
     try:
         session = Session.open_own()
         session.tells_upkeep = has_reader()
-        found, left = _divide(session, order) if session.state.list_open() else ((), None)
-    except UsageProblem:
+        if session.state.list_open():
+            _refuse_steps(session, order.ids)
+            found, left = _divide(session, order)
+        else:
+            found, left = (), None
+    except _StepRefused:
         raise
     except (CollocError, OSError) as error:
         note(f"{error}; only Slurm is asked")
@@ -199,7 +203,6 @@ def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     """The members of submissions that ids name, and ids that csub does not know."""
     known: dict[str, Selection] = {}
     for word in ids:
-        _refuse_step(session, word)
         with contextlib.suppress(NotFound, ValueError):
             named = parse_job_id(word)
             if named and named[0].isdigit() and session.state.find_packs(named[0]):
@@ -213,19 +216,24 @@ def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     return found, [word for word in ids if word not in known]
 
 
-def _refuse_step(session: Session, word: str) -> None:
-    """Refuse a step of a task in a pack: Slurm's scancel would say nothing, and do nothing.
+class _StepRefused(UsageProblem):
+    """A step of a task in a pack is named."""
+
+
+def _refuse_steps(session: Session, ids: Sequence[str]) -> None:
+    """Refuse steps of tasks in packs: Slurm's scancel would say nothing, and do nothing.
 
     Raises:
-        UsageProblem: It is one.
+        _StepRefused: One is named.
     """
-    task, dot, _ = word.partition(".")
-    with contextlib.suppress(NotFound, ValueError):
-        named = parse_job_id(task) if dot and not task.isdigit() else None
-        if named and session.state.find_packs(named[0]):
-            found = session.survey([Selection(*named)])
-            if any(is_shared(view) for view, _ in found):
-                raise UsageProblem(
+    for word in ids:
+        task, dot, _ = word.partition(".")
+        with contextlib.suppress(NotFound, ValueError):
+            named = parse_job_id(task) if dot and not task.isdigit() else None
+            if named is None or not session.state.find_packs(named[0]):
+                continue
+            if any(is_shared(view) for view, _ in session.survey([Selection(*named)])):
+                raise _StepRefused(
                     f"{word} cannot be ended alone: steps of a pack are numbered through all its "
                     "members",
                     hint=f"scancel {task} ends the task",

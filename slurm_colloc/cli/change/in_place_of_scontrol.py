@@ -61,10 +61,11 @@ def run_scontrol(argv: Sequence[str]) -> int:
         session = Session.open_own()
         session.tells_upkeep = has_reader()
         named, left = _divide(session, call)
-    except UsageProblem:
-        raise
     except (CollocError, OSError) as error:
         note(f"{error}; only Slurm is asked")
+        return ask_slurm("scontrol", argv)
+    if not call.ids:
+        _refuse_names(session, call)
         return ask_slurm("scontrol", argv)
     packs = [(view, members) for view, members in named if is_shared(view)]
     alone = [view.job_id for view, members in named if members and not is_shared(view)]
@@ -85,12 +86,7 @@ def run_scontrol(argv: Sequence[str]) -> int:
 
 def _divide(session: Session, call: ScontrolCall) -> tuple[Found, Sequence[str]]:
     """The members that are meant, and the ids of jobs that csub does not know."""
-    if not session.state.list_open():
-        return (), call.ids
-    if not call.ids:
-        _refuse_names(session, call)
-        return (), ()
-    return find_named(session, call.ids)
+    return find_named(session, call.ids) if session.state.list_open() else ((), call.ids)
 
 
 def _refuse_names(session: Session, call: ScontrolCall) -> None:

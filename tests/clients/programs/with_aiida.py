@@ -11,15 +11,18 @@ from aiida.schedulers.datastructures import JobTemplate, JobTemplateCodeInfo
 from aiida.schedulers.plugins.slurm import SlurmScheduler
 from aiida.transports.plugins.local import LocalTransport
 
-WAIT = "until [ -e go ]; do sleep 0.1; done"
-SCRIPTS = {
-    **{f"good{number}": f"{WAIT}; echo $USER > {number}.user" for number in range(2)},
-    "bad": f"{WAIT}; exit 3",
-    "long": "sleep 300",
-}
+# One script for all: csub takes those that differ in numbers alone for jobs of one kind.
+BODY = """
+[ "$SLURM_JOB_NAME" != task3 ] || sleep 300
+until [ -e go ]; do sleep 0.1; done
+echo "$USER" > "$SLURM_JOB_NAME.user"
+[ "$SLURM_JOB_NAME" != task2 ]
+"""
+NAMES = ("task0", "task1", "task2", "task3")
+"""The third fails, the last is cancelled."""
 
 
-def write_script(scheduler: SlurmScheduler, name: str, body: str) -> str:
+def write_script(scheduler: SlurmScheduler, name: str) -> str:
     template = JobTemplate()
     template.job_name = name
     template.import_sys_environment = True
@@ -32,11 +35,11 @@ def write_script(scheduler: SlurmScheduler, name: str, body: str) -> str:
         num_machines=1, num_mpiprocs_per_machine=1
     )
     code = JobTemplateCodeInfo()
-    code.cmdline_params = ["/bin/bash", "-c", body]
+    code.cmdline_params = ["/bin/true"]
     template.codes_info = [code]
     template.codes_run_mode = CodeRunMode.SERIAL
     template.shebang = "#!/bin/bash"
-    template.append_text = "exit $?" if name != "bad" else "exit 3"
+    template.append_text = BODY
     Path(f"{name}.sh").write_text(scheduler.get_submit_script(template))
     return f"{name}.sh"
 
@@ -56,18 +59,18 @@ if __name__ == "__main__":
             }
 
         ids: dict[str, str] = {}
-        for name, body in SCRIPTS.items():
-            answered = scheduler.submit_job(str(Path.cwd()), write_script(scheduler, name, body))
+        for name in NAMES:
+            answered = scheduler.submit_job(str(Path.cwd()), write_script(scheduler, name))
             assert isinstance(answered, str), answered
             ids[name] = answered
             while list_states({name: answered}) != {name: "running"}:
                 time.sleep(0.3)
-        killed = scheduler.kill_job(ids["long"])
-        while "long" in list_states(ids):
+        killed = scheduler.kill_job(ids["task3"])
+        while "task3" in list_states(ids):
             time.sleep(0.3)
         states = list_states(ids)
         Path("go").touch()
         while list_states(ids):
             time.sleep(0.3)
-    users = {Path(f"{number}.user").read_text() for number in range(2)}
+    users = {Path(f"{name}.user").read_text() for name in NAMES[:3]}
     Path("answer.json").write_text(json.dumps([killed, states, len(users), len(set(ids.values()))]))

@@ -9,26 +9,29 @@ from pathlib import Path
 
 from fireworks.user_objects.queue_adapters.common_adapter import CommonAdapter
 
-WAIT = "until [ -e go ]; do sleep 0.1; done"
-SCRIPTS = {
-    **{f"good{number}": f"{WAIT}; touch done.{number}" for number in range(2)},
-    "bad": f"{WAIT}; exit 3",
-    "long": "sleep 300; touch done.long",
-}
+# One script for all: csub takes those that differ in numbers alone for jobs of one kind.
+BODY = """
+[ "$SLURM_JOB_NAME" != task3 ] || sleep 300
+until [ -e go ]; do sleep 0.1; done
+touch "done.$SLURM_JOB_NAME"
+[ "$SLURM_JOB_NAME" != task2 ]
+"""
+NAMES = ("task0", "task1", "task2", "task3")
+"""The third fails, the last is cancelled."""
 
 if __name__ == "__main__":
     ids = {}
-    for name, body in SCRIPTS.items():
+    for name in NAMES:
         adapter = CommonAdapter(
             "SLURM", "gpus", nodes=1, ntasks=1, gres="gpu:1", mem="50M", walltime="00:05:00",
-            job_name=name, launch_dir=str(Path.cwd()), rocket_launch=body,
+            job_name=name, launch_dir=str(Path.cwd()), rocket_launch=BODY,
             pre_rocket="#CSUB --join --share=timeslice",
         )  # fmt: skip
         Path(f"{name}.sh").write_text(adapter.get_script_str(str(Path.cwd())))
         ids[name] = adapter.submit_to_queue(f"{name}.sh")
     counted = adapter.get_njobs_in_queue()
     # It has no way to cancel.
-    subprocess.run(["scancel", str(ids["long"])], check=True)
+    subprocess.run(["scancel", str(ids["task3"])], check=True)
     Path("go").touch()
     while adapter.get_njobs_in_queue():
         time.sleep(0.3)

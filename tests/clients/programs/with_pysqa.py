@@ -45,7 +45,7 @@ if __name__ == "__main__":
             command="until [ -e ../go ]; do sleep 0.1; done", working_directory=str(folder),
             job_name=name, run_time_max=300, submission_template=TEMPLATE, cores=1,
         )
-        for name in ("stays", "goes")
+        for name in ("task0", "task1")
     ]  # fmt: skip
     while [adapter.get_status_of_job(one) for one in ids] != ["running", "running"]:
         time.sleep(0.3)

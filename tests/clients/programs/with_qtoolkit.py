@@ -11,11 +11,14 @@ from qtoolkit.io.slurm import SlurmIO
 from qtoolkit.manager import QueueManager
 
 HEADER = "#SBATCH --gres=gpu:1\n#CSUB --join --share=timeslice"
-SCRIPTS = {
-    **{f"good{number}": "until [ -e go ]; do sleep 0.1; done" for number in range(2)},
-    "bad": "until [ -e go ]; do sleep 0.1; done\nexit 3",
-    "long": "sleep 300",
-}
+# One script for all: csub takes those that differ in numbers alone for jobs of one kind.
+BODY = """
+[ "$SLURM_JOB_NAME" != task3 ] || sleep 300
+until [ -e go ]; do sleep 0.1; done
+[ "$SLURM_JOB_NAME" != task2 ]
+"""
+NAMES = ("task0", "task1", "task2", "task3")
+"""The third fails, the last is cancelled."""
 
 
 def wait_for(manager: QueueManager, job_id: str, *states: str) -> str:
@@ -30,24 +33,24 @@ def wait_for(manager: QueueManager, job_id: str, *states: str) -> str:
 if __name__ == "__main__":
     manager = QueueManager(SlurmIO())
     ids = {}
-    for name, body in SCRIPTS.items():
+    for name in NAMES:
         options = QResources(
             job_name=name, nodes=1, processes_per_node=1, time_limit=300,
             scheduler_kwargs={"mem": "50M", "qverbatim": HEADER},
         )  # fmt: skip
-        done = manager.submit(body, options, work_dir=".", script_fname=f"{name}.sh")
+        done = manager.submit(BODY, options, work_dir=".", script_fname=f"{name}.sh")
         assert done.job_id, (done.stdout, done.stderr)
         ids[name] = done.job_id
         wait_for(manager, ids[name], "RUNNING")
     listed = manager.get_jobs_list(jobs=list(ids.values()))
-    cancelled = manager.cancel(ids["long"])
+    cancelled = manager.cancel(ids["task3"])
     Path("go").touch()
     states = {name: wait_for(manager, job_id, "COMPLETED", "FAILED", "CANCELLED")
               for name, job_id in ids.items()}  # fmt: skip
     answer = {
         "states": states,
         "listed": sorted(list(ids).index(job.name) for job in listed),
-        "cancelled": [cancelled.status.value, cancelled.job_id == ids["long"]],
+        "cancelled": [cancelled.status.value, cancelled.job_id == ids["task3"]],
         "distinct": len(set(ids.values())),
     }
     Path("answer.json").write_text(json.dumps(answer))
