@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from ..cluster.conftest import CsubUser
-from ..cluster.test_take_over import say_room
 from .conftest import put_csub_in_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
@@ -44,7 +43,7 @@ SHARING = {
     "AiiDA": ("with_aiida.py",),
     "FireWorks": ("with_fireworks.py",),
 }
-"""Those that submit one job after the other, each with `#CSUB --join`."""
+"""Those whose scripts say in `#CSUB` lines that the tasks of an array share a GPU."""
 
 
 def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *, path: str) -> Any:
@@ -103,19 +102,19 @@ def test_a_client_has_the_same_results_as_with_sbatch(
 
 
 @pytest.mark.parametrize("client", SHARING)
-def test_single_jobs_of_a_client_share_a_gpu(
-    user: CsubUser, clients_python: Path, client: str
-) -> None:
+def test_tasks_of_a_client_share_a_gpu(user: CsubUser, clients_python: Path, client: str) -> None:
     words = SHARING[client]
     path = f"{clients_python.parent}:{user.environment['PATH']}"
     expected = run_client(user, clients_python, words, "with-sbatch", path=path)
-    say_room(user, 8)
     links = put_csub_in_place(user)
     found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
     assert found == expected
     rows = json.loads(user.csub("history", "--json").stdout)
-    assert len({row["member"].partition("/")[0] for row in rows}) == len(rows) >= 4
-    assert len(list(user.state.glob("packs/*"))) < len(rows)
+    shared = [row for row in rows if row["name"] == "sweep"]
+    assert len({row["member"].partition("/")[0] for row in shared}) == 1
+    assert len(list(user.state.glob("packs/*"))) == len(rows) - len(shared) + 1
+    assert sorted(row["state"] for row in shared)[:1] == ["CANCELLED"]
+    assert len(shared) == 4
 
 
 def test_gnu_parallel_with_csub_by_its_own_name(user: CsubUser, clients_python: Path) -> None:

@@ -82,13 +82,14 @@ def parse_scontrol(arguments: Sequence[str]) -> ScontrolCall | None:
         return _read_update(options, words, operands[1:])
     if verb is None or len(operands) < 2:
         return None
-    ids, rest = [], []
+    found: list[str] = []
+    rest: list[str] = []
     for word in operands[1:]:
         # `requeuehold state=SpecialExit 4711`, `requeue Incomplete 4711`
         is_id = not word[:1].isalpha() or word.lower().startswith(("jobid=", "job="))
-        (ids if is_id else rest).append(word.rpartition("=")[2] if is_id else word)
+        (found if is_id else rest).append(word.rpartition("=")[2] if is_id else word)
     return ScontrolCall(
-        options, words, verb, [one for word in ids for one in split_ids(word)], rest
+        options, words, verb, [one for word in found for one in split_ids(word)], rest
     )
 
 
@@ -117,7 +118,8 @@ def _read_shown(words: Sequence[str]) -> list[str] | None:
 def _read_update(
     options: Mapping[str, str], words: Sequence[str], operands: Sequence[str]
 ) -> ScontrolCall | None:
-    ids, rest = [], []
+    ids: list[str] = []
+    rest: list[str] = []
     for word in operands:
         key, equals, value = word.partition("=")
         folded = key.lower()

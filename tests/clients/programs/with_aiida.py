@@ -11,26 +11,23 @@ from aiida.schedulers.datastructures import JobTemplate, JobTemplateCodeInfo
 from aiida.schedulers.plugins.slurm import SlurmScheduler
 from aiida.transports.plugins.local import LocalTransport
 
-# One script for all: csub takes those that differ in numbers alone for jobs of one kind.
+HEADER = "#SBATCH --gres=gpu:1 --array=0-3\n#CSUB --share=timeslice --degree=4"
 BODY = """
-[ "$SLURM_JOB_NAME" != task3 ] || sleep 300
 until [ -e go ]; do sleep 0.1; done
-echo "$USER" > "$SLURM_JOB_NAME.user"
-[ "$SLURM_JOB_NAME" != task2 ]
+echo "$USER" > "user.$SLURM_ARRAY_TASK_ID"
+[ "$SLURM_ARRAY_TASK_ID" != 2 ]
 """
-NAMES = ("task0", "task1", "task2", "task3")
-"""The third fails, the last is cancelled."""
 
 
-def write_script(scheduler: SlurmScheduler, name: str) -> str:
+def write_script(scheduler: SlurmScheduler) -> str:
     template = JobTemplate()
-    template.job_name = name
+    template.job_name = "sweep"
     template.import_sys_environment = True
-    template.sched_output_path = f"{name}.out"
-    template.sched_error_path = f"{name}.err"
+    template.sched_output_path = "out.%a"
+    template.sched_error_path = "err.%a"
     template.max_wallclock_seconds = 300
     template.max_memory_kb = 50 * 1024
-    template.custom_scheduler_commands = "#SBATCH --gres=gpu:1\n#CSUB --join --share=timeslice"
+    template.custom_scheduler_commands = HEADER
     template.job_resource = scheduler.create_job_resource(
         num_machines=1, num_mpiprocs_per_machine=1
     )
@@ -40,8 +37,8 @@ def write_script(scheduler: SlurmScheduler, name: str) -> str:
     template.codes_run_mode = CodeRunMode.SERIAL
     template.shebang = "#!/bin/bash"
     template.append_text = BODY
-    Path(f"{name}.sh").write_text(scheduler.get_submit_script(template))
-    return f"{name}.sh"
+    Path("sweep.sh").write_text(scheduler.get_submit_script(template))
+    return "sweep.sh"
 
 
 if __name__ == "__main__":
@@ -49,28 +46,21 @@ if __name__ == "__main__":
     # Its commands run in a login shell, which sets PATH anew.
     with LocalTransport() as transport:
         scheduler.set_transport(transport)
+        submitted = scheduler.submit_job(str(Path.cwd()), write_script(scheduler))
+        assert isinstance(submitted, str), submitted
 
-        def list_states(ids: dict[str, str]) -> dict[str, str]:
-            found = scheduler.get_jobs(jobs=list(ids.values()), as_dict=True)
-            return {
-                name: found[job_id].job_state.value
-                for name, job_id in ids.items()
-                if job_id in found
-            }
+        def list_states() -> dict[str, str]:
+            found = scheduler.get_jobs(jobs=[submitted], as_dict=True)
+            return {job.partition("_")[2]: info.job_state.value for job, info in found.items()}
 
-        ids: dict[str, str] = {}
-        for name in NAMES:
-            answered = scheduler.submit_job(str(Path.cwd()), write_script(scheduler, name))
-            assert isinstance(answered, str), answered
-            ids[name] = answered
-            while list_states({name: answered}) != {name: "running"}:
-                time.sleep(0.3)
-        killed = scheduler.kill_job(ids["task3"])
-        while "task3" in list_states(ids):
+        while list_states() != dict.fromkeys("0123", "running"):
             time.sleep(0.3)
-        states = list_states(ids)
+        killed = scheduler.kill_job(f"{submitted}_3")
+        while "3" in list_states():
+            time.sleep(0.3)
+        left = list_states()
         Path("go").touch()
-        while list_states(ids):
+        while list_states():
             time.sleep(0.3)
-    users = {Path(f"{name}.user").read_text() for name in NAMES[:3]}
-    Path("answer.json").write_text(json.dumps([killed, states, len(users), len(set(ids.values()))]))
+    users = {Path(f"user.{number}").read_text() for number in range(3)}
+    Path("answer.json").write_text(json.dumps([killed, left, len(users), Path("user.3").exists()]))

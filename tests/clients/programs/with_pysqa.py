@@ -1,4 +1,4 @@
-"""executorlib, which asks pysqa: functions that succeed, one that fails, one that is cancelled."""
+"""executorlib, which asks pysqa: functions, one of which fails; and pysqa with an array."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pysqa.wrapper.slurm
 from executorlib import SlurmClusterExecutor
 from pysqa import QueueAdapter
 
+# Both write --get-user-env.
 TEMPLATE = pysqa.wrapper.slurm.template.replace(
-    "#SBATCH --partition={{partition}}",
-    "#SBATCH --gres=gpu:1 --mem=300M\n#CSUB --join --share=timeslice",
+    "#SBATCH --partition={{partition}}", "#SBATCH --gres=gpu:1 --mem=300M"
 )
+ARRAY = TEMPLATE.replace("--mem=300M", "--mem=50M --array=0-3\n#CSUB --share=timeslice --degree=4")
 
 
 def square(number: int) -> int:
@@ -31,6 +32,12 @@ def tell(future: object) -> object:
         return str(error)
 
 
+def count(adapter: QueueAdapter) -> dict[str, int]:
+    """How many tasks of the array are in which state."""
+    table = adapter.get_queue_status()
+    return table[table.jobname.str.strip() == "sweep"].status.value_counts().to_dict()  # type: ignore[no-any-return]
+
+
 if __name__ == "__main__":
     how = {"submission_template": TEMPLATE, "cores": 1}
     with SlurmClusterExecutor(cache_directory="cache", resource_dict=how) as executor:
@@ -38,22 +45,20 @@ if __name__ == "__main__":
         futures.append(executor.submit(fail, 1))
         results = [tell(future) for future in futures]
     adapter = QueueAdapter(queue_type="slurm")
-    folder = Path("one").absolute()
+    folder = Path("sweep").absolute()
     folder.mkdir()
-    ids = [
-        adapter.submit_job(
-            command="until [ -e ../go ]; do sleep 0.1; done", working_directory=str(folder),
-            job_name=name, run_time_max=300, submission_template=TEMPLATE, cores=1,
-        )
-        for name in ("task0", "task1")
-    ]  # fmt: skip
-    while [adapter.get_status_of_job(one) for one in ids] != ["running", "running"]:
+    job_id = adapter.submit_job(
+        command='until [ -e go ]; do sleep 0.1; done; touch "done.$SLURM_ARRAY_TASK_ID"',
+        working_directory=str(folder), job_name="sweep", run_time_max=300, cores=1,
+        submission_template=ARRAY,
+    )  # fmt: skip
+    while count(adapter) != {"running": 4}:
         time.sleep(0.3)
-    adapter.delete_job(ids[1])
-    while adapter.get_status_of_job(ids[1]) is not None:
+    adapter.delete_job(f"{job_id}_3")
+    while count(adapter) != {"running": 3}:
         time.sleep(0.3)
-    left = adapter.get_status_of_job(ids[0])
-    Path("go").touch()
-    while adapter.get_status_of_job(ids[0]) is not None:
+    (folder / "go").touch()
+    while count(adapter):
         time.sleep(0.3)
-    Path("answer.json").write_text(json.dumps([results, left, len(set(ids))]))
+    done = sorted(path.name for path in folder.glob("done.*"))
+    Path("answer.json").write_text(json.dumps([results, done]))
