@@ -15,8 +15,8 @@ from slurm_colloc.cli.change.in_place_of_scancel import find_named
 from slurm_colloc.cli.change.other_gpu_sets import list_chosen, list_others
 from slurm_colloc.cli.change.requeue_members import requeue
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.look.job_records import list_job_records
 from slurm_colloc.cli.look.packed_tasks import Answer, answer_with_tasks, is_shared
+from slurm_colloc.cli.look.show_job import list_job_records
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, UsageProblem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 import pysqa.wrapper.slurm
@@ -32,10 +33,11 @@ def tell(future: object) -> object:
         return str(error)
 
 
-def count(adapter: QueueAdapter) -> dict[str, int]:
+def count(adapter: QueueAdapter) -> Counter[str]:
     """How many tasks of the array are in which state."""
     table = adapter.get_queue_status()
-    return table[table.jobname.str.strip() == "sweep"].status.value_counts().to_dict()  # type: ignore[no-any-return]
+    rows = zip(table.jobname.tolist(), table.status.tolist(), strict=True)
+    return Counter(status for name, status in rows if name.strip() == "sweep")
 
 
 if __name__ == "__main__":
@@ -52,10 +54,10 @@ if __name__ == "__main__":
         working_directory=str(folder), job_name="sweep", run_time_max=300, cores=1,
         submission_template=ARRAY,
     )  # fmt: skip
-    while count(adapter) != {"running": 4}:
+    while count(adapter) != Counter(running=4):
         time.sleep(0.3)
     adapter.delete_job(f"{job_id}_3")
-    while count(adapter) != {"running": 3}:
+    while count(adapter) != Counter(running=3):
         time.sleep(0.3)
     (folder / "go").touch()
     while count(adapter):
