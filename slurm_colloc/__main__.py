@@ -73,6 +73,10 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
         from slurm_colloc.cli.change.in_place_of_scancel import run_scancel
 
         return lambda: run_scancel(argv)
+    if name == "scontrol":
+        from slurm_colloc.cli.change.in_place_of_scontrol import run_scontrol
+
+        return lambda: run_scontrol(argv)
     if name == "squeue":
         from slurm_colloc.cli.look.in_place_of_squeue import run_squeue
 

@@ -12,6 +12,9 @@ from slurm_colloc.errors import UsageProblem
 SITE_FILE = "/etc/slurm_colloc/settings.toml"
 """Where an administrator puts the site's settings; SLURM_COLLOC_SETTINGS names another file."""
 
+STATE_VARIABLE = "SLURM_COLLOC_STATE"
+"""Where the state is that a member's own commands ask: its environment may lead elsewhere."""
+
 FORMER_NAMES = {"probe": "pause"}
 """Settings of an older csub, and what they are called now."""
 
@@ -85,6 +88,8 @@ def build_state_path(state_dir: str) -> Path:
     Args:
         state_dir: As it was set; empty for the usual place.
     """
+    if own := os.environ.get(STATE_VARIABLE):
+        return Path(own)
     if state_dir:
         return Path(os.path.expandvars(state_dir)).expanduser()
     base = os.environ.get("XDG_STATE_HOME", "")

@@ -166,7 +166,7 @@ class SlurmTask:
     @property
     def start_or_forecast(self) -> str | None:
         """The same; None where Slurm may foresee a start of its pack."""
-        if self.start is None and not self._waits_with_pack:
+        if self.start is None and not self.waits_with_pack:
             return self.end or "N/A"
         return self.start
 
@@ -178,7 +178,7 @@ class SlurmTask:
     @property
     def end_or_limit(self) -> str | None:
         """When it has ended or will have to; None where that is when its pack does."""
-        if self.is_final or (self.is_pending and not self._waits_with_pack):
+        if self.is_final or (self.is_pending and not self.waits_with_pack):
             return self.end or "N/A"
         left_s = self.left_s
         if self.state is not MemberState.RUNNING or left_s is None:
@@ -186,21 +186,49 @@ class SlurmTask:
         return self._write_moment(self._now + left_s)
 
     @property
-    def _waits_with_pack(self) -> bool:
+    def waits_with_pack(self) -> bool:
+        """It waits, and Slurm has not started its pack."""
         return self.is_pending and self._view.slurm_state is SlurmJobState.PENDING
 
     @property
-    def reason(self) -> str:
-        """Why it waits, or how it ended."""
-        if self.is_pending:
-            return (self._member.reason or "None").replace("\n", " ")
-        return _END_REASONS.get(self.state, "None")
+    def reason_word(self) -> str | None:
+        """Why it waits, or how it ended, in one of Slurm's words; None where its pack's is right.
+
+        Programs split what Slurm says at spaces, and look its words up.
+        """
+        if not self.is_pending:
+            return _END_REASONS.get(self.state, "None")
+        if self._member.is_held:
+            return "JobHeldUser"
+        return None if self.waits_with_pack else "Resources"
 
     @property
-    def reason_or_nodes(self) -> str:
-        """What squeue has in its last column."""
-        shows_reason = self.is_pending or self.state in _END_REASONS
-        return f"({self.reason})" if shows_reason else self.nodes
+    def restarts(self) -> int:
+        """How often it was started again."""
+        starts = 0 if self._member.record is None else self._member.record.starts
+        return max(0, starts - 1)
+
+    @property
+    def started_at(self) -> int | None:
+        """When it started, in seconds since the epoch; None before that."""
+        at = self._record_value("started_at")
+        return int(at) if isinstance(at, int | float) else None
+
+    @property
+    def ended_at(self) -> int | None:
+        """When it has ended or will have to; None where that is when its pack does."""
+        at = self._record_value("ended_at")
+        if isinstance(at, int | float):
+            return int(at)
+        running_s = None if self.state is not MemberState.RUNNING else self.left_s
+        return None if running_s is None else int(self._now + running_s)
+
+    @property
+    def reason_or_nodes(self) -> str | None:
+        """What squeue has in its last column; None where its pack's is right."""
+        if not self.is_pending and self.state not in _END_REASONS:
+            return self.nodes
+        return None if self.reason_word is None else f"({self.reason_word})"
 
     @property
     def nodes(self) -> str:

@@ -105,6 +105,8 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if local:
         insist("waiting for a GPU", lambda: wait_for_gpu(state.root / "local"))
         allocation = read_allocation(os.environ, local)
+    allocation = dataclasses.replace(allocation, called_in=dict(record.client_environment))
+    os.environ.update(allocation.own_environment)
     if record.shown_id:
         allocation = dataclasses.replace(allocation, shown_job_id=record.shown_id)
     slurm = None if local else SlurmCommands()

@@ -109,6 +109,8 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
     _group("distribution", "m", _REQ, "SBATCH_DISTRIBUTION"),
     _group("exclude", "x", _REQ),
     _group("extra", None, _REQ, since="23.02"),
+    # A flag since 25.05.
+    _batch("get-user-env", None, _OPT, Concern.GROUP, "SBATCH_GET_USER_ENV"),
     _group("gpu-freq", None, _REQ, "SBATCH_GPU_FREQ"),
     _group("gres-flags", None, _REQ, "SBATCH_GRES_FLAGS"),
     _group("hint", None, _REQ, "SLURM_HINT", "SBATCH_HINT"),
@@ -170,14 +172,6 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
         "SBATCH_EXCLUSIVE",
     ),
     _alone("extra-node-info", "B", _REQ, _PIN),
-    Option(
-        "get-user-env",
-        None,
-        _OPT,  # A flag since 25.05.
-        Concern.ALONE,
-        ("SBATCH_GET_USER_ENV",),
-        reason="Slurm makes its environment at the start of the batch job",
-    ),
     _alone("gpu-bind", None, _REQ, _PIN, "SBATCH_GPU_BIND"),
     _alone("mem-bind", None, _REQ, _PIN, "SBATCH_MEM_BIND"),
     _alone(

@@ -87,6 +87,6 @@ def put_csub_in_place(user: CsubUser) -> Path:
     assert csub is not None
     links = user.home / "links"
     user.run(["mkdir", str(links)])
-    for name in ("sbatch", "scancel", "squeue", "sacct"):
+    for name in ("sbatch", "scancel", "squeue", "sacct", "scontrol"):
         user.run(["ln", "-s", csub, str(links / name)])
     return links

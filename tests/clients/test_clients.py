@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,9 +29,21 @@ CLIENTS = {
     "dask-jobqueue": ("with_dask.py",),
     "parsl": ("with_parsl.py",),
     "optuna": ("with_optuna.py",),
+    "psij-python": ("with_psij.py",),
+    "ReFrame": ("with_reframe.py",),
+    "Kaldi": ("with_kaldi.py",),
     "many at once": ("with_parallel.py",),
     "GNU parallel": ("with_gnu_parallel.py", "sbatch"),
 }
+
+
+SHARING = {
+    "qtoolkit": ("with_qtoolkit.py",),
+    "executorlib and pysqa": ("with_pysqa.py",),
+    "AiiDA": ("with_aiida.py",),
+    "FireWorks": ("with_fireworks.py",),
+}
+"""Those whose scripts say in `#CSUB` lines that the tasks of an array share a GPU."""
 
 
 def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *, path: str) -> Any:
@@ -40,6 +53,8 @@ def run_client(user: CsubUser, python: Path, words: tuple[str, ...], how: str, *
     program = user.home / words[0]
     shutil.copy(PROGRAMS / words[0], program)
     program.chmod(0o644)
+    # For those that open a login shell (docs/members.md).
+    (user.home / ".bash_profile").write_text(f"PATH={path}\n")
     environment = {**user.environment, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     user.run(
         [str(python), str(program), *words[1:]], directory=folder, environment=environment,
@@ -57,6 +72,16 @@ def require_gnu_parallel() -> None:
         pytest.skip("GNU parallel is not installed")
 
 
+def find_slurm_pl() -> str:
+    """Kaldi's; skips where there is none."""
+    root = os.environ.get("KALDI_ROOT", "")
+    parallel = f"{root}/egs/wsj/s5/utils/parallel"
+    found = shutil.which("slurm.pl", path=f"{parallel}:{os.environ.get('PATH', os.defpath)}")
+    if found is None:
+        pytest.skip("Kaldi's slurm.pl is in no package: set KALDI_ROOT to a checkout of Kaldi")
+    return found
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_has_the_same_results_as_with_sbatch(
     user: CsubUser, clients_python: Path, client: str
@@ -64,6 +89,8 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     words = CLIENTS[client]
     if client == "GNU parallel":
         require_gnu_parallel()
+    if client == "Kaldi":
+        user.extra["SLURM_PL"] = find_slurm_pl()
     path = f"{clients_python.parent}:{user.environment['PATH']}"
     expected = run_client(user, clients_python, words, "with-sbatch", path=path)
     # csub has not been there yet.
@@ -72,6 +99,22 @@ def test_a_client_has_the_same_results_as_with_sbatch(
     found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
     assert found == expected
     assert json.loads(user.csub("queue", "--all", "--json").stdout)
+
+
+@pytest.mark.parametrize("client", SHARING)
+def test_tasks_of_a_client_share_a_gpu(user: CsubUser, clients_python: Path, client: str) -> None:
+    words = SHARING[client]
+    path = f"{clients_python.parent}:{user.environment['PATH']}"
+    expected = run_client(user, clients_python, words, "with-sbatch", path=path)
+    links = put_csub_in_place(user)
+    found = run_client(user, clients_python, words, "with-csub", path=f"{links}:{path}")
+    assert found == expected
+    rows = json.loads(user.csub("history", "--json").stdout)
+    shared = [row for row in rows if row["name"] == "sweep"]
+    assert len({row["member"].partition("/")[0] for row in shared}) == 1
+    assert len(list(user.state.glob("packs/*"))) == len(rows) - len(shared) + 1
+    assert sorted(row["state"] for row in shared)[:1] == ["CANCELLED"]
+    assert len(shared) == 4
 
 
 def test_gnu_parallel_with_csub_by_its_own_name(user: CsubUser, clients_python: Path) -> None:

@@ -78,3 +78,20 @@ def test_logs_follow_a_member_to_its_end(user: CsubUser) -> None:
     both = user.csub("logs", job_id).stdout
     assert both.count("==> ") == 2
     assert both.count("line 3") == 2
+
+
+def test_an_output_says_at_once_that_its_job_was_cancelled(user: CsubUser) -> None:
+    """The last member goes with the pack: at Slurm's KILL its runner would write nothing more."""
+    user.script("deaf.sh", f"trap '' TERM; echo up; {FOREVER}")
+    job_id = user.submit("pack", "--gres=gpu:1", "deaf.sh", "deaf.sh")
+    for number in (1, 2):
+        wait_until(lambda n=number: user.output(f"slurm-{job_id}_{n}.out"), f"{number} is up")  # type: ignore[misc]
+    user.csub("cancel", f"{job_id}/1")
+    user.wait_for_states(job_id, {1: "CANCELLED", 2: "RUNNING"})
+    user.csub("cancel", f"{job_id}/2")
+    output = f"slurm-{job_id}_2.out"
+    wait_until(lambda: "CANCELLED AT" in user.output(output), "its output says so")
+    assert json.loads(user.csub("queue", "--json").stdout), "it was told while the member still ran"
+    user.finish(job_id)
+    for number in (1, 2):
+        assert user.output(f"slurm-{job_id}_{number}.out").count("CANCELLED AT") == 1

@@ -32,6 +32,8 @@ CASES = {
     "export-value": ("--export=FOO=bar,NEW=new",),
     "export-none": ("--export=NONE",),
     "export-nil": ("--export=NIL",),
+    "login": ("--get-user-env",),
+    "login-and-one": ("--get-user-env=9", "--export=FOO"),
 }
 
 OF_EVERY_JOB = {

@@ -226,3 +226,19 @@ def test_neighbours_of_one_that_is_to_stay_fast_have_the_lower_priority(
     seen = [read_variables(user.output(f"slurm-{job_id}_{number}.out")) for number in rows]
     assert [variables["CUDA_MPS_CLIENT_PRIORITY"] for variables in seen] == ["1", "0", "1"]
     assert [row["thread_percentage"] for row in rows.values()] == [66, 100, 66]
+
+
+@pytest.mark.parametrize("export", ["ALL,STEPS=900", "STEPS=900", "NONE"])
+def test_the_programs_are_found_along_the_path_in_which_csub_was_called(
+    mps_user: CsubUser, export: str
+) -> None:
+    """With these Slurm gives the batch script the PATH of a login, without a module's."""
+    mps_user.script("tell.sh", 'echo "$STEPS $CUDA_MPS_PIPE_DIRECTORY"')
+    job_id = submit_pack(mps_user, f"--export={export}", "tell.sh", "tell.sh")
+    mps_user.finish(job_id)
+    assert "is not installed" not in mps_user.csub("explain", job_id).stdout
+    for number, row in mps_user.members(job_id).items():
+        assert (row["state"], row["mode"]) == ("COMPLETED", "mps")
+        steps, pipe = mps_user.output(f"slurm-{job_id}_{number}.out").rstrip("\n").split(" ")
+        assert steps == ("" if export == "NONE" else "900")
+        assert pipe

@@ -38,17 +38,26 @@ def test_the_ids_by_which_a_script_means_itself() -> None:
         (["requeue", "Incomplete", "4713"], Division(REQUEUE, None)),
         # scontrol takes any beginning of the word.
         (["req", "4713"], Division(REQUEUE, None)),
-        (["Reque", "4713,99"], Division(REQUEUE, ("Reque", "99"))),
+        (["Reque", "4713,99"], Division(REQUEUE, ("requeue", "99"))),
         (["re", "4713"], None),
         (["requeues", "4713"], None),
-        # Others in the same call are for Slurm; the own job never is.
+        # Others in the same call are for csub and Slurm; the own job never is.
         (["-Q", "requeue", "4713,99"], Division(REQUEUE, ("-Q", "requeue", "99"))),
         (["requeue", "98", "4713", "99"], Division(REQUEUE, ("requeue", "98", "99"))),
-        (["requeue", "99"], None),
-        (["requeue", "4711_4"], None),
-        (["requeue", "4711"], None),
+        (["requeue", "99"], Division(None, ("requeue", "99"))),
+        (["requeue", "4711_4"], Division(None, ("requeue", "4711_4"))),
+        (["requeue", "4711"], Division(None, ("requeue", "4711"))),
         (["show", "job", "4713"], None),
-        (["hold", "4713"], None),
+        # By its own name: Slurm's id is that of all members.
+        (["hold", "4713"], Division(None, ("hold", "4711/3"))),
+        (["-Q", "uhold", "4713,99"], Division(None, ("-Q", "hold", "99", "4711/3"))),
+        (["release", "4711_3", "4711_4"], Division(None, ("release", "4711_4", "4711/3"))),
+        (
+            ["update", "JobId=4713", "TimeLimit=9"],
+            Division(None, ("update", "JobId=4711/3", "TimeLimit=9")),
+        ),
+        (["update", "NodeName=n1", "State=drain"], None),
+        (["show", "config"], None),
         ([], None),
     ],
 )
@@ -81,7 +90,7 @@ def signalled(number: signal.Signals, *, steps_only: bool) -> Division:
         (["-bs", "USR1", "4713"], signalled(signal.SIGUSR1, steps_only=False)),
         (["4713", "--signal=12", "-f"], signalled(signal.SIGUSR2, steps_only=False)),
         (["--sig", "12", "4713"], signalled(signal.SIGUSR2, steps_only=True)),
-        # Others in the same call are for Slurm; the own job never is.
+        # Others in the same call are for csub and Slurm; the own job never is.
         (["4713", "99"], Division(CANCEL, ("99",))),
         (["-v", "98,4713,99"], Division(CANCEL, ("-v", "98,99"))),
         (["--name=train", "4713"], Division(CANCEL, None)),
@@ -96,13 +105,12 @@ def signalled(number: signal.Signals, *, steps_only: bool) -> Division:
         (["4713.extern"], Division(None, ("4713.extern",), ("extern",))),
         (["4713.batch"], Division(CANCEL, None)),
         (["-s", "USR1", "4711_3.batch"], signalled(signal.SIGUSR1, steps_only=False)),
-        (["4800.0"], None),
-        (["99.batch"], None),
-        (["4711"], None),
-        (["4711_4"], None),
-        (["--user=ada"], None),
+        (["4800.0"], Division(None, ("4800.0",))),
+        (["99.batch"], Division(None, ("99.batch",))),
+        (["4711"], Division(None, ("4711",))),
+        (["4711_4"], Division(None, ("4711_4",))),
+        (["--user=ada"], Division(None, ("--user=ada",))),
         (["--no-such-option", "99"], None),
-        ([], None),
     ],
 )
 def test_scancel(arguments: list[str], expected: Division | None) -> None:

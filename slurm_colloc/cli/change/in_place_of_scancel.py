@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from slurm_colloc.cli.change.ask_runner import Problems, require_here, wake_runner
 from slurm_colloc.cli.change.cancel_members import cancel
 from slurm_colloc.cli.handed_to_slurm import ask_slurm, find_command
-from slurm_colloc.cli.look.packed_tasks import is_shared, split_ids
+from slurm_colloc.cli.look.packed_tasks import is_shared
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
@@ -29,6 +29,7 @@ from slurm_colloc.model.sbatch.quantities import parse_signal
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.runtime.programs.member_requests import SCANCEL
 from slurm_colloc.runtime.programs.own_answers import read_output
+from slurm_colloc.slurm.tables.command_words import split_ids
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
 _HOW = frozenset({"b", "f", "Q", "s", "v", "ctld"})
@@ -98,10 +99,17 @@ def run_scancel(argv: Sequence[str]) -> int:
     try:
         session = Session.open_own()
         session.tells_upkeep = has_reader()
-        found, left = _divide(session, order) if session.state.list_open() else ((), None)
+        if session.state.list_open():
+            _refuse_steps(session, order.ids)
+            found, left = _divide(session, order)
+        else:
+            found, left = (), None
+    except _StepRefused:
+        raise
     except (CollocError, OSError) as error:
         note(f"{error}; only Slurm is asked")
-        found, left = (), None
+        # Of an id that it does not know Slurm's scancel says nothing.
+        return ask_slurm("scancel", argv) or int(any("_" in word for word in order.ids))
     if left is None:
         return ask_slurm("scancel", argv)
     status = ask_slurm("scancel", left) if left else 0
@@ -162,7 +170,7 @@ def _divide(session: Session, order: CancelOrder) -> tuple[Found, list[str] | No
         For the latter nothing where no other job is meant, and None where no pack is.
     """
     if order.ids:
-        found, left = _find_named(session, order.ids)
+        found, left = find_named(session, order.ids)
     else:
         found, left = session.survey([Selection(ALL)]), []
     packs = [(view, members) for view, members in found if is_shared(view)]
@@ -191,7 +199,7 @@ def _divide(session: Session, order: CancelOrder) -> tuple[Found, list[str] | No
     return [(view, members) for view, members in chosen if members], rest
 
 
-def _find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
+def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     """The members of submissions that ids name, and ids that csub does not know."""
     known: dict[str, Selection] = {}
     for word in ids:
@@ -206,6 +214,30 @@ def _find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]
         known = {word: one for word, one in known.items() if _is_there(session, one)}
         found = session.survey(list(known.values()))
     return found, [word for word in ids if word not in known]
+
+
+class _StepRefused(UsageProblem):
+    """A step of a task in a pack is named."""
+
+
+def _refuse_steps(session: Session, ids: Sequence[str]) -> None:
+    """Refuse steps of tasks in packs: Slurm's scancel would say nothing, and do nothing.
+
+    Raises:
+        _StepRefused: One is named.
+    """
+    for word in ids:
+        task, dot, _ = word.partition(".")
+        with contextlib.suppress(NotFound, ValueError):
+            named = parse_job_id(task) if dot and not task.isdigit() else None
+            if named is None or not session.state.find_packs(named[0]):
+                continue
+            if any(is_shared(view) for view, _ in session.survey([Selection(*named)])):
+                raise _StepRefused(
+                    f"{word} cannot be ended alone: steps of a pack are numbered through all its "
+                    "members",
+                    hint=f"scancel {task} ends the task",
+                )
 
 
 def _is_there(session: Session, selection: Selection) -> bool:
@@ -263,5 +295,6 @@ def _tell(found: Found, number: int) -> None:
     what = f"Signal {number} to" if number else "Terminating"
     for _, members in found:
         for member in members:
-            name = f"{member.member.job}_{member.member.number}"
+            job, number = member.member.job, member.member.number
+            name = job if member.names_alone else f"{job}_{number}"
             note(f"{what} job {name}", "scancel")

@@ -17,12 +17,12 @@ from slurm_colloc.cli.look.packed_tasks import (
     JobChoice,
     PackedTasks,
     answer_with_tasks,
-    split_ids,
 )
 from slurm_colloc.cli.session import Session
 from slurm_colloc.report.lines.task_cells import choose_account_cell
 from slurm_colloc.report.slurm_tasks import SlurmTask
 from slurm_colloc.runtime.programs.own_answers import read_output
+from slurm_colloc.slurm.tables.command_words import split_ids
 from slurm_colloc.slurm.tables.marked_accounts import (
     AccountColumn,
     AccountQuestion,

@@ -18,6 +18,7 @@ from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.resubmitted_members import find_again, list_packs_to_follow
 from slurm_colloc.report.slurm_tasks import SlurmTask
+from slurm_colloc.slurm.tables.command_words import split_ids
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
 
 Answer = tuple[int, list[str] | None]
@@ -99,6 +100,20 @@ class JobChoice:
                     words += self._known.get(found[0], [])
         return ",".join(dict.fromkeys(filter(None, words)))
 
+    def is_named(self, *names: str) -> bool:
+        """Whether a job of Slurm's that is no pack was asked for, by one of its ids."""
+        if self._words is None or any(name in self._words for name in names):
+            return True
+        for name in names:
+            with contextlib.suppress(ValueError):
+                array, ranges = parse_job_id(name) or ("", None)
+                for one in self._selections:
+                    of_it = [number for first, last in ranges or () for number in (first, last)]
+                    is_within = one.ranges is None or any(map(one.includes, of_it))
+                    if one.job == array and is_within:
+                        return True
+        return False
+
     @property
     def jobs(self) -> list[str]:
         """The submissions of csub's that were named."""
@@ -120,18 +135,6 @@ class JobChoice:
             selection.job == task.job and (task.is_alone or selection.includes(task.index))
             for selection in self._selections
         )
-
-
-def split_ids(text: str) -> list[str]:
-    """Ids between commas; those within brackets part none."""
-    words, depth = [""], 0
-    for letter in text:
-        depth += {"[": 1, "]": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            words.append("")
-        else:
-            words[-1] += letter
-    return [word.strip() for word in words if word.strip()]
 
 
 class PackedTasks:
@@ -185,6 +188,10 @@ class PackedTasks:
             task for view in own if view.job_id not in names for task in self._list_tasks(view)
         ]
         return [*tasks, *alone]
+
+    def list_packed(self) -> list[tuple[str, SlurmTask]]:
+        """All tasks that are in packs of several, each with the id of its pack's job."""
+        return [(job_id, task) for job_id, tasks in self._tasks.items() for task in tasks]
 
     def names(self) -> frozenset[str]:
         """The ids of all tasks that are in packs."""

@@ -102,6 +102,8 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "cpus-per-task": lambda task: task.cpus,
     "endtime": lambda task: task.end_or_limit,
     "jobarrayid": lambda task: task.name_for_slurm,
+    # A task of an array has no number of its own.
+    "jobid": lambda task: task.job if task.is_alone else None,
     "mincpus": lambda task: task.cpus,
     "minmemory": lambda task: task.host_memory,
     "name": lambda task: task.name,
@@ -109,7 +111,7 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "numcpus": lambda task: task.cpus,
     # Who needs several nodes is in no pack.
     "numnodes": lambda _: "1",
-    "reason": lambda task: task.reason,
+    "reason": lambda task: task.reason_word,
     "reasonlist": lambda task: task.reason_or_nodes,
     "starttime": lambda task: task.start_or_forecast,
     "state": lambda task: task.state.value,
@@ -138,7 +140,7 @@ _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "nnodes": lambda _: "1",
     "nodelist": lambda task: task.accounted_nodes,
     # Of a job that has begun sacct knows no reason.
-    "reason": lambda task: task.reason if task.is_pending else "None",
+    "reason": lambda task: task.reason_word if task.is_pending else "None",
     "reqcpus": lambda task: task.cpus,
     "reqmem": lambda task: task.host_memory,
     "start": lambda task: task.start or "Unknown",

@@ -69,7 +69,7 @@ class GpuDaemon:
         self._daemon = PackDaemon(
             self._pack,
             self._preparation.setup.gpus,
-            self._allocation.environment,
+            self._allocation.own_environment,
             self._allocation.job_id,
             clients=self.clients,
             journal=self._journal,

@@ -122,7 +122,7 @@ class GpuMode:
         else:
             from slurm_colloc.runtime.gpu.discover_gpus import search_gpus
 
-            self._search = search_gpus(self._allocation.environment, self._patience.nvml_s)
+            self._search = search_gpus(self._allocation.own_environment, self._patience.nvml_s)
 
     @property
     def is_settled(self) -> bool:
@@ -199,7 +199,7 @@ class GpuMode:
         instances.use_mps(
             InstanceDaemons(
                 self._pack,
-                self._allocation.environment,
+                self._allocation.own_environment,
                 self._allocation.job_id,
                 clients=self.clients,
                 journal=self._journal,

@@ -100,9 +100,9 @@ class MemberStarter:
         self._journal = journal
         self._may_fall_back = launcher == "auto"
         self.launcher = "srun" if launcher == "auto" else launcher
-        self._added = environments.compute_added_by_slurm(
-            allocation.environment, dict(record.client_environment)
-        )
+        # With another --export nothing of what sbatch was given reaches the batch script.
+        sent = {} if "export" in dict(record.group) else dict(record.client_environment)
+        self._added = environments.compute_added_by_slurm(allocation.environment, sent)
         self._has_shims = not lone and not record.local
         if self._has_shims:
             write_shims(pack, sys.executable)
@@ -185,7 +185,7 @@ class MemberStarter:
             # See store.pack.member_holds: csub has held it before it could see this file.
             return False
         argv = build_wrapper_argv(sys.executable, launch_file)
-        outer = dict(self._allocation.environment)
+        outer = self._allocation.own_environment
         if is_step:
             argv = build_srun_argv(str(name), plan.host_memory_mb, argv, place=self._choose_node())
             outer = environments.build_step_environment(outer)

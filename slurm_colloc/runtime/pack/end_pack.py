@@ -65,6 +65,7 @@ class PackEnd:
         self._adopt = adopt
         self._kill_wait_s = kill_wait_s
         self._let_go_at: float | None = None
+        self._told: set[int] = set()
 
     def work(self) -> bool:
         """Go on with the end; True once every member has ended and all is written."""
@@ -83,6 +84,11 @@ class PackEnd:
         now = time.monotonic()
         if self._let_go_at is None:
             self._let_go_at = now + self._kill_wait_s * LET_GO_SHARE
+            # As slurmstepd does: at the KILL it would be too late.
+            verdict = self._slurm_decision.settle()
+            if verdict is not None and verdict.state is not None:
+                for member in self._members.running():
+                    self._say_ended(member, verdict.state)
         if now >= self._let_go_at:
             self._let_go_at = math.inf
             self._gpu_mode.let_go()
@@ -112,8 +118,7 @@ class PackEnd:
 
     def _end(self, member: Member, state: MemberState, reason: str) -> None:
         own = self._ends.undecided.get(member.number)
-        if member.asked is None:
-            self._lines.write(member, state)
+        self._say_ended(member, state)
         self._states.write_end(
             member,
             state,
@@ -121,3 +126,8 @@ class PackEnd:
             reason,
             ended_at=own.ended_at if own else None,
         )
+
+    def _say_ended(self, member: Member, state: MemberState) -> None:
+        if member.asked is None and member.number not in self._told:
+            self._told.add(member.number)
+            self._lines.write(member, state)

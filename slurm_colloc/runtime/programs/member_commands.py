@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-from slurm_colloc.runtime.programs.own_member import find_member, is_inside
+from slurm_colloc.runtime.programs.own_member import find_member, is_inside, is_other_task
 from slurm_colloc.slurm.real_command import find_real_command
 
 TYPE_CHECKING = False
@@ -79,22 +79,20 @@ def _act(
 ) -> int | None:
     """Do what the command means for a member; None where the real one is meant as it is."""
     name, *arguments = call
+    is_question = name == "squeue" or (name == "scontrol" and is_show_job(arguments))
+    if is_question and any(is_other_task(word, member) for word in arguments):
+        return _ask_about_others(member, real, call, environment)
     if name == "squeue":
         from slurm_colloc.runtime.programs.own_queue_row import answer_squeue
 
         return answer_squeue(member, real, arguments, environment)
-    if name == "scontrol" and is_show_job(arguments):
+    if is_question:
         from slurm_colloc.runtime.programs.own_job_record import answer_show_job
 
         return answer_show_job(member, real, arguments, environment)
     # A step needs the job's variables: without them srun asks for a job, as it does under sbatch.
     is_step = name == "srun" and "SLURM_JOB_ID" in environment
-    is_request = name in ("scontrol", "scancel") and any(
-        # A step of the own job, too.
-        one in member.ids or one.rpartition(".")[0] in member.ids
-        for word in arguments
-        for one in word.rpartition("=")[2].split(",")
-    )
+    is_request = name in ("scontrol", "scancel") and bool(arguments)
     if not is_step and not is_request:
         return None
     from slurm_colloc.errors import CollocError
@@ -107,6 +105,19 @@ def _act(
         from slurm_colloc.runtime.programs.member_step import start_step
 
         return start_step(member, real, call, environment)
+    except CollocError as error:
+        sys.stderr.write(f"csub: error: {error}\n")
+        return error.exit_code
+
+
+def _ask_about_others(
+    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
+) -> int:
+    from slurm_colloc.errors import CollocError
+    from slurm_colloc.runtime.programs.other_members import build_call
+
+    try:
+        become(*build_call(member, real, call, environment))
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
         return error.exit_code

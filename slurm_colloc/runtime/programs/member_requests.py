@@ -1,4 +1,7 @@
-"""`scontrol requeue` and `scancel` of the own job: requests to the runner about this member."""
+"""`scontrol requeue` and `scancel` of the own job: requests to the runner about this member.
+
+What the same call says of other jobs goes to csub under that name (`other_members`).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_signal
+from slurm_colloc.runtime.programs.other_members import build_call
 from slurm_colloc.runtime.programs.own_answers import read_output, spawn
 from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.tables.command_words import CommandOptions
+from slurm_colloc.slurm.tables.scontrol_words import parse_scontrol
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
 
@@ -63,8 +68,8 @@ def ask_for(
     if division.request is not None:
         check_allowed(Path(member.pack), division.request)
     if division.rest is not None:
-        words = [call[0], *division.rest]
-        pid = spawn(real, words, environment)
+        program, words, outer = build_call(member, real, [call[0], *division.rest], environment)
+        pid = spawn(program, words, outer)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if division.request is not None:
         ask_runner(member.pack, division.request)
@@ -84,37 +89,26 @@ def _divide_ids(words: Sequence[str], member: OwnMember) -> tuple[bool, list[str
     return is_own, others
 
 
-def find_requeue_word(word: str) -> str | None:
-    """`requeue` or `requeuehold`, as scontrol understands a word; None for any other.
-
-    It takes any beginning of the former from three letters on, and of the latter all of it
-    (scontrol.c, `_process_command`; 22.05 to 26.05).
-    """
-    folded = word.lower()
-    if folded.startswith("requeuehold"):
-        return "requeuehold"
-    return "requeue" if len(folded) >= 3 and "requeue".startswith(folded) else None
-
-
 def divide_scontrol(arguments: Sequence[str], member: OwnMember) -> Division | None:
-    """`scontrol requeue IDS`; None where the own job is not among them."""
-    options = [word for word in arguments if word.startswith("-")]
-    words = [word for word in arguments if not word.startswith("-")]
-    asked = find_requeue_word(words[0]) if words else None
-    if asked is None:
+    """`scontrol requeue IDS` and the like; None where it is a question, or not about jobs."""
+    call = parse_scontrol(arguments)
+    if call is None or call.verb == "show":
         return None
-    is_own, others = _divide_ids(words[1:], member)
-    if not is_own:
-        return None
-    if asked == "requeuehold":
+    others = [one for one in call.ids if one not in member.ids]
+    is_own = len(others) < len(call.ids)
+    if is_own and call.verb == "requeuehold":
         raise UsageProblem("scontrol requeuehold cannot be done for one member of a pack")
-    request = Request(Action.REQUEUE, member.number, reason="scontrol requeue from inside")
-    is_left = any(word.lower() != "incomplete" for word in others)
-    return Division(request, (*options, words[0], *others) if is_left else None)
+    if not is_own:
+        return Division(None, tuple(arguments))
+    if call.verb == "requeue":
+        request = Request(Action.REQUEUE, member.number, reason="scontrol requeue from inside")
+        return Division(request, tuple(call.write_words(others)) if others else None)
+    # By its own name: Slurm's id is that of the whole pack.
+    return Division(None, tuple(call.write_words([*others, member.name])))
 
 
 def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | None:
-    """`scancel [-s SIGNAL] [-b|-f] IDS`; None where nothing of the own job is among them.
+    """`scancel [-s SIGNAL] [-b|-f] IDS`; None where its options are not understood.
 
     `JOB.batch` is the member's script, and `JOB.STEP` one of the steps that it has started.
 
@@ -133,7 +127,7 @@ def divide_scancel(arguments: Sequence[str], member: OwnMember) -> Division | No
     operands, steps, is_batch = _divide_steps(operands, member)
     is_own, others = _divide_ids(operands, member)
     if not (is_own or is_batch or steps):
-        return None
+        return Division(None, tuple(arguments))
     given = {key: value or "" for key, value, _ in options}
     if is_batch and not is_own:
         given["b"] = ""

@@ -106,7 +106,7 @@ def spawn(
     real: str,
     call: Sequence[str],
     environment: Mapping[str, str],
-    actions: Sequence[tuple[int, int, int]] = (),
+    actions: Sequence[tuple[int, ...]] = (),
 ) -> int:
     """Start a command; its process id. It gets the signals that Python ignores."""
     return os.posix_spawn(
@@ -114,14 +114,26 @@ def spawn(
     )
 
 
-def read_output(real: str, call: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+def read_output(
+    real: str, call: Sequence[str], environment: Mapping[str, str], *, is_silent: bool = False
+) -> tuple[int, str]:
     """Run a command; its exit status and what it wrote to standard output.
 
-    What it writes to standard error goes where this process's goes.
+    Args:
+        real: Its path.
+        call: Its words.
+        environment: Its environment.
+        is_silent: What it writes to standard error goes nowhere, not where this process's goes.
     """
     reading, writing = os.pipe()
     # The other end closes by itself when the command is executed.
-    pid = spawn(real, call, environment, [(os.POSIX_SPAWN_DUP2, writing, 1)])
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, writing, 1)]
+    if is_silent:
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        actions.append((os.POSIX_SPAWN_DUP2, nowhere, 2))
+    pid = spawn(real, call, environment, actions)
+    if is_silent:
+        os.close(nowhere)
     os.close(writing)
     with open(reading, encoding="utf-8", errors="surrogateescape", newline="") as file:
         text = file.read()

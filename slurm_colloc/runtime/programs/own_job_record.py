@@ -11,14 +11,16 @@ from slurm_colloc.runtime.programs.own_answers import (
     write_output,
 )
 from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.slurm.tables.job_records import (
+    format_clock,
+    join_records,
+    replace_fields,
+    split_records,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-_INDENT = "\n   "
-_TO_THE_END = ("JobName", "Command", "WorkDir", "StdErr", "StdIn", "StdOut")
-"""Fields that end with their line; their values may hold spaces."""
 
 
 def answer_show_job(
@@ -60,14 +62,12 @@ def tell(
     text: str, member: OwnMember, now: float, time_format: str = "", *, is_one_line: bool = False
 ) -> str:
     """What scontrol has answered, about the own job with the member's values."""
-    records = text.split("\n\n")
+    records = split_records(text)
     for number, record in enumerate(records):
         words = record.split(None, 1)
         if words and words[0] == f"JobId={member.job_id}":
             records[number] = _tell_own(record, member, now, time_format)
-    if is_one_line:
-        return "".join(f"{record.replace(_INDENT, ' ')}\n" for record in records if record.strip())
-    return "\n\n".join(records)
+    return join_records(records, is_one_line=is_one_line)
 
 
 def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> str:
@@ -81,8 +81,8 @@ def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> s
     left_s = None if limit_s is None else max(0, limit_s - (used_s or 0))
     answers = OwnAnswers(member, now, left_s, time_format)
     new = {
-        "RunTime": _format_whole(answers.used_s),
-        "TimeLimit": _format_whole(answers.limit_s),
+        "RunTime": format_clock(answers.used_s),
+        "TimeLimit": format_clock(answers.limit_s),
         "StartTime": answers.moment(answers.started_at),
         "EndTime": answers.moment(answers.ends_at),
         "MinMemoryNode": answers.host_memory,
@@ -93,27 +93,4 @@ def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> s
         "StdOut": answers.text("output"),
         "StdErr": answers.text("error"),
     }
-    return "\n".join(_replace_in(line, new) for line in record.split("\n"))
-
-
-def _replace_in(line: str, new: Mapping[str, str | None]) -> str:
-    for name, value in new.items():
-        if value is None:
-            continue
-        before, found, rest = f" {line}".partition(f" {name}=")
-        if found:
-            behind = "" if name in _TO_THE_END else rest[len(rest.split(" ", 1)[0]) :]
-            line = f"{before}{found}{value}{behind}"[1:]
-            if name in _TO_THE_END:
-                break
-    return line
-
-
-def _format_whole(seconds: int | None) -> str | None:
-    """`[D-]HH:MM:SS`, as scontrol writes times."""
-    if seconds is None:
-        return None
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{f'{days}-' if days else ''}{hour:02}:{minute:02}:{second:02}"
+    return replace_fields(record, new)

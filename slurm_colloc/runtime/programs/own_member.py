@@ -110,6 +110,14 @@ def is_inside(member: OwnMember, environment: Mapping[str, str]) -> bool:
     return launch is not None and os.path.dirname(launch) == member.folder
 
 
+def is_other_task(word: str, member: OwnMember) -> bool:
+    """A word of a command that names a task, `4711_3` or `4711_[1-3]`, but not the own one."""
+    return any(
+        one[:1].isdecimal() and "_" in one and one not in member.ids
+        for one in word.rpartition("=")[2].split(",")
+    )
+
+
 def read_control_group_job() -> str | None:
     """The Slurm job in whose control group this process is; None where Slurm made it none."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import os
 import socket
@@ -29,6 +30,7 @@ class Allocation:
         cores: CPUs this process may use, grouped by physical core.
         gpus: Slurm's GPU indices, empty without GPUs.
         environment: The batch script's environment.
+        called_in: The environment that sbatch was given.
     """
 
     job_id: str
@@ -39,6 +41,22 @@ class Allocation:
     cores: tuple[tuple[int, ...], ...]
     gpus: tuple[str, ...]
     environment: Mapping[str, str]
+    called_in: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def own_environment(self) -> dict[str, str]:
+        """That of the runner and of the programs that it starts for itself.
+
+        With all but `--export=ALL` Slurm gives the batch script what a login has. Slurm's commands
+        or NVIDIA's may be where a module or a wrapper had put them before csub was called.
+        """
+        extended = dict(self.environment)
+        for name in ("PATH", "LD_LIBRARY_PATH"):
+            found = [extended.get(name, ""), self.called_in.get(name, "")]
+            folders = [folder for text in found for folder in text.split(os.pathsep)]
+            if kept := [folder for folder in folders if os.path.isabs(folder)]:
+                extended[name] = os.pathsep.join(dict.fromkeys(kept))
+        return extended
 
 
 def read_allocation(environ: Mapping[str, str], local_id: str = "") -> Allocation:
@@ -60,7 +78,7 @@ def read_allocation(environ: Mapping[str, str], local_id: str = "") -> Allocatio
         cpus_allocated=int(environ.get("SLURM_CPUS_ON_NODE", str(len(allowed)))),
         cores=read_cores(allowed),
         gpus=tuple(word for word in gpus.split(",") if word),
-        environment=environ,
+        environment=dict(environ),
     )
 
 

@@ -231,7 +231,7 @@ class PackMonitor:
     def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
         argv = [sys.executable, "-IB", "-m", module, *words]
         # An arena for each thread that a driver or library starts would be memory for nothing.
-        environment = {**self._allocation.environment, "MALLOC_ARENA_MAX": "1"}
+        environment = {**self._allocation.own_environment, "MALLOC_ARENA_MAX": "1"}
         try:
             return start_process(argv, environment, f"{self._pack}/{log}")
         except OSError as error:

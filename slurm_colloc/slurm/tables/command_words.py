@@ -87,3 +87,15 @@ class CommandOptions:
                 return True
             options.append((letter, None, [f"-{letter}"]))
         return True
+
+
+def split_ids(text: str) -> list[str]:
+    """Ids between commas; those within brackets part none."""
+    words, depth = [""], 0
+    for letter in text:
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    return [word.strip() for word in words if word.strip()]

@@ -45,11 +45,11 @@ _LEFT_ALONE = frozenset(
 )  # fmt: skip
 
 _LETTERS = {
-    "l": "timelimit", "L": "timeleft", "M": "timeused", "e": "endtime", "S": "starttime",
-    "j": "name", "C": "numcpus", "o": "command", "Z": "workdir", "i": "jobarrayid",
-    "m": "minmemory", "F": "arrayjobid", "K": "arraytaskid", "t": "statecompact", "T": "state",
-    "r": "reason", "R": "reasonlist", "N": "nodelist", "D": "numnodes", "c": "mincpus",
-    "k": "comment",
+    "A": "jobid", "l": "timelimit", "L": "timeleft", "M": "timeused", "e": "endtime",
+    "S": "starttime", "j": "name", "C": "numcpus", "o": "command", "Z": "workdir",
+    "i": "jobarrayid", "m": "minmemory", "F": "arrayjobid", "K": "arraytaskid",
+    "t": "statecompact", "T": "state", "r": "reason", "R": "reasonlist", "N": "nodelist",
+    "D": "numnodes", "c": "mincpus", "k": "comment",
 }  # fmt: skip
 
 

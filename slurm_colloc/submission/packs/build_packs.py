@@ -85,10 +85,7 @@ def build_packs(
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,
-            # With another --export nothing of it reaches the batch script.
-            client_environment=tuple(
-                () if "export" in dict(planned.group) else sorted(environment.items())
-            ),
+            client_environment=tuple(sorted(environment.items())),
             slurm_options=options.words,
             local=local,
             carried=carried,
