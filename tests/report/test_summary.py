@@ -12,6 +12,7 @@ import pytest
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.summary.pack_samples import read_samples
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.summary_file import read_summary, summary_path
@@ -264,6 +265,21 @@ def test_short_silent_and_failed_members_are_unknown_and_say_why(tmp_path: Path)
     assert summary["unexplained"]["sm_active"]["rest"] is None
     assert member_of(summary, 1)["energy_j"] is None
     assert any("4711/2: there for less than 10 s" in text for text in summary["pack"]["unknown"])
+
+
+def test_who_fails_at_once_is_not_as_fast_as_alone(tmp_path: Path) -> None:
+    truths = [Truth(n, 2 * n, 2 * n + 0.4, lambda _at: 0, reports=False) for n in (1, 2, 3)]
+    summary = build_summary(make_pack(tmp_path / "apart", truths, failed=[1, 2, 3]), tmp_path)
+    assert [member["slowdown"] for member in summary["members"]] == [None] * 3
+    assert summary["pack"]["antt"] is None
+    assert "as fast as alone" not in tell_headline([summary])
+    truths = [Truth(n, 0, 3, lambda _at: 0, reports=False) for n in (1, 2, 3)]
+    summary = build_summary(make_pack(tmp_path / "together", truths, failed=[1, 2, 3]), tmp_path)
+    assert [member["slowdown"] for member in summary["members"]] == [None] * 3
+    # How long they would have taken alone would be nothing but an assumption.
+    assert summary["pack"]["serial_s"] is None
+    assert summary["pack"]["gpu_hours_saved"] is None
+    assert "faster" not in tell_headline([summary])
 
 
 def test_pieces_of_a_running_pack_give_the_same_as_the_final_files(tmp_path: Path) -> None:

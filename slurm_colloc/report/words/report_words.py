@@ -43,7 +43,9 @@ WORDS: dict[str, str] = {
     "UNKNOWN": "It could not be read, or needs something that could not. It is never 0.",
     # Of the whole pack.
     "GAIN": "The time that the jobs would have taken one after the other, each alone on the GPU, "
-    "over the time that they took together: 2 times faster is half the GPU time.",
+    "over the time that they took together. Of one pack that is wall time: 2 times faster is half "
+    "of it. Of several packs, or of some members, it is GPU time: 2 times the work per GPU hour, "
+    "whenever the last job ended.",
     "ACCEPTED": "How much slower than alone a job may get by sharing: --max-slowdown, else the "
     "setting slowdown_bound.",
     "STP": "System throughput: the sum of the members' progress, each as a part of its progress "
