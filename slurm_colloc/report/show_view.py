@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
@@ -145,7 +146,13 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         if degree is not None:
-            said = (describe_degree(degree), describe_cost(degree.cost_s, None))
+            is_over = all(member.is_final for member in view.members)
+            at_once = sum(member.state is MemberState.RUNNING for member in view.members)
+            if is_over:
+                started = sum(bool(m.record and m.record.starts) for m in view.members)
+                at_once = min(started, degree.places)
+            told = describe_degree(degree, at_once, is_over=is_over)
+            said = (told, describe_cost(degree.cost_s, None))
             return ["; ".join(filter(None, said))] if any(said) else []
     return []
 

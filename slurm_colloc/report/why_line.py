@@ -90,7 +90,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     else:
         text = _explain_ended(view, member, facts)
     if member.state is MemberState.RUNNING or _waits_in_pack(view, member):
-        degree = describe_degree(facts.degree)
+        running = sum(m.state is MemberState.RUNNING for m in view.members)
+        degree = describe_degree(facts.degree, running)
         text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if facts.unreachable and not member.is_final and not view.record.local:

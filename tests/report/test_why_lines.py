@@ -143,6 +143,25 @@ def test_waiting_in_a_pack(state: State) -> None:
     assert "it is about to start" in line(view, 3)
 
 
+def test_what_came_of_measuring_is_said_and_not_that_it_is_going_on(state: State) -> None:
+    run(state, 1, 2, limit_s=None)
+    view = look(state, "RUNNING", degree=4)
+    degree = DegreeRecord(1, DegreeState.MEASURING, 2, 4)
+    assert line(view, 1, degree=degree).endswith("; the pack is being measured")
+    late = dataclasses.replace(degree, cost_s=15.0)
+    assert line(view, 1, degree=late).endswith(
+        "; measuring was cut short as members came or went, and is tried again later"
+    )
+    why = "nothing is measured: their steps come too seldom"
+    off = DegreeDecision(NOW, DegreeState.OFF, 2, 4, None, why)
+    given_up = dataclasses.replace(degree, state=DegreeState.OFF, decisions=(off,))
+    assert line(view, 1, degree=given_up).endswith(f"; {why}")
+    # One alone is not measured, and nothing is said to be.
+    write(state, 2, MemberState.COMPLETED)
+    alone = look(state, "RUNNING", degree=4)
+    assert "measured" not in line(alone, 1, degree=degree)
+
+
 def test_what_was_measured_of_a_pack(state: State) -> None:
     run(state, 1, 2, limit_s=None)
     view = look(state, "RUNNING", degree=4)
