@@ -44,7 +44,7 @@ def render_pack(view: PackView, state: StateReader, now: float) -> str:
     """A pack and its members, a line each."""
     record = view.record
     lines = [
-        f"Pack {view.job_id or '(not known to Slurm yet)'}  {record.name}",
+        f"{view.pack_name}  {record.name}",
         *_render_pack_fields(view, state),
         "  Members:",
     ]
@@ -67,8 +67,9 @@ def _join(lines: Iterable[str]) -> str:
 def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     record = view.record
     slurm_state = view.slurm_state.value if view.slurm_state else ""
+    job = f", job {view.job_id}" if record.number_of is not None else ""
     lines = [
-        *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
+        *([f"  Slurm:    {slurm_state}{job}"] if slurm_state and not record.local else []),
         *([f"  Part of:  {record.shown_id}"] if record.shown_id else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
         *(f"  Degree:   {said}" for said in _list_degree(view, state)),
@@ -230,7 +231,7 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
     ]
     lines = [f"Member {member.member}"]
     lines += [f"  {name + ':':<12} {value}" for name, value in fields if value]
-    lines += [f"Pack {view.job_id}", *_render_pack_fields(view, state)]
+    lines += [view.pack_name, *_render_pack_fields(view, state)]
     return _join(lines)
 
 

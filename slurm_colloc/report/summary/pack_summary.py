@@ -58,6 +58,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "pack_id": run.view.record.pack_id,
         "gpu_set": run.view.record.gpu_set,
         "gpu_sets": list(run.view.record.gpu_sets),
+        "number_of": None if run.view.record.number_of is None else list(run.view.record.number_of),
         "attempt": run.view.attempt,
         "job": run.view.job_id or None,
         "submission": run.view.shown_id or None,
@@ -200,7 +201,7 @@ def _list_notes(run: PackRun) -> list[str]:
     if run.setup is not None and run.setup.mode == SharingMode.MIG.value:
         notes.append(
             "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
-            "energy is modelled"
+            "energy is estimated"
         )
     known = (*run.gpu_uuids, "MIG-")
     others = [uuid for uuid in run.samples.gpus if not uuid.startswith(known)]
