@@ -174,7 +174,7 @@ def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
             if read_common_script(other, record) != script:
                 continue
             reason = explain_difference(record, view.record)
-            stays = compute_reason_to_stay(record.policy, record.group)
+            stays = compute_reason_to_stay(record.policy, record.group) or record.closed
             if reason or stays:
                 job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
                 told = f": {reason}" if reason else f" and takes no other jobs: {stays}"
