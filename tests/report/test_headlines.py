@@ -95,6 +95,7 @@ def test_failures_are_counted_by_their_last_try() -> None:
     assert "All of these failed twice." in told
     notes = [note.members for note in list_advice([summary]) if note.finding == "failed"]
     assert notes == [("54/10",), ("54/11",), ("54/12",)]
+    assert "9 members: 6 COMPLETED, 3 FAILED" in render_mail([summary], "54")
 
 
 def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:

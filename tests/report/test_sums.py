@@ -100,9 +100,11 @@ def test_figures_that_are_not_known_are_unknown_and_of_how_many_is_said(tmp_path
     total = week.sums()["all"]
     assert (total["members"], total["mean_slowdown_of_members"]) == (14, 4)
     assert (total["packs"], total["packs_shared"], total["gpu_hours_saved_of_packs"]) == (5, 2, 1)
-    table = week.csub("report", "--since=999w").stdout
-    assert "1.17 (4 of 14)" in table
-    assert "(1 of 2)" in table
+    for width in ("80", "140"):
+        table = week.csub("report", "--since=999w", COLUMNS=width).stdout
+        assert "1.17 (4 of 14)" in table
+        assert "(1 of 2)" in table
+        assert ("KWH" in table) == (width == "140")
     rows = {row["name"]: row for row in week.sums("--by=mode")["rows"]}
     # Who was alone has saved nothing, which is known.
     assert rows["exclusive"]["gpu_hours_saved"] == pytest.approx(0, abs=1e-6)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_WIDE = 100
+_LEFT_OUT = 2
+"""In a narrow terminal so many columns at the end, those of energy, are left out."""
+
+
 def render_sums(
     rows: Sequence[PackSums],
     total: PackSums,
@@ -56,6 +61,9 @@ def render_sums(
         Column("KWH\nSAVED"),
     ]
     cells = [_build_row(sums) for sums in (*rows, *((total,) if len(rows) > 1 else ()))]
+    if width < _WIDE:
+        # Figures are never cut; --csv and --json have all.
+        columns, cells = columns[:-_LEFT_OUT], [row[:-_LEFT_OUT] for row in cells]
     parts: list[RenderableType] = []
     if cells:
         parts = [build_table(columns, cells, width), ""]
