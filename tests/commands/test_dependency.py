@@ -46,8 +46,9 @@ def test_last_is_the_newest_submission_as_everywhere(user: CsubUser) -> None:
     wait_for_slurm(user, waiting, f"PENDING Dependency afterok:{job_id}(unfulfilled)")
     member = user.submit(*PACK, "-d", "afterany:last/1", "next.sh", "member")
     assert f"afterany:{waiting}/1" in user.csub("why", f"{member}/1").stdout
+    user.csub("cancel", "--yes", member)
     user.run(["touch", "go.1"])
-    user.wait_for_states(member, "COMPLETED")
+    user.wait_for_states(waiting, "COMPLETED")
 
 
 def test_an_interrupted_wait_says_that_the_jobs_go_on_and_an_end_is_told_as_it_was(
