@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "slurm_colloc"
-LINES_MOST = 350
+LINES_MOST = 600
 MODULES_MOST = 20
 
 
