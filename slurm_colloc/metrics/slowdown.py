@@ -14,6 +14,10 @@ from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Value
 
 SECONDS_PER_HOUR = 3600.0
+SHORT_S = 10.0
+"""A member that was there for less has no rate and no weight: STP and ANTT leave it out."""
+ASSUMED_MOST = 0.1
+"""Of the time of all one after the other: more than so much is never made of assumptions."""
 JOULES_PER_KWH = 3.6e6
 
 
@@ -116,6 +120,26 @@ def compute_solo_time_s(
     if steps is None or solo_rate is None or solo_rate <= 0:
         return None
     return max(0.0, present_s - stepping_s) + steps / solo_rate
+
+
+def complete_solo_times(stays: Sequence[tuple[float, Value]]) -> list[Value]:
+    """The times of members alone; a short one whose own is unknown needs as long as it was there.
+
+    Where that would be more than a small part of all, as where most failed at once, theirs stay
+    unknown.
+
+    Args:
+        stays: How long each was there, and how long its work takes alone.
+    """
+    filled = [
+        present_s if solo_s is None and present_s < SHORT_S else solo_s
+        for present_s, solo_s in stays
+    ]
+    assumed_s = sum(present_s for present_s, solo_s in stays if solo_s is None)
+    total_s = sum_known(filled)
+    if total_s is None or assumed_s <= ASSUMED_MOST * total_s:
+        return filled
+    return [solo_s for _, solo_s in stays]
 
 
 def compare_with_serial(

@@ -52,6 +52,7 @@ class FleetRecord:
         wasted_share: Their part of the time of all.
         saved_s: GPU time that sharing saved.
         slowdown: Mean over the members of which it is known.
+        slowdown_of: How many these are.
         energy_j: Of its GPU.
         saved_kwh: Energy that sharing saved.
         sm_active: Mean activity of the SMs, 0 to 1.
@@ -79,6 +80,7 @@ class FleetRecord:
     wasted_share: float
     saved_s: float | None
     slowdown: float | None
+    slowdown_of: int
     energy_j: float | None
     saved_kwh: float | None
     sm_active: float | None
@@ -89,6 +91,11 @@ class FleetRecord:
     host_memory_mb: float | None
     rates: tuple[tuple[str, float], ...] = ()
     gpu_set: int = 0
+
+    @property
+    def has_shared(self) -> bool:
+        """Its members shared a GPU: else there was nothing to save."""
+        return self.mode != "exclusive"
 
     @property
     def gpu_s(self) -> float:
@@ -120,6 +127,10 @@ def parse_fleet_record(value: Any) -> FleetRecord:
     members, failed = read.whole("members", _MEMBERS_MOST), read.whole("failed", _MEMBERS_MOST)
     if failed > members:
         raise ValueError("failed is more than members")
+    slowdown = read.number_or_none("slowdown", 1e4)
+    slowdown_of = read.whole("slowdown_of", members)
+    if (slowdown is None) != (slowdown_of == 0):
+        raise ValueError("slowdown_of is odd")
     gain_s = length_s * gpus * _GAIN_MOST
     energy_j = length_s * gpus * _WATT_MOST + _WATT_MOST
     return FleetRecord(
@@ -139,7 +150,8 @@ def parse_fleet_record(value: Any) -> FleetRecord:
         wasted_share=read.number("wasted_share", 1.0),
         # Sharing may cost time, too.
         saved_s=read.number_or_none("saved_s", gain_s, -gain_s),
-        slowdown=read.number_or_none("slowdown", 1e4),
+        slowdown=slowdown,
+        slowdown_of=slowdown_of,
         energy_j=read.number_or_none("energy_j", energy_j),
         saved_kwh=read.number_or_none(
             "saved_kwh", energy_j * _GAIN_MOST / 3.6e6, -energy_j * _GAIN_MOST / 3.6e6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import signal
@@ -12,10 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.store.pack.progress_counters import (
     FollowRequest,
     MemberProgress,
     read_follow_request,
+    replace_with_printed,
+    write_printed_progress,
 )
 
 PATIENCE_S = 0.2
@@ -24,23 +26,6 @@ PATIENCE_S = 0.2
 _MOST_BYTES = 1 << 20
 _LONGEST_LINE = 4096
 _LINE_END = re.compile(rb"[\r\n]+")
-
-_NOTHING = MemberProgress(
-    steps=0,
-    skipped=0,
-    samples=None,
-    batches=0,
-    wait_s=0.0,
-    trainers=0,
-    first_step_s=None,
-    last_step_s=None,
-    updated_s=None,
-    source=None,
-    several_optimizers=False,
-    several_loaders=False,
-    skips_unknown=False,
-    processes=(),
-)
 
 
 class TooSlow(Exception):
@@ -60,11 +45,13 @@ class Follower:
         self._rests: dict[str, bytes] = {}
         self.steps: int | None = None
         self.samples: int | None = None
+        self.first_steps = 0
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.lines = 0
         self.matches = 0
         self.problem = ""
+        self._looked_at: float | None = None
 
     def work(self, now: float) -> None:
         """Read what was printed since the last time.
@@ -75,8 +62,12 @@ class Follower:
         if self.problem:
             return
         before = (self.steps, self.samples)
+        age_s = now - (now if self._looked_at is None else self._looked_at)
+        self._looked_at = now
         for path in self._files:
-            lines = self._read_lines(path)
+            lines, written_s = self._read_lines(path)
+            # When it was written, and not when it is read: lines may come as seldom as looks.
+            age_s = min(age_s, written_s) if lines else age_s
             try:
                 with limited_cpu(PATIENCE_S):
                     for line in lines:
@@ -88,26 +79,33 @@ class Follower:
                 )
                 return
         if (self.steps, self.samples) != before:
-            self.first_s = now if self.first_s is None else self.first_s
-            self.last_s = now
+            self.last_s = now - age_s
+            if self.first_s is None:
+                self.first_s, self.first_steps = self.last_s, self.steps or 0
 
-    def _read_lines(self, path: str) -> list[str]:
-        """Whole lines; a program that draws a progress bar ends them with a carriage return."""
-        data = b""
+    def _read_lines(self, path: str) -> tuple[list[str], float]:
+        """Whole lines, and how many seconds ago the file was written to.
+
+        A program that draws a progress bar ends its lines with a carriage return.
+        """
+        data, written_s = b"", 0.0
         # It may be a FIFO that no process writes to, or any other thing that never answers.
         with contextlib.suppress(OSError), open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                return []
+                return [], 0.0
             if status.st_size < self._files[path]:
                 # It was emptied.
                 self._files[path], self._rests[path] = 0, b""
+            # A file server has a clock of its own: it may be ahead.
+            written_s = max(0.0, time.time() - status.st_mtime)
             file.seek(self._files[path])
             data = file.read(_MOST_BYTES)
             self._files[path] += len(data)
         *lines, rest = _LINE_END.split(self._rests.get(path, b"") + data)
         self._rests[path] = rest[-_LONGEST_LINE:]
-        return [line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines]
+        texts = [line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines]
+        return texts, written_s
 
     def _search(self, line: str) -> None:
         self.lines += 1
@@ -132,6 +130,7 @@ class Following:
     def __init__(self, read_counters: Callable[[str], MemberProgress | None]) -> None:
         self._read_counters = read_counters
         self._followers: dict[str, Follower] = {}
+        self._told: dict[str, tuple[int, float]] = {}
 
     def list_unmatched(self) -> dict[int, int]:
         """By member how many lines its last start has printed, where none of them matched."""
@@ -163,19 +162,22 @@ class Following:
         if follower.problem and not had_problem:
             sys.stderr.write(f"csub monitor: {follower.problem}\n")
             sys.stderr.flush()
-        if follower.last_s is None:
+        if follower.first_s is None or follower.last_s is None:
             return counted
-        known = counted or _NOTHING
-        return dataclasses.replace(
-            known,
+        told = (follower.steps or 0, follower.last_s)
+        # Samples alone are no steps, by which a runner measures.
+        if follower.steps is not None and told != self._told.get(directory):
+            self._told[directory] = told
+            # A number that a program begins with may be that of a run before.
+            steps = follower.steps - follower.first_steps + 1
+            with contextlib.suppress(StateError):
+                write_printed_progress(directory, steps, follower.first_s, follower.last_s)
+        return replace_with_printed(
+            counted,
             steps=follower.steps or 0,
-            skipped=0,
-            samples=follower.samples if follower.samples is not None else known.samples,
-            trainers=max(1, known.trainers),
-            first_step_s=follower.first_s,
-            last_step_s=follower.last_s,
-            updated_s=follower.last_s,
-            source="regex",
+            samples=follower.samples,
+            first_s=follower.first_s,
+            last_s=follower.last_s,
         )
 
 

@@ -18,7 +18,7 @@ from slurm_colloc.report.headline import (
     count_room,
     find_over_bound,
 )
-from slurm_colloc.report.member_remarks import find_made_good, is_never_on_gpu
+from slurm_colloc.report.member_remarks import is_never_on_gpu, list_last_tries
 from slurm_colloc.report.sharing_gain import compute_gain, has_shared
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
 
@@ -69,14 +69,15 @@ def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = Non
         summaries: Their summaries.
         chosen: The ids of the members to tell of, of which alone it is; None for all.
     """
-    made_good = find_made_good([member for summary in summaries for member in summary["members"]])
+    last = list_last_tries(member for summary in summaries for member in summary["members"])
+    counting = {member["id"] for member in last}
     grouped: dict[tuple[str, str], list[tuple[str, float | None]]] = {}
     for rule in _OF_MEMBERS:
         for summary in summaries:
             for member in summary["members"]:
                 if chosen is not None and member["id"] not in chosen:
                     continue
-                if rule is _ended_badly and member["id"] in made_good:
+                if rule is _ended_badly and member["id"] not in counting:
                     continue
                 for finding, share, act in rule(summary, member):
                     grouped.setdefault((finding, act), []).append((member["id"], share))

@@ -21,7 +21,7 @@ from slurm_colloc.report.queue_rows import (
     insert_column,
     list_argument_words,
 )
-from slurm_colloc.store.pack.pack_directory import read_end_limit
+from slurm_colloc.store.pack.pack_directory import read_end_limit, read_end_time
 from slurm_colloc.store.pack_reading import StateReader
 
 HEADER = ("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
@@ -35,16 +35,13 @@ class Ended:
         view: Its pack.
         member: The member.
         by: When it ended, or the latest moment at which it can have ended.
+        is_exact: It is when it ended.
     """
 
     view: PackView
     member: MemberView
     by: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Its end was written down."""
-        return self.member.record is not None and self.member.record.ended_at is not None
+    is_exact: bool
 
 
 def list_changed_since(state: StateReader, since: float) -> list[str]:
@@ -71,22 +68,26 @@ def collect_ended(state: StateReader, found: Found, since: float) -> list[Ended]
     """Members that have ended since then, newest first."""
     ended = []
     for view, members in found:
-        by = _read_latest_end(state, view)
+        by, pack_end = _read_latest_end(state, view)
         for member in members:
             if member.is_final:
                 record = member.record
-                moment = record.ended_at if record is not None and record.ended_at else by
-                ended.append(Ended(view, member, moment))
+                at = None if record is None else record.ended_at
+                if at is None and (record is None or not record.starts):
+                    # What never started has ended with its pack.
+                    at = pack_end
+                ended.append(Ended(view, member, by if at is None else at, at is not None))
     ended = [entry for entry in ended if entry.by >= since]
     return sorted(ended, key=lambda entry: (-entry.by, entry.member.member))
 
 
-def _read_latest_end(state: StateReader, view: PackView) -> float:
+def _read_latest_end(state: StateReader, view: PackView) -> tuple[float, float | None]:
+    """The latest moment at which a pack can have ended, and when it did, where that is known."""
     path = state.pack_path(view.record.pack_id)
     with contextlib.suppress(OSError, StateError):
         limit = read_end_limit(path)
-        return path.stat().st_mtime if limit is None else limit
-    return view.record.created_at
+        return path.stat().st_mtime if limit is None else limit, read_end_time(path)
+    return view.record.created_at, None
 
 
 def build_table(

@@ -15,9 +15,10 @@ from slurm_colloc.report.terminal_tables import (
 )
 
 if TYPE_CHECKING:
+    from slurm_colloc.report.member_views import PackView
     from slurm_colloc.store.pack.pack_records import PackRecord
 
-_SHORT_UUID = len("GPU-12345678")
+SHORT_UUID = len("GPU-12345678")
 _MIB_PER_MB = 1.048576
 _MEMBERS_WIDTH = 24
 _EVEN = 0.05
@@ -35,8 +36,22 @@ def name_gpu(uuid: str, index: int | None) -> str:
         uuid: The GPU's, or a MIG instance's.
         index: nvidia-smi's; None where it is not known.
     """
-    short = uuid[:_SHORT_UUID]
+    short = uuid[:SHORT_UUID]
     return short if index is None else f"GPU {index} ({short})"
+
+
+def find_gpu(view: PackView, uuid: str) -> str:
+    """`node1:1`: the node and Slurm's index of a GPU of a pack; empty where its members do not say.
+
+    What NVML calls it inside a job may be 0 for each, as the job sees no other.
+    """
+    for member in view.members:
+        record = member.record
+        if record is None or record.node is None or record.gpu is None:
+            continue
+        if uuid in record.gpu.uuids and len(record.gpus) == len(record.gpu.uuids):
+            return f"{record.node}:{record.gpus[record.gpu.uuids.index(uuid)]}"
+    return ""
 
 
 def tell_gpu_set(record: PackRecord, node: str = "") -> str:

@@ -13,6 +13,7 @@ from slurm_colloc.report.member_remarks import (
     ENDS,
     Member,
     count_company,
+    list_last_tries,
     tell_ends,
     tell_guests,
     tell_restarts,
@@ -52,16 +53,19 @@ def tell_headline(
     members = [m for summary in summaries for m in summary["members"]]
     if chosen is not None:
         members = [member for member in members if member["id"] in chosen]
-    ran = [member for member in members if member["started_at"] is not None]
-    if not ran:
+    started = [member for member in members if member["started_at"] is not None]
+    if not started:
         return _tell_not_started(members)
+    # What was tried again is one job; all its tries have taken time.
+    ran = list_last_tries(started)
+    tries = len(started) if len(started) > len(ran) else 0
     final = all(summary["final"] for summary in summaries)
     if chosen is not None:
         first = _tell_chosen(summaries, ran, final=final)
-    elif len(ran) == 1:
+    elif len(started) == 1:
         first = _tell_one(summaries, ran[0], final=final)
     else:
-        first = _tell_several(summaries, ran, final=final)
+        first = _tell_several(summaries, ran, tries, final=final)
     parts = [first, _tell_room(summaries, final=final) if chosen is None else ""]
     parts.append(tell_waiting(members))
     parts.append(tell_guests(summaries, ran) if chosen is not None else "")
@@ -132,13 +136,17 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
 
 
 def _tell_several(
-    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], tries: int, *, final: bool
 ) -> str:
     packs = [summary for summary in summaries if summary["window"] is not None]
     overlap = has_shared(packs)
     serial_s, shared_s = compute_gain(packs)
     most = sum(summary["pack"]["members_most"] for summary in packs)
-    who = f"{len(ran)} {name_jobs(ran)}"
+    who = f"{len(ran)} {name_jobs(ran)}{f' in {tries} tries' if tries else ''}"
+    if len(ran) == 1:
+        verb, so_far = ("took", "") if final else ("has taken", " so far")
+        of = "" if _has_no_gpu(packs, ran) else " of GPU time"
+        return f"{who} {verb} {say_span(shared_s)}{of}{so_far}."
     if len(packs) > 1:
         who += _tell_places(packs)
     elif overlap and most < len(ran):
@@ -163,7 +171,7 @@ def _tell_several(
     else:
         instead = " instead of" if final else ", for work of"
         text += f"{instead} {say_span(serial_s)} one after the other"
-        text += f" ({tell_gain(serial_s, shared_s)})"
+        text += f" ({tell_gain(serial_s, shared_s, of_gpu_time=len(packs) > 1)})"
     cost = _tell_cost(ran)
     return f"{text}; {cost}." if cost else f"{text}."
 

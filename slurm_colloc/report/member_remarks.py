@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
@@ -66,9 +66,10 @@ def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
     return " ".join(told)
 
 
-def tell_ends(members: Sequence[Member]) -> str:
+def tell_ends(every: Sequence[Member]) -> str:
     """Who did not end well: a count for each way to end, and the first few by name."""
     told = []
+    members = list_last_tries(every)
     counts = Counter(member["state"] for member in members if member["state"] in ENDS)
     for state, word in ENDS.items():
         if not counts[state]:
@@ -84,27 +85,55 @@ def tell_ends(members: Sequence[Member]) -> str:
             told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
         else:
             told.append(f"{who} {verb}{word} ({named}{more}).")
-    return " ".join([*told, *_tell_retries(members)])
+    return " ".join([*told, *_tell_retries(every, members)])
 
 
-def find_made_good(members: Sequence[Member]) -> frozenset[str]:
-    """The ids of those that did not end well and have completed in another try."""
-    done = {m.get("retry_of") for m in members if m["state"] == MemberState.COMPLETED.value}
-    return frozenset(
-        str(member["id"])
-        for member in members
-        if member["state"] in ENDS and (member.get("retry_of") or member["id"]) in done
-    )
+def list_last_tries(members: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Members without those that were tried again: of each job the last try is what counts.
+
+    A retry is a member of its own, which says what it tries again.
+    """
+    members = list(members)
+    ids = {str(member["id"]): member for member in members}
+    last: dict[str, Mapping[str, Any]] = {}
+
+    def began(member: Mapping[str, Any]) -> tuple[bool, float]:
+        # One that still waits is the newest.
+        return member["started_at"] is None, member["started_at"] or 0.0
+
+    for member in sorted(members, key=began):
+        first, seen = member, set()
+        while (of := first.get("retry_of")) in ids and of not in seen:
+            seen.add(of)
+            first = ids[of]
+        last[str(first.get("retry_of") or first["id"])] = member
+    chosen = {str(member["id"]) for member in last.values()}
+    return [member for member in members if str(member["id"]) in chosen]
 
 
-def _tell_retries(members: Sequence[Member]) -> list[str]:
-    """How many of those that did not end well have completed in another try."""
-    ends = [member for member in members if member["state"] in ENDS]
-    count = len(find_made_good(members))
-    if not count:
-        return []
-    who = "It" if len(ends) == 1 else "All of these" if count == len(ends) else f"{count} of these"
-    return [f"{who} completed when tried again."]
+def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str]:
+    """What came of those that were tried again."""
+    again = [member for member in last if member.get("retry_of")]
+    good = sum(member["state"] == MemberState.COMPLETED.value for member in again)
+    bad = [member for member in again if member["state"] in ENDS]
+    told = []
+    if good:
+        which = f"All {good}" if good == len(last) else f"{good} of the {len(last)}"
+        what = "It" if len(last) == 1 else which
+        told.append(f"{what} completed only when tried again.")
+    if bad:
+        all_bad = sum(member["state"] in ENDS for member in last)
+        who = "All of these" if len(bad) == all_bad > 1 else f"{len(bad)} of these"
+        tries = {sum(_is_try_of(member, other) for other in members) for member in bad}
+        often = f"{min(tries)} times" if len(tries) == 1 else f"up to {max(tries)} times"
+        often = "twice" if tries == {2} else often
+        told.append(f"{'It' if all_bad == 1 else who} failed {often}.")
+    return told
+
+
+def _is_try_of(member: Member, other: Member) -> bool:
+    first = member.get("retry_of")
+    return other["state"] in ENDS and first in (other["id"], other.get("retry_of"))
 
 
 def _name_end(member: Member) -> str:

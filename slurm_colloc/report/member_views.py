@@ -114,6 +114,16 @@ class MemberView:
         return self.record is not None and self.record.is_final and self.state is self.record.state
 
 
+def name_pack(number: tuple[int, int] | None, job: str) -> str:
+    """What a pack is called: the number of its element in Slurm says nothing to its user.
+
+    Args:
+        number: Which pack of its call it is, and of how many; None where it is the only one.
+        job: What Slurm calls it.
+    """
+    return f"Pack {job}" if number is None else f"Pack {number[0]} of {number[1]}"
+
+
 @dataclass(frozen=True)
 class PackView:
     """One pack.
@@ -193,6 +203,11 @@ class PackView:
     def shown_id(self) -> str:
         """The id that its members are named after: that of the whole submission."""
         return self.record.shown_id or self.own_id
+
+    @property
+    def pack_name(self) -> str:
+        """`Pack 1 of 3`, or `Pack 4711` where it is the only one of its call."""
+        return name_pack(self.record.number_of, self.job_id or "(not known to Slurm yet)")
 
     @property
     def is_numbered_pack(self) -> bool:

@@ -12,6 +12,7 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.member_views import name_pack
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -25,6 +26,7 @@ from slurm_colloc.report.terminal_tables import (
     render,
 )
 from slurm_colloc.report.words.report_sentences import build_sentences, format_energy
+from slurm_colloc.report.words.report_words import say_attribution
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -138,10 +140,10 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
 def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
     """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
     setup = summary["setup"]
-    job = summary["job"] or summary["pack_id"]
+    in_slurm = f", job {summary['job']} in Slurm" if summary.get("number_of") else ""
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
-        (f"Pack {job}", f"{summary['name']}{_tell_gpu_set(summary)}{state}"),
+        (name_summary(summary), f"{summary['name']}{_tell_gpu_set(summary)}{in_slurm}{state}"),
         *(
             ("GPU", " on ".join(filter(None, (one, summary["node"]))))
             for one in _list_gpus(summary)
@@ -184,6 +186,12 @@ def list_open(summary: Summary) -> list[tuple[str, str]]:
         what = "" if name == "cpu_hours" else " of host memory"
         texts.append(f"{asked} {unit}{what} asked for, {used} by its members")
     return [("Open", "; ".join(texts))]
+
+
+def name_summary(summary: Summary) -> str:
+    """What its pack is called."""
+    number = summary.get("number_of")
+    return name_pack(number and (number[0], number[1]), summary["job"] or summary["pack_id"])
 
 
 def _tell_gpu_set(summary: Summary) -> str:
@@ -300,7 +308,7 @@ def _name_slices(word: str) -> str:
 def _choose_word(members: Sequence[_Member], name: str) -> str:
     """The word for a whole column; empty where its cells differ."""
     words = {member[name]["attribution"] for member in members if member[name] is not None}
-    return words.pop() if len(words) == 1 else ""
+    return say_attribution(words.pop()) if len(words) == 1 else ""
 
 
 def _format_part(
@@ -309,7 +317,7 @@ def _format_part(
     if part is None:
         return UNKNOWN
     text = write(part[key])
-    return text if word else f"{text} {part['attribution']}"
+    return text if word else f"{text} {say_attribution(part['attribution'])}"
 
 
 def _format_prediction(value: float | None) -> str:

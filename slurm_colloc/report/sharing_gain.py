@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.metrics.slowdown import complete_solo_times
 from slurm_colloc.report.member_remarks import Member
 from slurm_colloc.report.terminal_tables import format_span
 
@@ -19,9 +20,6 @@ EVEN = 1.03
 
 _OVERLAP_LEAST = 0.05
 """Of the packs' time: with less, one was about to end as the next began, and none shared."""
-
-_SHORT_S = 10.0
-"""What was there for less has taken as long as it would have alone, where that is not known."""
 
 
 def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
@@ -67,7 +65,7 @@ def compute_part_gain(
         known; and their part of the time for which their packs had a GPU.
     """
     ids = {member["id"] for member in chosen}
-    serial: list[float | None] = []
+    stayed: list[tuple[float, float | None]] = []
     part_s = 0.0
     for summary in summaries:
         if summary["window"] is None:
@@ -84,10 +82,8 @@ def compute_part_gain(
         for member in summary["members"]:
             if member["id"] in ids and member["id"] in stays:
                 begin, end = stays[member["id"]]
-                # A summary of an older csub has none.
-                alone_s = member.get("solo_time_s")
-                short_s = end - begin if end - begin < _SHORT_S else None
-                serial.append(short_s if alone_s is None else alone_s)
+                stayed.append((end - begin, member.get("solo_time_s")))
+    serial = complete_solo_times(stayed)
     known = [time_s for time_s in serial if time_s is not None]
     return (sum(known) if len(known) == len(serial) else None), part_s
 
@@ -97,21 +93,25 @@ def say_span(seconds: float) -> str:
     return f"{seconds:.0f} s" if 9.95 <= seconds < 59.5 else format_span(seconds)
 
 
-def tell_gain(serial_s: float, shared_s: float) -> str:
-    """How many times faster or slower it was to share.
+def tell_gain(serial_s: float, shared_s: float, *, of_gpu_time: bool) -> str:
+    """How much more work a GPU did, or how much sooner all was done, by sharing.
 
     Args:
         serial_s: The time that all would have taken one after the other.
         shared_s: The time that they took.
+        of_gpu_time: It is time of GPUs, several of which may have run at once, and not wall time.
     """
     if shared_s <= 0 or serial_s <= 0:
         return "no gain"
     gain = serial_s / shared_s
-    if gain >= EVEN:
-        return f"{_round(gain)} times faster"
-    if gain > 1 / EVEN:
+    if 1 / EVEN < gain < EVEN:
         return "no gain"
-    return f"{_round(1 / gain)} times slower: sharing did not pay"
+    if of_gpu_time:
+        times = f"{_round(gain)} times the work per GPU hour"
+    else:
+        word = "faster" if gain >= EVEN else "slower"
+        times = f"{_round(max(gain, 1 / gain))} times {word} in wall time"
+    return times if gain >= EVEN else f"{times}: sharing did not pay"
 
 
 def _round(value: float) -> str:
@@ -133,5 +133,5 @@ def tell_part_gain(
         verb, alone = " and took" if final else " and have taken", "one after the other"
     return (
         f"{verb} {say_span(part_s)} of GPU time {instead} {say_span(serial_s)} {alone} "
-        f"({tell_gain(serial_s, part_s)})"
+        f"({tell_gain(serial_s, part_s, of_gpu_time=True)})"
     )

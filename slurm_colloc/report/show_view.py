@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.parameters import format_parameters
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
@@ -42,7 +43,7 @@ def render_pack(view: PackView, state: StateReader, now: float) -> str:
     """A pack and its members, a line each."""
     record = view.record
     lines = [
-        f"Pack {view.job_id or '(not known to Slurm yet)'}  {record.name}",
+        f"{view.pack_name}  {record.name}",
         *_render_pack_fields(view, state),
         "  Members:",
     ]
@@ -65,8 +66,9 @@ def _join(lines: Iterable[str]) -> str:
 def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     record = view.record
     slurm_state = view.slurm_state.value if view.slurm_state else ""
+    job = f", job {view.job_id}" if record.number_of is not None else ""
     lines = [
-        *([f"  Slurm:    {slurm_state}"] if slurm_state and not record.local else []),
+        *([f"  Slurm:    {slurm_state}{job}"] if slurm_state and not record.local else []),
         *([f"  Part of:  {record.shown_id}"] if record.shown_id else []),
         *_render_sharing(view, read_setup(state.pack_path(record.pack_id))),
         *(f"  Degree:   {said}" for said in _list_degree(view, state)),
@@ -155,7 +157,13 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         if degree is not None:
-            said = (describe_degree(degree), describe_cost(degree.cost_s, None))
+            is_over = all(member.is_final for member in view.members)
+            at_once = sum(member.state is MemberState.RUNNING for member in view.members)
+            if is_over:
+                started = sum(bool(m.record and m.record.starts) for m in view.members)
+                at_once = min(started, degree.places)
+            told = describe_degree(degree, at_once, is_over=is_over)
+            said = (told, describe_cost(degree.cost_s, None))
             return ["; ".join(filter(None, said))] if any(said) else []
     return []
 
@@ -233,7 +241,7 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
     ]
     lines = [f"Member {member.member}"]
     lines += [f"  {name + ':':<12} {value}" for name, value in fields if value]
-    lines += [f"Pack {view.job_id}", *_render_pack_fields(view, state)]
+    lines += [view.pack_name, *_render_pack_fields(view, state)]
     return _join(lines)
 
 

@@ -153,6 +153,11 @@ def format_slowdown(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}" if value < 10 else format_figure(value)
 
 
+def format_part(text: str, known: int, count: int) -> str:
+    """`1.00 (2 of 77)`: of how many a figure is, where that is some of them only."""
+    return f"{text} ({known} of {count})" if 0 < known < count else text
+
+
 def format_share(value: float | None) -> str:
     """`34 %`; `unknown` for None."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
 from slurm_colloc.model.end_causes import EndCause
+from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.quantities import format_elapsed
@@ -36,8 +38,12 @@ from slurm_colloc.report.words.degree_words import (
 from slurm_colloc.report.words.speed_words import describe_pace
 from slurm_colloc.report.words.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack.degree_record import DegreeRecord
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 _ALONE = "runs alone: "
+_TAKES_NO_MORE = "takes no more members"
+_FOLDED_LEAST = 2
+_PARTNERS_NAMED_MOST = 3
 _UNLESS_JOINED = "unless another joins it"
 """Of a single script; why no job may join it, or why it joined none, says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
@@ -67,6 +73,7 @@ class Facts:
         takes_one: Its GPU takes one member at a time.
         last_line: The last line that it has written, of a failure; empty for none.
         kept_apart: Why it does not start in packs of other submissions that run the same script.
+        left_out: Why the pack before its own takes no more members: its own came to be so.
     """
 
     now: float
@@ -79,6 +86,7 @@ class Facts:
     takes_one: bool = False
     last_line: str = ""
     kept_apart: tuple[str, ...] = ()
+    left_out: str = ""
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -89,15 +97,57 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         text = _explain_running(view, member, facts)
     else:
         text = _explain_ended(view, member, facts)
-    if member.state is MemberState.RUNNING or _waits_in_pack(view, member):
-        degree = describe_degree(facts.degree)
-        text = text if degree in text else f"{text}; {degree}"
+    degree = describe_of_pack(view, member, facts)
+    text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
+    if facts.left_out and member.state is MemberState.PENDING:
+        clauses.append(facts.left_out)
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
         clauses.append(f"as last recorded: ask csub on {view.where_to_ask}")
     return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
+
+
+def describe_of_pack(view: PackView, member: MemberView, facts: Facts) -> str:
+    """What its line says that is so of each member that is in its pack; empty for nothing."""
+    if member.state is not MemberState.RUNNING and not _waits_in_pack(view, member):
+        return ""
+    running = sum(m.state is MemberState.RUNNING for m in view.members)
+    return describe_degree(facts.degree, running)
+
+
+def fold_lines(lines: Sequence[tuple[MemberView, str, str]]) -> list[str]:
+    """Lines of which equal ones are one, and what is so of several members of a pack is said once.
+
+    Args:
+        lines: Each member with its line, and what of that is so of its whole pack.
+    """
+    if len(lines) < _FOLDED_LEAST:
+        return [line for _, line, _ in lines]
+    counts = Counter(of_pack for _, line, of_pack in lines if of_pack and f"; {of_pack}" in line)
+    folded: dict[tuple[str, str], list[str]] = {}
+    of_packs: dict[str, list[str]] = {}
+    for member, line, of_pack in lines:
+        name = str(member.member)
+        said = line.removeprefix(f"{name} ")
+        if counts[of_pack] > 1:
+            said = said.replace(f"; {of_pack}", "", 1)
+            of_packs.setdefault(of_pack, []).append(name)
+        folded.setdefault((member.member.job, said), []).append(name)
+    found = [f"{name_members(names)} {said}" for (_, said), names in folded.items()]
+    return [*found, *(f"{name_members(names)}: {said}" for said, names in of_packs.items())]
+
+
+def describe_closed(record: PackRecord, names: Sequence[str]) -> str:
+    """Why a pack takes no more members, for those that came after it; empty where that is not said.
+
+    Args:
+        record: The pack.
+        names: Its members' ids.
+    """
+    told = [text for text in record.reasons if text.startswith(_TAKES_NO_MORE)]
+    return f"the pack of {name_members(names)} {told[0]}" if told and names else ""
 
 
 def _waits_in_pack(view: PackView, member: MemberView) -> bool:
@@ -108,10 +158,12 @@ def _waits_in_pack(view: PackView, member: MemberView) -> bool:
 
 
 def list_sharing_reasons(view: PackView) -> list[str]:
-    """Which partners or packs were refused and by which limit, as they were written down."""
+    """Why it runs alone, and which packs it did not join for which reason, as written down.
+
+    That its own pack is full or closed is told to those that did not join it.
+    """
     record = view.record
-    beginnings = ("takes no more members", OPEN_FOR)
-    found = [text for text in record.reasons if text.startswith(beginnings)]
+    found = [text for text in record.reasons if text.startswith(OPEN_FOR)]
     if record.request is None:
         # Besides why it is alone, notes stand there.
         whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
@@ -122,10 +174,6 @@ def list_sharing_reasons(view: PackView) -> list[str]:
         elif not whys:
             told = list(record.reasons)
         found += [f"it {_ALONE}{text}" for text in told]
-        if record.closed and not any(record.closed in text for text in told):
-            found.append(f"no job may join: {record.closed}")
-    elif record.closed:
-        found.append(f"no job may join: {record.closed}")
     found += [f"it {text}" for text in record.reasons if text.startswith(NOT_OPEN)]
     return found + [f"it did not join {text}" for text in record.refusals]
 
@@ -266,6 +314,8 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
             if m.record is not None and m.record.started_at is not None
         ]
     )
+    if len(partners) > _PARTNERS_NAMED_MOST:
+        names = f"{len(partners)} others of its pack"
     how = _SHARING.get(view.mode_of(member), "in one allocation")
     pace = describe_pace(view, member, facts.latest, facts.degree, facts.now)
     told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))

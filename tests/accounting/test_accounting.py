@@ -291,7 +291,8 @@ def test_reports_are_compared_with_the_accounting_and_comments_kept(
         job_id=job_id, cluster="sandbox", attempt=1, node=job.nodes, gpu_model=None, gpu_uuid=None,
         gpu_memory_mb=1000.0, mode="mps", gpus=1, started_at=job.started_at or 0.0,
         ended_at=job.ended_at or 0.0, members=1, failed=0, wasted_share=0.0, saved_s=None,
-        slowdown=None, energy_j=None, saved_kwh=None, sm_active=None, utilization=0.5,
+        slowdown=None, slowdown_of=0, energy_j=None, saved_kwh=None, sm_active=None,
+        utilization=0.5,
         gpu_memory_used_mb=500.0, cpus=1, cpu_s=1.0, host_memory_mb=10.0,
     )  # fmt: skip
     for name, uid in (("a.json", user.uid), ("b.json", user.uid + 1)):

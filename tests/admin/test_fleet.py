@@ -50,7 +50,8 @@ RECORD = FleetRecord(
     job_id="4711", cluster="here", attempt=1, node="node1", gpu_model="NVIDIA H200",
     gpu_uuid=GPU.format(0), gpu_memory_mb=143771.0, mode="mps", gpus=1, started_at=T0,
     ended_at=T0 + 3600, members=4, failed=1, wasted_share=0.25, saved_s=5400.0, slowdown=1.3,
-    energy_j=1.8e6, saved_kwh=0.4, sm_active=0.6, utilization=0.9, gpu_memory_used_mb=40000.0,
+    slowdown_of=2, energy_j=1.8e6, saved_kwh=0.4, sm_active=0.6, utilization=0.9,
+    gpu_memory_used_mb=40000.0,
     cpus=8, cpu_s=20000.0, host_memory_mb=16000.0, rates=(("a" * 32, 20.0),),
 )  # fmt: skip
 JOB = AccountedJob(
@@ -134,7 +135,8 @@ def test_a_report_that_slurm_contradicts_is_refused(
         {"gpu_model": "\x1b[31m"}, {"gpu_uuid": "../../x"}, {"mode": "=1+1"}, {"gpus": -1},
         {"gpus": 10**30}, {"gpu_set": -1}, {"gpu_set": 64}, {"members": -1},
         {"members": True}, {"failed": 99}, {"energy_j": 1e30},
-        {"ended_at": T0 - 1}, {"ended_at": "now"}, {"slowdown": -1.0}, {"saved_s": 1e12},
+        {"ended_at": T0 - 1}, {"ended_at": "now"}, {"slowdown": -1.0}, {"slowdown_of": 0},
+        {"slowdown_of": 5}, {"saved_s": 1e12},
         {"rates": [["a" * 32, 0.0]]}, {"rates": [["b", 1.0]]}, {"rates": {"a": 1}},
         {"rates": [["a" * 32, 1.0]] * 100}, {"cluster": None}, {"started_at": None},
     ],

@@ -55,7 +55,7 @@ def test_a_report_is_a_table_of_the_members(person: Person, columns: int) -> Non
     done = person.csub("report", "4711", columns=columns)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= columns
-    for words in ("4711/1", "4711/2", "\\x1b[31mresnet", "[red]vit", "1.67", "modelled"):
+    for words in ("4711/1", "4711/2", "\\x1b[31mresnet", "[red]vit", "1.67", "estimated"):
         assert words in done.stdout, words
     assert "\x1b" not in done.stdout
     last = person.csub("report", columns=columns)
@@ -135,7 +135,7 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
         (pack / "latest.json").write_text(json.dumps(latest))
         done = person.csub("top", "--once", columns=columns)
         assert (done.returncode, done.stderr) == (0, "")
-        for words in ("L1/1", "4321", "9.01", "812 MB", "25 %", "SM 42 %", "whole_gpu", "unknown"):
+        for words in ("L1/1", "4321", "9.01", "812 MB", "25 %", "SM 42 %", "whole GPU", "unknown"):
             assert words in done.stdout, words
         assert "\x1b" not in done.stdout
         assert "DRAM" not in done.stdout, "it could not be read"

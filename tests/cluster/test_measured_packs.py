@@ -120,6 +120,30 @@ def test_an_unknown_array_is_measured_and_all_go_on(mps_user: CsubUser) -> None:
     assert all(pause.end is not None for pause in pauses)
 
 
+def test_what_is_printed_is_measured_and_the_report_has_what_sharing_cost(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    stop = user.home / "stop"
+    text = TRAIN.replace("from slurm_colloc import progress\n", "").replace(
+        "    progress.step(samples=8, steps=steps - done)\n",
+        "    if steps // 30 > done // 30:\n        print(f'epoch 1, step {steps}', flush=True)\n",
+    )
+    (user.home / "train.py").write_text(text)
+    user.script("train.sh", f'exec python3 "$HOME/train.py" 8 {stop}')
+    regex = r"--progress-regex=step (?P<step>\d+)"
+    job_id = user.submit("pack", *OPTIONS, "--gpu-mem=2G", regex, "train.sh", "train.sh")
+    record = wait_for_decision(user, job_id)
+    (alone,) = [rate for rate in record["rates_alone"] if rate["source"] == "pausing"]
+    assert alone["steps_per_s"] == pytest.approx(RATE, rel=0.2)
+    stop.touch()
+    user.finish(job_id)
+    (summary,) = json.loads(user.csub("report", job_id, "--json").stdout)
+    for member in summary["members"]:
+        assert member["solo"]["steps_per_s"] == pytest.approx(RATE, rel=0.2)
+        assert member["slowdown"] == pytest.approx(1.0, rel=0.3)
+
+
 def test_what_waits_in_another_pack_starts_as_soon_as_its_kind_is_known(
     mps_user: CsubUser,
 ) -> None:

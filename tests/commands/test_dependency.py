@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 from ..cluster.conftest import CsubUser
@@ -37,6 +38,37 @@ def test_after_and_afterany_and_lists_mixed_with_plain_jobs(user: CsubUser) -> N
     user.run(["touch", "go.plain"])
     user.wait_for_states(both, "COMPLETED")
     user.wait_for_states(either, "COMPLETED")
+
+
+def test_last_is_the_newest_submission_as_everywhere(user: CsubUser) -> None:
+    job_id = start_pack(user, "go.sh 1")
+    waiting = user.submit(*PACK, "-d", "afterok:last", "next.sh", "whole")
+    wait_for_slurm(user, waiting, f"PENDING Dependency afterok:{job_id}(unfulfilled)")
+    member = user.submit(*PACK, "-d", "afterany:last/1", "next.sh", "member")
+    assert f"afterany:{waiting}/1" in user.csub("why", f"{member}/1").stdout
+    user.csub("cancel", "--yes", member)
+    user.run(["touch", "go.1"])
+    user.wait_for_states(waiting, "COMPLETED")
+
+
+def test_an_interrupted_wait_says_that_the_jobs_go_on_and_an_end_is_told_as_it_was(
+    user: CsubUser,
+) -> None:
+    user.script("go.sh", GO)
+    with user.start(["csub", "--wait", *PACK, "--hold", "go.sh", "1"]) as waiting:
+        wait_until(lambda: len(list_jobs(user)) == 1, "it is submitted")
+        (job_id,) = list_jobs(user)
+        wait_until(lambda: f"{job_id}/1" in user.csub("queue").stdout, "csub knows it")
+        time.sleep(1.0)
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=60)
+    assert "no longer waiting; the jobs go on: csub queue shows them, csub cancel ends them" in said
+    assert waiting.returncode in (130, -signal.SIGINT)
+    assert f"{job_id}/1" in user.csub("queue").stdout
+    user.csub("cancel", "--yes", job_id)
+    (row,) = (text for text in user.csub("history").stdout.splitlines() if f"{job_id}/1" in text)
+    assert "CANCELLED" in row
+    assert " by " not in row
 
 
 def list_jobs(user: CsubUser) -> set[str]:

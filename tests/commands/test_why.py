@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -48,7 +49,8 @@ def test_why_a_member_runs_or_waits_in_its_pack_and_how_it_ended(user: CsubUser)
     user.run(["touch", "go"])
     user.finish(job_id)
     assert "alone in its pack" not in why(user, f"{job_id}/2")
-    assert len(user.csub("why", job_id).stdout.splitlines()) == 4
+    assert len(user.csub("why", job_id).stdout.splitlines()) in (3, 4)
+    assert len(json.loads(user.csub("why", "--json", job_id).stdout)) == 4
     assert user.csub("why").stdout == ""
     explained = user.csub("explain", f"{job_id}/3", "FAILED", "Priority").stdout
     assert f"csub logs {job_id}/3" in explained
@@ -64,8 +66,11 @@ def test_why_a_member_runs_alone_and_which_partner_was_refused(user: CsubUser) -
     assert "alone in its pack" in told
     assert "it runs alone: it asks for 2 GPUs" in told
     full = user.submit("--array=1-5", "--gres=gpu:1", "--degree=4", "--hold", "go.sh")
-    assert "takes no more members: it is full with 4 members" in why(user, f"{full}/1")
-    assert "takes no more members" not in why(user, f"{full}/5")
+    assert "takes no more members" not in why(user, f"{full}/1")
+    said = f"; the pack of {full}/1-4 takes no more members: it is full with 4 members"
+    assert said in why(user, f"{full}/5")
+    lines = user.csub("why", full).stdout.splitlines()
+    assert [text.split(" ")[0] for text in lines] == [f"{full}/1-4", f"{full}/5"]
     user.csub("cancel", "all")
 
 

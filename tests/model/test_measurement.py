@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.degree.measurement import measure_degree
+from slurm_colloc.model.degree.measurement import describe_seldom_lines, measure_degree
 from slurm_colloc.model.degree.measurement_windows import (
     DegreeMeasurement,
     PausableMember,
@@ -125,6 +125,19 @@ def test_slow_steps_are_given_longer_windows() -> None:
     members = [PausableMember(n, "k", 1.5, steps_per_s=2.0) for n in (1, 2)]
     _, windows = run(members, lambda *_: 2.0)
     assert {window.length_s for window in windows} == {4.0}
+
+
+def test_windows_are_as_long_as_printed_lines_come() -> None:
+    members = [PausableMember(n, "k", 1.5, steps_per_s=40.0, line_s=3.0) for n in (1, 2)]
+    _, windows = run(members, lambda *_: 40.0)
+    assert {window.length_s for window in windows} == {16.0}
+    assert describe_seldom_lines(members) == ""
+    # One that prints often enough is measured, whatever the others do.
+    seldom = PausableMember(3, "x", 1.5, line_s=40.0)
+    _, windows = run([*members, seldom], lambda number, _: None if number == 3 else 40.0)
+    assert {window.length_s for window in windows} == {30.0}
+    assert describe_seldom_lines([*members, seldom]) == ""
+    assert "every 40 s" in describe_seldom_lines([seldom])
 
 
 def test_where_no_steps_are_seen_it_is_said() -> None:

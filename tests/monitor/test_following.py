@@ -39,13 +39,17 @@ def test_a_number_that_was_reached_is_the_count(tmp_path: Path) -> None:
     assert (follower.steps, follower.last_s) == (None, None)
     write(out, "hello\nstep 5, loss 2\nstep 1,280, loss 1\nstep 1,2")
     follower.work(2.0)
+    first_s = follower.first_s
     # The last line is not whole yet.
-    assert (follower.steps, follower.first_s, follower.last_s) == (1280, 2.0, 2.0)
+    assert follower.steps == 1280
+    assert follower.first_s == follower.last_s == pytest.approx(2.0, abs=0.5)
     write(out, "90\n")
     follower.work(3.0)
-    assert (follower.steps, follower.first_s, follower.last_s) == (1290, 2.0, 3.0)
+    assert (follower.steps, follower.first_s) == (1290, first_s)
+    assert follower.last_s == pytest.approx(3.0, abs=0.5)
+    last_s = follower.last_s
     follower.work(4.0)
-    assert follower.last_s == 3.0
+    assert follower.last_s == last_s
 
 
 def test_without_a_group_each_match_is_a_step(tmp_path: Path) -> None:
@@ -148,6 +152,48 @@ def test_lines_of_which_none_matched_are_counted_by_member(tmp_path: Path) -> No
     write_follow_request(str(tmp_path / "0001.2"), STEP, [(str(outs["0001.1"]), 0)])
     following.read(str(tmp_path / "0001.2"))
     assert following.list_unmatched() == {}
+
+
+def test_a_line_counts_from_when_it_was_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    follower = follow(STEP, (out, 0))
+    follower.work(100.0)
+    write(out, "step 5\n")
+    os.utime(out, (time.time() - 7, time.time() - 7))
+    follower.work(110.0)
+    assert follower.last_s == pytest.approx(103.0, abs=0.5)
+    # A server with another clock changes nothing beyond the last look.
+    for ago, at in ((-60, 120.0), (60, 120.0)):
+        write(out, f"step {6 + at + ago}\n".replace(".0", ""))
+        os.utime(out, (time.time() - ago, time.time() - ago))
+        follower.work(at + (ago > 0) * 10)
+        assert 110.0 <= (follower.last_s or 0) <= 130.0
+
+
+def test_what_is_printed_is_told_to_the_runner_as_steps_since_the_first(tmp_path: Path) -> None:
+    directory = tmp_path / "0001.1"
+    directory.mkdir()
+    following = Following(read_member_progress)
+    out = tmp_path / "out"
+    write_follow_request(str(directory), STEP, [(str(out), 0)])
+    write(out, "step 50,000 of a run that goes on\n")
+    following.read(str(directory))
+    told = read_member_progress(str(directory))
+    assert told is not None
+    assert (told.steps, told.source, told.samples, told.trainers) == (1, "regex", None, 1)
+    write(out, "step 50,020\n")
+    found = following.read(str(directory))
+    assert found is not None
+    assert found.steps == 50_020
+    told = read_member_progress(str(directory))
+    assert told is not None
+    assert told.steps == 21
+    assert (told.first_step_s, told.last_step_s) == pytest.approx(
+        (found.first_step_s, found.last_step_s)
+    )
+    assert [path.name for path in directory.iterdir() if path.name.startswith("0.0")] == [
+        "0.0.progress"
+    ]
 
 
 def test_rubbish_is_no_request(tmp_path: Path) -> None:

@@ -66,15 +66,36 @@ def test_a_failure_that_another_try_has_made_good_is_told_so() -> None:
     first |= {"state": "FAILED", "exit_code": 1}
     third |= {"retry_of": first["id"]}
     told = tell_headline([summary])
-    assert "1 failed (54/1: exit code 1). It completed when tried again." in told
+    assert "3 trainings in 4 tries" in told
+    assert "1 of the 3 completed only when tried again." in told
+    assert "failed" not in told
     assert not [note for note in list_advice([summary]) if note.finding == "failed"]
     second |= {"state": "FAILED", "exit_code": 1}
-    assert "1 of these completed when tried again." in tell_headline([summary])
+    told = tell_headline([summary])
+    assert "1 failed (54/2: exit code 1). 1 of the 3 completed only when tried again." in told
     fourth |= {"retry_of": second["id"]}
-    assert "All of these completed when tried again." in tell_headline([summary])
+    assert "All 2 completed only when tried again." in tell_headline([summary])
     # The second try may fail, too, and the third complete.
     second |= {"retry_of": first["id"]}
-    assert "All of these completed when tried again." in tell_headline([summary])
+    third |= {"started_at": second["started_at"] + 1}
+    fourth |= {"retry_of": first["id"], "started_at": third["started_at"] + 1}
+    assert tell_headline([summary]).startswith("1 training in 4 tries took ")
+
+
+def test_failures_are_counted_by_their_last_try() -> None:
+    summary = make_summary(12, [1.0] * 12)
+    for number, member in enumerate(summary["members"], 1):
+        if number in (7, 8, 9, 10, 11, 12):
+            member |= {"state": "FAILED", "exit_code": 3}
+        if number > 9:
+            member |= {"retry_of": f"54/{number - 3}", "started_at": member["started_at"] + 60}
+    told = tell_headline([summary])
+    assert told.startswith("9 trainings in 12 tries")
+    assert "3 failed (54/10: exit code 3, 54/11: exit code 3, 54/12: exit code 3)." in told
+    assert "All of these failed twice." in told
+    notes = [note.members for note in list_advice([summary]) if note.finding == "failed"]
+    assert notes == [("54/10",), ("54/11",), ("54/12",)]
+    assert "9 members: 6 COMPLETED, 3 FAILED" in render_mail([summary], "54")
 
 
 def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
@@ -82,12 +103,12 @@ def test_one_member_is_told_of_without_the_figures_of_the_others() -> None:
     told = tell_headline([summary], {"54/4"})
     assert told == (
         "54/4 ran with 3 others at 12.5 steps/s, 1.60 times slower than alone, over the accepted "
-        "1.5; it took 6.0 s of GPU time instead of 15 s alone (2.5 times faster)."
+        "1.5; it took 6.0 s of GPU time instead of 15 s alone (2.5 times the work per GPU hour)."
     )
     some = tell_headline([summary], {"54/1", "54/4"})
     assert some.startswith(
         "2 trainings ran with 2 others and took 12 s of GPU time instead of 35 s one after the "
-        "other (2.9 times faster); they ran 1.20 to 1.60 times slower"
+        "other (2.9 times the work per GPU hour); they ran 1.20 to 1.60 times slower"
     )
 
 
@@ -150,7 +171,8 @@ def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -
     # Half of 24 s that are the host's, and 24 s of their own.
     told = (
         "4 trainings ran with 2 others and took 36 s of GPU time instead of 58 s one after the "
-        "other (1.62 times faster); each ran 1.65 times slower than alone, over the accepted 1.5."
+        "other (1.62 times the work per GPU hour); each ran 1.65 times slower than alone, over the "
+        "accepted 1.5."
     )
     assert told in some
     assert "2 ran in the pack of 54 (60/1, 60/2)." in some
@@ -160,7 +182,8 @@ def test_members_that_ran_in_the_pack_of_another_submission_are_of_their_own() -
     assert "54/1" not in mail
     assert tell_headline([host], {"60/1", "60/2"}).endswith("All 2 ran in the pack of 54.")
     one = tell_headline([host], {"60/2"})
-    assert "; it took 6.0 s of GPU time instead of 15 s alone (2.4 times faster). It ran in" in one
+    assert "; it took 6.0 s of GPU time instead of 15 s alone " in one
+    assert "(2.4 times the work per GPU hour). It ran in" in one
     assert one.endswith("It ran in the pack of 54.")
     assert "the pack of" not in tell_headline([host], {"54/1", "54/2"})
 
@@ -184,9 +207,11 @@ def test_what_is_not_known_of_one_leaves_the_gain_out() -> None:
     told = tell_headline([summary], {"54/1", "54/2"})
     assert "instead of" not in told
     assert "instead of 29 s one after" in tell_headline([summary], {"54/1", "54/3"})
-    # What was there for a moment alone would have been there for as long.
     summary["members"][1]["ended_at"] = summary["members"][1]["started_at"] + 4
-    assert "instead of 19 s one after" in tell_headline([summary], {"54/1", "54/2"})
+    assert "instead of" not in tell_headline([summary], {"54/1", "54/2"})
+    # What was there for a moment alone would have been there for as long.
+    summary["members"][1]["ended_at"] = summary["members"][1]["started_at"] + 1
+    assert "instead of 16 s one after" in tell_headline([summary], {"54/1", "54/2"})
 
 
 def test_before_anything_has_started_that_is_said() -> None:

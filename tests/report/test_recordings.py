@@ -293,9 +293,9 @@ def test_the_command_says_the_same_as_the_summary(replay: Replay, name: str) -> 
 
 
 WORDS = {
-    "alone": ("exclusive (alone on its GPU)", "exact", "1170 MB", "had a kernel running for"),
-    "timeslice": ("timeslice", "modelled", "per_process", "STP", "whole_gpu", "Not split"),
-    "mps": ("mps (by a daemon of the pack's own", "modelled", "740 MB", "STP", "Saved"),
+    "alone": ("exclusive (alone on its GPU)", "measured", "1170 MB", "had a kernel running for"),
+    "timeslice": ("timeslice", "estimated", "own", "STP", "whole GPU", "Not split"),
+    "mps": ("mps (by a daemon of the pack's own", "estimated", "740 MB", "STP", "Saved"),
     "delayed": ("timeslice", "unknown", "no usage profile on NVIDIA H200", "delayed.0.sh"),
 }  # fmt: skip
 

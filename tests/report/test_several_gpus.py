@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.report_view import render_reports
+from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.read_pack_run import look_at_pack
+from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.profiles import list_profiles
 
 from .generated import T0, Truth, make_gpu_rows, make_pack, render_report
@@ -179,6 +182,33 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     assert "all 2" not in render_reports([(summaries[0], {1})], 140)
 
 
+def test_packs_and_gpus_have_names_that_say_where(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)], used={1: (FIRST,)}, running=True)
+    view = look_at_pack(pack)
+    record = dataclasses.replace(
+        view.record, is_array=True, index=19998, indices=(19998, 19999, 20000)
+    )
+    assert record.number_of == (1, 3)
+    view = dataclasses.replace(view, record=record)
+    (member,) = view.members
+    assert member.record is not None
+    where = dataclasses.replace(member.record, gpus=("1",))
+    view = dataclasses.replace(view, members=(dataclasses.replace(member, record=where),))
+    latest = {"at": T0, "gpus": {FIRST: {"sm_active": 0.5}}, "indexes": {FIRST: 0}, "members": {}}
+    lines = [
+        line.strip() for line in render_top([LatestReading(view, latest)], T0, 120).split("\n")
+    ]
+    assert any(line.startswith("Pack 1 of 3:") for line in lines)
+    # Inside a job NVML calls each GPU 0.
+    assert "node1:1 (GPU-11111111): SM 50 %; whole GPU" in lines
+    shown = render_pack(view, State(tmp_path, "here"), T0)
+    assert shown.startswith("Pack 1 of 3  ")
+    summary = {**build_summary(pack, tmp_path), "number_of": [1, 3]}
+    assert "Pack 1 of 3:" in render_reports([(summary, None)], 120, detail=True)
+    # The Slurm job of a pack by itself has the number that csub has said.
+    assert dataclasses.replace(record, indices=(19998,)).number_of is None
+
+
 def test_top_names_gpus_as_nvidia_smi_does(tmp_path: Path) -> None:
     pack = make_pack(
         tmp_path,
@@ -201,8 +231,8 @@ def test_top_names_gpus_as_nvidia_smi_does(tmp_path: Path) -> None:
     assert "Pack 4711:" in text
     assert "GPU set 2 of 2" in text
     lines = [line.strip() for line in text.splitlines()]
-    assert "GPU 4 (GPU-11111111): SM 50 %, sends 10.5 GB/s over NVLink; whole_gpu" in lines
-    assert "GPU-22222222:         SM 40 %; whole_gpu" in lines
+    assert "GPU 4 (GPU-11111111): SM 50 %, sends 10.5 GB/s over NVLink; whole GPU" in lines
+    assert "GPU-22222222:         SM 40 %; whole GPU" in lines
     # That of an older csub tells no index.
     del latest["indexes"]
     assert "GPU-11111111: SM 50 %" in render_top(

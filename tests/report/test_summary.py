@@ -12,10 +12,16 @@ import pytest
 
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
+from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.report.summary.pack_samples import read_samples
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.summary_file import read_summary, summary_path
+from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, MEMBER_COLUMNS
 
@@ -264,6 +270,42 @@ def test_short_silent_and_failed_members_are_unknown_and_say_why(tmp_path: Path)
     assert summary["unexplained"]["sm_active"]["rest"] is None
     assert member_of(summary, 1)["energy_j"] is None
     assert any("4711/2: there for less than 10 s" in text for text in summary["pack"]["unknown"])
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "why"), [(0.0, "its members ended before"), (3.0, "members came or went each time")]
+)
+def test_a_pack_that_is_over_is_not_being_measured(tmp_path: Path, cost_s: float, why: str) -> None:
+    pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _at: 9) for n in (1, 2)])
+    write_degree(pack, DegreeRecord(1, DegreeState.MEASURING, 2, 2, cost_s=cost_s))
+    degree = build_summary(pack, tmp_path)["degree"]
+    assert (degree["state"], degree["why"]) == ("OFF", f"nothing was measured: {why}")
+    assert f"nothing was measured: {why}" in run_show(tmp_path)
+    alone = make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 9)], submission="20260101-000000-b")
+    write_degree(alone, DegreeRecord(1, DegreeState.MEASURING, 1, 2))
+    assert build_summary(alone, tmp_path)["degree"]["why"] is None
+
+
+def run_show(root: Path) -> str:
+    """What `csub show` says of the first pack."""
+    state = State(root, "here")
+    (view,) = survey_packs(state, ["20260101-000000-a.0"], None)
+    return render_pack(view, state, T0)
+
+
+def test_who_fails_at_once_is_not_as_fast_as_alone(tmp_path: Path) -> None:
+    truths = [Truth(n, 2 * n, 2 * n + 0.4, lambda _at: 0, reports=False) for n in (1, 2, 3)]
+    summary = build_summary(make_pack(tmp_path / "apart", truths, failed=[1, 2, 3]), tmp_path)
+    assert [member["slowdown"] for member in summary["members"]] == [None] * 3
+    assert summary["pack"]["antt"] is None
+    assert "as fast as alone" not in tell_headline([summary])
+    truths = [Truth(n, 0, 3, lambda _at: 0, reports=False) for n in (1, 2, 3)]
+    summary = build_summary(make_pack(tmp_path / "together", truths, failed=[1, 2, 3]), tmp_path)
+    assert [member["slowdown"] for member in summary["members"]] == [None] * 3
+    # How long they would have taken alone would be nothing but an assumption.
+    assert summary["pack"]["serial_s"] is None
+    assert summary["pack"]["gpu_hours_saved"] is None
+    assert "faster" not in tell_headline([summary])
 
 
 def test_pieces_of_a_running_pack_give_the_same_as_the_final_files(tmp_path: Path) -> None:

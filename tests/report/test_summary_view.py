@@ -33,9 +33,9 @@ def summary(tmp_path: Path) -> Summary:
 def test_the_report_fits_and_says_what_is_unknown(summary: Summary, width: int) -> None:
     text = render_report(summary, width)
     assert max(map(len, text.splitlines())) <= width
-    for words in ("4711/1", "COMPLETED", "1.67", "1000 MB", "per_process", "modelled", "unknown",
+    for words in ("4711/1", "COMPLETED", "1.67", "1000 MB", "own", "estimated", "unknown",
                   "no usage profile", "asked for auto", "MPS works here",
-                  "the daemon had to be started twice", "whole_gpu",
+                  "the daemon had to be started twice", "whole GPU",
                   "% of its readings"):  # fmt: skip
         assert words in " ".join(text.split()), words
 

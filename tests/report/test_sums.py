@@ -91,6 +91,38 @@ def test_sums_are_by_what_was_asked(week: Week, by: str, names: set[str]) -> Non
     assert all(name in table for name in names)
 
 
+def test_figures_that_are_not_known_are_unknown_and_of_how_many_is_said(tmp_path: Path) -> None:
+    week = Week(tmp_path)
+    # Nothing reports steps: it is not known what sharing cost and saved.
+    silent = [Truth(n, 0, 60, lambda _: 9, reports=False) for n in range(1, 10)]
+    week._make("d", "4714", silent)
+    week._make("e", "4715", silent[:1], setup=False)
+    total = week.sums()["all"]
+    assert (total["members"], total["mean_slowdown_of_members"]) == (14, 4)
+    assert (total["packs"], total["packs_shared"], total["gpu_hours_saved_of_packs"]) == (5, 2, 1)
+    for width in ("80", "140"):
+        table = week.csub("report", "--since=999w", COLUMNS=width).stdout
+        assert "1.17 (4 of 14)" in table
+        assert "(1 of 2)" in table
+        assert ("KWH" in table) == (width == "140")
+    rows = {row["name"]: row for row in week.sums("--by=mode")["rows"]}
+    # Who was alone has saved nothing, which is known.
+    assert rows["exclusive"]["gpu_hours_saved"] == pytest.approx(0, abs=1e-6)
+    assert rows["exclusive"]["mean_slowdown_of_members"] == 2
+    for path in week.packs:
+        path.rename(week.home / path.name)
+    shared = next(row for row in week.sums("--by=mode")["rows"] if row["name"] == "mps")
+    assert (shared["gpu_hours_saved"], shared["mean_slowdown"]) == (None, None)
+    lines = week.csub("report", "--since=999w", "--by=mode").stdout.splitlines()
+    assert next(line for line in lines if line.startswith("mps")).count("unknown") >= 2
+    (row,) = (
+        row for row in csv.DictReader(io.StringIO(
+            week.csub("report", "--since=999w", "--by=mode", "--csv").stdout))
+        if row["name"] == "mps"
+    )  # fmt: skip
+    assert (row["gpu_hours_saved"], row["mean_slowdown"]) == ("", "")
+
+
 def test_only_packs_that_have_ended_within_the_time_count(week: Week) -> None:
     done = week.csub("report", "--since=1h")
     assert "no pack has ended within 1h" in done.stdout

@@ -29,7 +29,13 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import build_member_json, build_table
 from slurm_colloc.report.show_view import render_pack
-from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.report.why_line import (
+    Facts,
+    describe_closed,
+    describe_of_pack,
+    explain_why,
+    fold_lines,
+)
 from slurm_colloc.report.words.state_meanings import explain_member
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -141,6 +147,25 @@ def test_waiting_in_a_pack(state: State) -> None:
     )
     view = look(state, "RUNNING", degree=3)
     assert "it is about to start" in line(view, 3)
+
+
+def test_what_came_of_measuring_is_said_and_not_that_it_is_going_on(state: State) -> None:
+    run(state, 1, 2, limit_s=None)
+    view = look(state, "RUNNING", degree=4)
+    degree = DegreeRecord(1, DegreeState.MEASURING, 2, 4)
+    assert line(view, 1, degree=degree).endswith("; the pack is being measured")
+    late = dataclasses.replace(degree, cost_s=15.0)
+    assert line(view, 1, degree=late).endswith(
+        "; measuring was cut short as members came or went, and is tried again later"
+    )
+    why = "nothing is measured: their steps come too seldom"
+    off = DegreeDecision(NOW, DegreeState.OFF, 2, 4, None, why)
+    given_up = dataclasses.replace(degree, state=DegreeState.OFF, decisions=(off,))
+    assert line(view, 1, degree=given_up).endswith(f"; {why}")
+    # One alone is not measured, and nothing is said to be.
+    write(state, 2, MemberState.COMPLETED)
+    alone = look(state, "RUNNING", degree=4)
+    assert "measured" not in line(alone, 1, degree=degree)
 
 
 def test_what_was_measured_of_a_pack(state: State) -> None:
@@ -341,8 +366,11 @@ def test_refused_partners_are_named(state: State) -> None:
         refusals=("pack 12: 5 members would exceed 4",),
     )  # fmt: skip
     told = line(view, 1)
-    assert "; takes no more members: 12 CPUs would exceed 8; " in told
-    assert told.endswith("it did not join pack 12: 5 members would exceed 4")
+    assert told.endswith("; it did not join pack 12: 5 members would exceed 4")
+    # That its own pack takes no more is for those that came too late.
+    assert "takes no more members" not in told
+    late = line(view, 3, left_out=describe_closed(view.record, ["4711/1", "4711/2"]))
+    assert late.endswith("; the pack of 4711/1-2 takes no more members: 12 CPUs would exceed 8")
     closed = look(state, "PENDING", "Priority", closed="it asks for 2 GPUs", request=None)
     assert "it runs alone: it asks for 2 GPUs" in line(closed, 1)
 
@@ -353,9 +381,7 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
         state, "PENDING", "Priority", request=None, closed="it is an element of a job array",
         reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),
     )  # fmt: skip
-    assert line(view, 1).endswith(
-        f"; it runs alone: {reason}; no job may join: it is an element of a job array"
-    )
+    assert line(view, 1).endswith(f"; it runs alone: {reason}")
     same = look(
         state, "PENDING", "Priority", request=None, closed="it asks for 2 GPUs",
         reasons=("a.sh runs alone: it asks for 2 GPUs, a pack shares one",),
@@ -373,6 +399,27 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     view = look(state, "PENDING", "Priority", request=None, reasons=told, refusals=tried)
     assert "it runs alone" not in line(view, 1)
     assert line(view, 1).endswith("; it did not join pack 12: all 3 places are taken")
+
+
+def test_equal_lines_are_one_and_what_is_so_of_a_pack_is_said_once(state: State) -> None:
+    view = look(state, "PENDING", "Priority", closed="it is an element of a job array")
+    lines = [(member, line(view, member.member.number), "") for member in view.members]
+    (folded,) = fold_lines(lines)
+    assert folded.startswith("4711/1-3 PENDING: jobs with a higher priority come first (Priority)")
+    assert "no job may join" not in folded
+    run(state, 1, 2)
+    view = look(state, "RUNNING", degree=2)
+    degree = DegreeRecord(1, DegreeState.SETTLED, 2, 4, curve=CURVE)
+    facts = Facts(NOW, degree=degree)
+    lines = [
+        (m, line(view, m.member.number, degree=degree), describe_of_pack(view, m, facts))
+        for m in view.members
+    ]
+    told = fold_lines(lines)
+    assert told[-1] == f"4711/1-3: {BEST}"
+    # Who waits for that has it as the reason.
+    assert [text for text in told[:-1] if BEST in text] == [f"4711/3 PENDING: waits: {BEST}"]
+    assert fold_lines(lines[:1]) == [lines[0][1]], "one line stays as it is"
 
 
 def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -> None:

@@ -67,10 +67,18 @@ class Counters(WindowRates):
     def read(self, member: Member) -> StepCount | None:
         """See WindowRates."""
         found = self._stage.steps.get(member.number)
-        if not found or found < 1:
+        if not found or found < (self._stage.line_steps or 1):
             return None
         first, last = self._stage.first[member.number], self._stage.last[member.number]
-        return StepCount(self._stage.now, int(found), first, last, 1, self._stage.ranks)
+        count = StepCount(self._stage.now, int(found), first, last, 1, self._stage.ranks)
+        each = self._stage.line_steps
+        if each is None:
+            return count
+        steps = int(found) // each * each
+        if not steps:
+            return None
+        printed = dataclasses.replace(count, steps=steps, is_printed=True)
+        return self._note_line(str(member.number), printed)
 
 
 class Stage:
@@ -121,6 +129,8 @@ class Stage:
         self.paused_s: dict[int, float] = {}
         self.memory_mb: dict[int, float] = {}
         self.ranks: int | None = None
+        self.line_steps: int | None = None
+        """Steps for which a member prints one line; None where each step is counted."""
         self.elsewhere = 0
         """Members that wait in other packs."""
         self.loading: set[int] = set()
@@ -226,7 +236,8 @@ class Stage:
                     continue
                 before = self.steps.get(number, 0.0)
                 self.steps[number] = before + rate(number, len(running)) * TICK_S
-                if int(self.steps[number]) > int(before):
+                each = self.line_steps or 1
+                if int(self.steps[number]) // each > int(before) // each:
                     self.first.setdefault(number, self.now)
                     self.last[number] = self.now
             if self.now >= told_at + 2.0:

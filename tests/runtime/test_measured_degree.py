@@ -35,6 +35,54 @@ def test_known_members_start_together_and_all_go_on_that_pay(
     assert all(member.paused_at is None for member in stage.members.running())
 
 
+@pytest.mark.parametrize("line_steps", [1, 10, 40])
+def test_what_is_printed_is_measured_in_windows_as_long_as_its_lines_come(
+    tmp_path: Path, process: StartedProcess, line_steps: int
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.line_steps = line_steps
+    stage.start_all()
+    stage.pass_time(300, share(3.0))
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.SETTLED
+    assert record.curve[-1].stp == pytest.approx(3.0, rel=0.1)
+    (alone,) = record.rates_alone
+    assert (alone.source, alone.member) == (RateSource.PAUSING, 1)
+    assert alone.steps_per_s == pytest.approx(RATE, rel=0.1)
+    # That a look holds one line more or less is no change of the rate.
+    assert len(stage.list_events("measures")) == 1
+
+
+def test_lines_that_come_too_seldom_are_not_waited_for_and_it_is_said(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.line_steps = 250
+    stage.start_all()
+    stage.pass_time(120)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.OFF
+    assert record.reason == (
+        "nothing is measured: they print their steps every 25 s, and that can be measured up to "
+        "every 6 s"
+    )
+    assert stage.paused_s == {}
+
+
+def test_steps_that_come_too_seldom_do_not_leave_it_open_for_ever(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    stage.start_all()
+    stage.pass_time(400, lambda *_: 1 / 80)
+    record = stage.record
+    assert record is not None
+    assert record.state is DegreeState.OFF
+    assert record.reason == "nothing is measured: their steps come too seldom"
+
+
 def test_measuring_is_short_and_its_cost_is_told(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process)
     stage.start_all()

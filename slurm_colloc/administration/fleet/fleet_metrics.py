@@ -44,6 +44,10 @@ def build_fleet_families(
         "gpu_seconds_saved": ("GPU time that sharing saved so far.", lambda row: row.saved_s),
         "energy_saved_kwh": ("Energy that sharing saved so far.", lambda row: row.saved_kwh),
         "mean_slowdown": ("Mean slowdown of members.", lambda row: row.slowdown),
+        "mean_slowdown_members": (
+            "Members whose slowdown is known, of which the mean is.",
+            lambda row: row.slowdowns_of,
+        ),
         "sm_active_ratio": ("Mean activity of SMs.", lambda row: row.sm_active),
     }
     for name, (description, read) in gauges.items():

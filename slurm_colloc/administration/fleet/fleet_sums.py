@@ -22,12 +22,15 @@ class FleetRow:
         members: Members that ran.
         failed: Members that failed.
         gpu_s: GPU time.
-        saved_s: GPU time that sharing saved.
+        shared: Packs whose members shared a GPU.
+        saved_known_s: GPU time that sharing saved, where it is known.
+        saved_of: Packs that shared of which it is known.
         wasted_s: GPU time of members that failed.
         energy_j: Of their GPUs.
-        saved_kwh: Energy that sharing saved.
-        slowdowns: Slowdowns, each times its members.
-        slowdowns_of: Members of packs of which it is known.
+        saved_known_kwh: Energy that sharing saved, where it is known.
+        saved_kwh_of: Packs that shared of which it is known.
+        slowdowns: The sum of the slowdowns that are known.
+        slowdowns_of: Members of which it is known.
         busy_s: GPU time times the activity of SMs.
         busy_of_s: GPU time of which that is known.
     """
@@ -39,10 +42,13 @@ class FleetRow:
     members: int = 0
     failed: int = 0
     gpu_s: float = 0.0
-    saved_s: float | None = None
+    shared: int = 0
+    saved_known_s: float = 0.0
+    saved_of: int = 0
     wasted_s: float = 0.0
     energy_j: float | None = None
-    saved_kwh: float | None = None
+    saved_known_kwh: float = 0.0
+    saved_kwh_of: int = 0
     slowdowns: float = 0.0
     slowdowns_of: int = 0
     busy_s: float = 0.0
@@ -56,19 +62,33 @@ class FleetRow:
         self.failed += record.failed
         self.gpu_s += record.gpu_s
         self.wasted_s += record.gpu_s * record.wasted_share
-        self.saved_s = _add_known(self.saved_s, record.saved_s)
         self.energy_j = _add_known(self.energy_j, record.energy_j)
-        self.saved_kwh = _add_known(self.saved_kwh, record.saved_kwh)
+        if record.has_shared:
+            self.shared += 1
+            self.saved_of += record.saved_s is not None
+            self.saved_known_s += record.saved_s or 0.0
+            self.saved_kwh_of += record.saved_kwh is not None
+            self.saved_known_kwh += record.saved_kwh or 0.0
         if record.slowdown is not None:
-            self.slowdowns += record.slowdown * record.members
-            self.slowdowns_of += record.members
+            self.slowdowns += record.slowdown * record.slowdown_of
+            self.slowdowns_of += record.slowdown_of
         if record.sm_active is not None:
             self.busy_s += record.gpu_s * record.sm_active
             self.busy_of_s += record.gpu_s
 
     @property
+    def saved_s(self) -> float | None:
+        """GPU time that sharing saved; None where packs have shared and it is known of none."""
+        return self.saved_known_s if self.saved_of or not self.shared else None
+
+    @property
+    def saved_kwh(self) -> float | None:
+        """Energy that sharing saved; likewise."""
+        return self.saved_known_kwh if self.saved_kwh_of or not self.shared else None
+
+    @property
     def slowdown(self) -> float | None:
-        """Mean over members of packs of which it is known."""
+        """Mean over the members of which it is known."""
         return self.slowdowns / self.slowdowns_of if self.slowdowns_of else None
 
     @property

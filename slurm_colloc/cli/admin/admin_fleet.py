@@ -26,6 +26,7 @@ from slurm_colloc.administration.node_files import write_whole
 from slurm_colloc.errors import CollocError, NodeError, StateError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
+from slurm_colloc.report.terminal_tables import format_part
 from slurm_colloc.slurm.job_accounts import AccountedJob, read_accounts, set_admin_comment
 
 _SUFFIX = ".prom"
@@ -150,8 +151,9 @@ def show_table(options: argparse.Namespace) -> int:
         [
             (row.day, row.account, row.partition, str(row.packs), str(row.members),
              str(row.failed), f"{row.gpu_s / 3600:.1f}",
-             _format(_divide(row.saved_s, 3600), "{:.1f}"),
-             f"{row.wasted_s / 3600:.1f}", _format(row.slowdown, "{:.2f}"),
+             _format_some(_divide(row.saved_s, 3600), "{:.1f}", row.saved_of, row.shared),
+             f"{row.wasted_s / 3600:.1f}",
+             _format_some(row.slowdown, "{:.2f}", row.slowdowns_of, row.members),
              _format(row.sm_active, "{:.0%}"), _format(_divide(row.energy_j, 3.6e6), "{:.2f}"))
             for row in rows
         ],
@@ -193,8 +195,10 @@ def _build_object(row: FleetRow) -> dict[str, Any]:
     return {
         "day": row.day, "account": row.account, "partition": row.partition, "packs": row.packs,
         "members": row.members, "failed_members": row.failed, "gpu_hours": row.gpu_s / 3600,
-        "gpu_hours_saved": _divide(row.saved_s, 3600), "gpu_hours_wasted": row.wasted_s / 3600,
-        "mean_slowdown": row.slowdown, "sm_active": row.sm_active,
+        "gpu_hours_saved": _divide(row.saved_s, 3600), "gpu_hours_saved_of_packs": row.saved_of,
+        "packs_shared": row.shared, "gpu_hours_wasted": row.wasted_s / 3600,
+        "mean_slowdown": row.slowdown, "mean_slowdown_of_members": row.slowdowns_of,
+        "sm_active": row.sm_active,
         "energy_kwh": _divide(row.energy_j, 3.6e6), "kwh_saved": row.saved_kwh,
     }  # fmt: skip
 
@@ -212,6 +216,11 @@ def _divide(value: float | None, unit: float) -> float | None:
 
 def _format(value: float | None, form: str) -> str:
     return "unknown" if value is None else form.format(value)
+
+
+def _format_some(value: float | None, form: str, known: int, count: int) -> str:
+    """`1.00 (2 of 77)`: of how many a figure is, where that is some of them only."""
+    return format_part(_format(value, form), known, count)
 
 
 def _say_table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> None:

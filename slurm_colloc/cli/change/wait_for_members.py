@@ -43,6 +43,17 @@ def wait_for(
     Raises:
         NotFound: There is no such pack or member.
     """
+    try:
+        return _wait_for(session, chosen, tells=tells, as_sbatch=as_sbatch)
+    except KeyboardInterrupt:
+        # A user may take an interrupt for a cancel, as of srun.
+        note("no longer waiting; the jobs go on: csub queue shows them, csub cancel ends them")
+        raise
+
+
+def _wait_for(
+    session: Session, chosen: Choice | Sequence[Selection], *, tells: bool, as_sbatch: bool
+) -> int:
     pause = FIRST_PAUSE_S
     wanted: Choice | Sequence[Selection] = chosen
     line = LiveLine()

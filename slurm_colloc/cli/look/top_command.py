@@ -14,8 +14,15 @@ from slurm_colloc.cli.arguments import Name, States, Targets, User, Where, descr
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.attribution import Attribution
 from slurm_colloc.model.member import ALL, MemberState
-from slurm_colloc.report.gpu_views import format_traffic, name_gpu, tell_gpu_set
+from slurm_colloc.report.gpu_views import (
+    SHORT_UUID,
+    find_gpu,
+    format_traffic,
+    name_gpu,
+    tell_gpu_set,
+)
 from slurm_colloc.report.lines.member_groups import count_states
 from slurm_colloc.report.lines.time_to_end import TimesToEnd, format_to_end
 from slurm_colloc.report.member_views import (
@@ -33,6 +40,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
+from slurm_colloc.report.words.report_words import say_attribution
 from slurm_colloc.report.words.speed_words import STALE_S
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_pauses import PARKED
@@ -200,7 +208,7 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     running = (m.record for m in latest.view.members if m.state is MemberState.RUNNING)
     node = next((record.node for record in running if record and record.node), "")
     told = f"{record.name}{tell_gpu_set(record, node)}"
-    lines = [(f"Pack {latest.view.job_id or '?'}", told)]
+    lines = [(latest.view.pack_name, told)]
     value = latest.value
     if latest.problem:
         return [*lines, ("", latest.problem)]
@@ -214,7 +222,9 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
         told = _tell_gpu(str(uuid), columns if isinstance(columns, dict) else {})
         # A monitor of an older csub tells no index.
         index = indexes.get(uuid) if isinstance(indexes, dict) else None
-        lines.append((name_gpu(str(uuid), index if isinstance(index, int) else None), told))
+        name = name_gpu(str(uuid), index if isinstance(index, int) else None)
+        where = find_gpu(latest.view, str(uuid))
+        lines.append((f"{where} ({str(uuid)[:SHORT_UUID]})" if where else name, told))
     return lines
 
 
@@ -240,8 +250,8 @@ def _tell_gpu(uuid: str, columns: Mapping[str, Any]) -> str:
         parts.append(f"{columns['power_w']:.0f} W")
     if columns.get("temperature_c") is not None:
         parts.append(f"{columns['temperature_c']:.0f} °C")
-    word = "exact" if uuid.startswith("MIG-") else "whole_gpu"
-    return f"{', '.join(parts)}; {word}" if parts else UNKNOWN
+    word = Attribution.EXACT if uuid.startswith("MIG-") else Attribution.WHOLE_GPU
+    return f"{', '.join(parts)}; {say_attribution(word)}" if parts else UNKNOWN
 
 
 def _build_rows(
@@ -256,7 +266,7 @@ def _build_rows(
         Column("STEPS"),
         Column("STEPS/S"),
         Column("LAST\nSTEP"),
-        Column("GPU_MEM\nper_process"),
+        Column(f"GPU_MEM\n{say_attribution(Attribution.PER_PROCESS)}"),
         Column("CPUS"),
         Column("HOST_MEM"),
         Column("DATA\nWAIT"),

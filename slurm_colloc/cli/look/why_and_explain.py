@@ -22,7 +22,13 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.show_view import find_log_paths
-from slurm_colloc.report.why_line import Facts, explain_why
+from slurm_colloc.report.why_line import (
+    Facts,
+    describe_closed,
+    describe_of_pack,
+    explain_why,
+    fold_lines,
+)
 from slurm_colloc.report.words.report_words import find_word
 from slurm_colloc.report.words.state_meanings import explain_member, explain_word
 from slurm_colloc.store.atomic_files import read_json
@@ -51,6 +57,7 @@ class Inquiry:
         self._setups: dict[str, tuple[bool, bool]] = {}
         self._latest: dict[str, Mapping[str, Any] | None] = {}
         self._apart: dict[str, tuple[str, ...]] = {}
+        self._left_out: dict[str, str] = {}
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
@@ -66,7 +73,24 @@ class Inquiry:
             takes_one=takes_one,
             last_line=_read_last_line(view, member),
             kept_apart=self._find_kept_apart(view, member),
+            left_out=self._find_left_out(view, member),
         )
+
+    def _find_left_out(self, view: PackView, member: MemberView) -> str:
+        """Why the pack before its own, of the same call, takes no more members."""
+        if member.state is not MemberState.PENDING:
+            return ""
+        pack_id = view.record.pack_id
+        if pack_id not in self._left_out:
+            self._left_out[pack_id] = ""
+            with contextlib.suppress(CollocError):
+                sisters = self._session.state.list_sisters(view.record)
+                place = sisters.index(pack_id) if pack_id in sisters else 0
+                before = self._session.state.read_pack(sisters[place - 1]) if place else None
+                if before is not None:
+                    names = [f"{view.shown_id}/{number}" for number in before.members]
+                    self._left_out[pack_id] = describe_closed(before, names)
+        return self._left_out[pack_id]
 
     def _find_kept_apart(self, view: PackView, member: MemberView) -> tuple[str, ...]:
         """Why it does not start in running packs of the same script that its user submitted before.
@@ -151,7 +175,7 @@ def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
             if degree is None or not degree.room:
                 continue
             reason = explain_difference(record, view.record)
-            stays = compute_reason_to_stay(record.policy, record.group)
+            stays = compute_reason_to_stay(record.policy, record.group) or record.closed
             if reason or stays:
                 job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
                 told = f": {reason}" if reason else f", which takes no other jobs: {stays}"
@@ -166,14 +190,18 @@ def _read_last_line(view: PackView, member: MemberView) -> str:
 
 
 def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
-    """A line for each member.
+    """A line for each member; in JSON nothing is folded.
 
     Raises:
         NotFound: There is no such pack or member.
     """
     inquiry = Inquiry(session)
-    found = [(view, m) for view, members in session.survey(choice) for m in members]
-    lines = [(m, explain_why(view, m, inquiry.find_facts(view, m))) for view, m in found]
+    lines = []
+    for view, members in session.survey(choice):
+        for member in members:
+            facts = inquiry.find_facts(view, member)
+            of_pack = describe_of_pack(view, member, facts)
+            lines.append((member, explain_why(view, member, facts), of_pack))
     if as_json:
         return json.dumps(
             [
@@ -183,10 +211,10 @@ def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
                     "reason": member.reason or None,
                     "why": line.partition(": ")[2],
                 }
-                for member, line in lines
+                for member, line, _ in lines
             ]
         )
-    return "".join(f"{escape_controls(line)}\n" for _, line in lines)
+    return "".join(f"{escape_controls(line)}\n" for line in fold_lines(lines))
 
 
 def explain(session: Session, targets: Sequence[str]) -> tuple[str, list[CollocError]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.cli.change.ask_runner import wake_runner
@@ -11,7 +12,7 @@ from slurm_colloc.cli.session import Session, note
 from slurm_colloc.cli.submit.dependency_targets import DependencyTargets, Standing
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import MemberId, Selection, SlurmJobState
+from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.dependency import (
     AFTERCORR,
     Condition,
@@ -22,6 +23,7 @@ from slurm_colloc.model.sbatch.dependency import (
     reduce_dependency,
     render_for_slurm,
 )
+from slurm_colloc.report.last_submission import find_last
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
@@ -32,6 +34,7 @@ from slurm_colloc.submission.jobs.job_options import parse_option
 from slurm_colloc.submission.packs.submit_batch import Submitted
 
 _OPTION = "dependency"
+_LAST = re.compile(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")
 _PAIRED_BY_SLURM = "--dependency=aftercorr pairs it with a task of a job that csub does not know"
 _WAITED_FOR = (
     SlurmJobState.PENDING,
@@ -49,6 +52,7 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
         UsageProblem: It is malformed, can never be satisfied, or no call could look after it.
         SlurmError: Slurm cannot say how the member stands.
     """
+    call = _name_last(session, call)
     targets = DependencyTargets(session)
     asked: dict[str, Dependency] = {}
     wanted: dict[int, Dependency] = {}
@@ -124,6 +128,30 @@ def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> 
                 continue
             with contextlib.suppress(SlurmError):
                 wake_runner(session, view, view.job_id)
+
+
+def _name_last(session: Session, call: Call) -> Call:
+    """The call with the id of the newest submission where a condition names it as `last`."""
+    texts = dict.fromkeys(_get_text(candidate.job) for candidate in call.candidates)
+    if not any(map(_LAST.search, texts)):
+        return call
+    found = find_last(session.state)
+    # Of jobs that joined another submission's pack, they are the last, and not all of it.
+    whole = found.job
+    if found.ranges is not None:
+        whole = ":".join(f"{found.job}_[{first}-{final}]" for first, final in found.ranges)
+    candidates = []
+    for candidate in call.candidates:
+        text = _get_text(candidate.job)
+        named = _LAST.sub(
+            lambda match: found.job + match["member"] if match["member"] else whole, text
+        )
+        group = tuple(
+            (name, named if name == _OPTION else value) for name, value in candidate.job.group
+        )
+        job = dataclasses.replace(candidate.job, group=group)
+        candidates.append(dataclasses.replace(candidate, job=job))
+    return dataclasses.replace(call, candidates=tuple(candidates))
 
 
 def _get_text(job: Job) -> str:

@@ -64,7 +64,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
 def describe_measured(
     state: DegreeState, curve: Sequence[CurvePoint], degree: int, reason: str
 ) -> str:
-    """What is known of how many run at once; empty where nothing was measured.
+    """What is known of how many run at once, or why nothing was measured; empty where neither is.
 
     The numbers are the newest ones; the reason of the newest decision comes after them where it is
     something else.
@@ -75,10 +75,8 @@ def describe_measured(
         degree: How many may run.
         reason: The reason of the newest decision; empty while there is none.
     """
-    if state is DegreeState.OFF:
-        return ""
-    if state is DegreeState.MEASURING:
-        return reason or BEING_MEASURED
+    if state is not DegreeState.SETTLED:
+        return reason
     told = describe_curve(curve, degree)
     if not told:
         return reason

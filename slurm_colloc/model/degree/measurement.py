@@ -28,6 +28,14 @@ STEPS_LEAST = 8
 """Steps of the slowest member that a window is to hold; that makes it longer."""
 WINDOW_MOST_S = 8.0
 
+LINES_LEAST = 4
+"""Lines that a window is to hold of a member that prints its steps, the one that it waits for first
+among them."""
+LINE_READ_S = 1.0
+"""So much later than a line is printed its monitor has told of it."""
+LINES_MOST_S = 30.0
+"""Windows of members that print are no longer: the others stand still meanwhile."""
+
 ROUNDS_LEAST, ROUNDS_MOST = 2, 4
 """How often windows that are compared follow each other; more than the least where noise asks."""
 
@@ -45,6 +53,20 @@ KINDS_MOST = 4
 
 SEARCHES_MOST = 5
 """Degrees that are tried besides all and half of the members."""
+
+
+def describe_seldom_lines(members: Sequence[PausableMember]) -> str:
+    """Why members cannot be measured by what they print; empty where they can."""
+    printing = [member.line_s for member in members if member.line_s is not None]
+    if len(printing) < len(members) or min(printing) <= _LINE_MOST_S:
+        return ""
+    return (
+        f"they print their steps every {min(printing):.0f} s, and that can be measured up to every "
+        f"{_LINE_MOST_S:.0f} s"
+    )
+
+
+_LINE_MOST_S = (LINES_MOST_S - LINE_READ_S) / (LINES_LEAST + 1)
 
 
 def measure_degree(members: Sequence[PausableMember]) -> Measuring:
@@ -138,8 +160,14 @@ class _DegreeSearch:
         return found
 
     def _choose_window_s(self) -> float:
-        rates = [member.steps_per_s for member in self._members if member.steps_per_s]
-        return min(WINDOW_MOST_S, max(WINDOW_S, STEPS_LEAST / min(rates))) if rates else WINDOW_S
+        lengths = [WINDOW_S]
+        for member in self._members:
+            if member.line_s is not None:
+                whole_s = (LINES_LEAST + 1) * member.line_s + LINE_READ_S
+                lengths.append(min(LINES_MOST_S, whole_s))
+            elif member.steps_per_s:
+                lengths.append(min(WINDOW_MOST_S, STEPS_LEAST / member.steps_per_s))
+        return max(lengths)
 
     def _open(self, degree: int) -> Window:
         running = frozenset(member.number for member in self._members[:degree])

@@ -25,6 +25,8 @@ class PausableMember:
             measured; None where it is to be measured.
         steps_per_s: Its rate as it was last seen; None where unknown.
         may_pause: It may be paused; else it runs in every window.
+        line_s: Seconds between the lines in which it prints its steps; None where each step is
+            counted.
     """
 
     number: int
@@ -33,6 +35,7 @@ class PausableMember:
     rate_alone: float | None = None
     steps_per_s: float | None = None
     may_pause: bool = True
+    line_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.lines.member_groups import count_states, render_lines
+from slurm_colloc.report.member_remarks import list_last_tries
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.summary.stored_summary import find_summary
@@ -94,7 +95,8 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         )
         for member, text in zip(members, words, strict=True)
     ]
-    total = count_states([MemberState(m["state"]) for m in members if m["state"] in _STATES])
+    last = list_last_tries(members)
+    total = count_states([MemberState(m["state"]) for m in last if m["state"] in _STATES])
     table = render_lines(HEADER, rows[:ROWS_MOST], total)
     more = f"and {len(rows) - ROWS_MOST} more\n" if len(rows) > ROWS_MOST else ""
     headline = escape_controls(tell_headline(summaries, chosen))

@@ -35,6 +35,7 @@ from slurm_colloc.report.report_view import (
     list_members,
     list_setup,
     name_submission,
+    name_summary,
 )
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -44,6 +45,7 @@ from slurm_colloc.report.terminal_tables import (
     format_slowdown,
     format_span,
 )
+from slurm_colloc.report.words.report_words import say_attribution
 from slurm_colloc.store.pack.member_pauses import read_pauses
 
 NUMBERS_MOST = 100_000
@@ -157,7 +159,7 @@ def _format_time(at: float) -> str:
 
 def _find_word(members: Sequence[Member], name: str) -> str:
     words = {member[name]["attribution"] for member in members if member[name] is not None}
-    return words.pop() if len(words) == 1 else ""
+    return say_attribution(words.pop()) if len(words) == 1 else ""
 
 
 def _build_rows(members: Sequence[Member]) -> list[MemberRow]:
@@ -206,7 +208,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     drawing = None if series is None else _build_drawing(source, series, bands)
     problems = [] if series is None else [("Problem", text) for text in series.problems]
     part = PackPart(
-        job=escape_controls(str(summary["job"] or summary["pack_id"])),
+        job=escape_controls(name_summary(summary).removeprefix("Pack ")),
         title=escape_controls(f"{where}{node}"),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),

@@ -24,7 +24,7 @@ from slurm_colloc.metrics.rates import (
     sum_known,
 )
 from slurm_colloc.metrics.series import Track, Window, measure_windows
-from slurm_colloc.metrics.slowdown import compute_slowdown, compute_solo_time_s
+from slurm_colloc.metrics.slowdown import SHORT_S, compute_slowdown, compute_solo_time_s
 from slurm_colloc.metrics.stalls import Stall, split_stalls
 from slurm_colloc.report.summary.instance_figures import attribute_instance_sm, find_instance
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
@@ -39,9 +39,6 @@ from slurm_colloc.report.summary.solo_rates import (
 INTERFERENCE_MOST = 20
 """More changes than these, the strongest, are not listed for a member."""
 
-SHORT_S = 10.0
-"""A member that was there for less has no rate and no weight: STP and ANTT leave it out."""
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -52,7 +49,8 @@ class Figures:
         rate: Over all its settled windows.
         shared_rate: Over those in which another member was there; None where none ever was.
         solo: Its solo rate; None where unknown.
-        slowdown: Solo rate over rate in company; None where unknown, 1 where it never shared.
+        slowdown: Solo rate over rate in company; 1 where it never shared; None where unknown, as
+            always without a rate.
         stepping_s: Time it made steps, without pauses.
         steps: Its steps; None where it never reported any.
         sm: Its part of the SM activity of its GPUs while it was there; None where unknown.
@@ -165,10 +163,11 @@ def _explain(rate: Rate, member: MemberRun, settled: Sequence[Settled]) -> Rate:
 def _compute_slowdown(
     run: PackRun, rate: Rate, shared: Rate | None, solo: SoloRate | None, *, is_limited: bool
 ) -> tuple[float | None, str]:
+    if rate.steps_per_s is None:
+        # Also alone: of one that failed at once nothing tells how fast it was.
+        return None, rate.reason
     if shared is None:
         return (None, "it had a part of the GPU's threads only") if is_limited else (1.0, "")
-    if rate.steps_per_s is None:
-        return None, rate.reason
     if solo is None:
         model = run.gpu_model
         where = f"on {model}" if model else "(the GPU's model is not known)"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.model.degree.measured_curve import CurvePoint, RateAlone
+from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState, RateAlone
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.member_views import (
     PackView,
@@ -53,11 +53,13 @@ def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> S
 def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     energy = compute_energy(run, figures)
     together = measure_together(run, figures)
+    pack = build_pack(run, figures, energy, together)
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
         "gpu_set": run.view.record.gpu_set,
         "gpu_sets": list(run.view.record.gpu_sets),
+        "number_of": None if run.view.record.number_of is None else list(run.view.record.number_of),
         "attempt": run.view.attempt,
         "job": run.view.job_id or None,
         "submission": run.view.shown_id or None,
@@ -90,8 +92,8 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
             )
             for entry in figures
         ],
-        "pack": build_pack(run, figures, energy, together),
-        "degree": _build_degree(run),
+        "pack": pack,
+        "degree": _build_degree(run, pack["members_most"]),
         "open": build_open(run),
         "notes": _list_notes(run),
     }
@@ -110,18 +112,19 @@ def _build_setup(run: PackRun) -> dict[str, Any] | None:
     }
 
 
-def _build_degree(run: PackRun) -> dict[str, Any] | None:
+def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
     record = run.degree
     if record is None:
         return None
     length_s = run.window[1] - run.window[0] if run.window is not None else 0.0
+    is_undone = run.is_final and record.state is DegreeState.MEASURING
     return {
-        "state": record.state.value,
+        "state": (DegreeState.OFF if is_undone else record.state).value,
         "degree": record.degree,
         "places": record.places,
         "room": record.room,
         "parked": list(record.parked),
-        "why": describe_degree(record) or None,
+        "why": describe_degree(record, members_most, is_over=run.is_final) or None,
         "cost_s": record.cost_s,
         "cost_share": record.cost_s / length_s if length_s > 0 else None,
         "curve": [_build_point(point) for point in record.curve],
@@ -200,7 +203,7 @@ def _list_notes(run: PackRun) -> list[str]:
     if run.setup is not None and run.setup.mode == SharingMode.MIG.value:
         notes.append(
             "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
-            "energy is modelled"
+            "energy is estimated"
         )
     known = (*run.gpu_uuids, "MIG-")
     others = [uuid for uuid in run.samples.gpus if not uuid.startswith(known)]

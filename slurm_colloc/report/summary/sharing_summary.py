@@ -19,15 +19,17 @@ from slurm_colloc.metrics.presence import find_crowded
 from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.metrics.series import Window, measure_windows
 from slurm_colloc.metrics.slowdown import (
+    SHORT_S,
     SharedStay,
     compare_with_serial,
+    complete_solo_times,
     compute_antt,
     compute_fairness,
     compute_mean_stp,
 )
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.report.summary.instance_figures import compute_instance_sm, find_instance
-from slurm_colloc.report.summary.member_figures import SHORT_S, Figures
+from slurm_colloc.report.summary.member_figures import Figures
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
 
@@ -131,12 +133,9 @@ def build_pack(
     slowdowns = [entry.slowdown for entry in long]
     fairness = compute_fairness(slowdowns)
     length_s = run.window[1] - run.window[0] if run.window is not None else 0.0
-    solo_times = [
-        entry.member.present_s
-        if entry.solo_time_s is None and entry.member.present_s < SHORT_S
-        else entry.solo_time_s
-        for entry in there
-    ]
+    solo_times = complete_solo_times(
+        [(entry.member.present_s, entry.solo_time_s) for entry in there]
+    )
     gpus = max(1, len(run.gpu_uuids))
     # One after the other on each GPU: one that needs one GPU of two leaves the other to the next.
     serial_times = [

@@ -33,6 +33,9 @@ def _is_number(value: Any) -> bool:
     return math.isfinite(value) and abs(value) < _LARGEST
 
 
+_PAIR = 2
+
+
 def _is_count(value: Any) -> bool:
     return _is_number(value) and isinstance(value, int) and value >= 0
 
@@ -232,6 +235,7 @@ _summary = _is(
         "open": _maybe(_open),
         "gpu_set": _is_count,
         "gpu_sets": _each(_is_count),
+        "number_of": _maybe(lambda value: _each(_is_count)(value) and len(value) == _PAIR),
         "gpus": _each(_gpu),
         "imbalance": _maybe(_is({"metric": _is_text, "least": _extreme, "most": _extreme})),
         "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.report.member_remarks import list_last_tries
 from slurm_colloc.report.summary.summary_shape import Summary
 
 _Member = Mapping[str, Any]
@@ -107,14 +108,10 @@ def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]
         for member in summary["members"]
         if (chosen is None or member["member"] in chosen) and member["started_at"] is not None
     ]
-    tries: dict[str, _Member] = {}
-    for member in sorted(members, key=lambda member: float(member["started_at"])):
-        # A retry is a member of its own, which says what it tries again.
-        tries[member.get("retry_of") or member["id"]] = member
-    last = {str(member["id"]) for member in tries.values()}
+    last = list_last_tries(members)
     return Side(
         name,
-        tuple(member for member in members if member["id"] in last),
+        tuple(last),
         tuple(summary for summary, _ in found),
         len(members) - len(last),
     )

@@ -13,6 +13,7 @@ from slurm_colloc.report.terminal_tables import (
     build_lines,
     build_table,
     format_figure,
+    format_part,
     format_span,
     render,
 )
@@ -105,8 +106,7 @@ def _build_pairs(first: Side, second: Side, pairs: Sequence[JobPair], width: int
 
 
 def _format_mean(mean: Mean) -> str:
-    told = format_figure(mean.value)
-    return told if mean.is_whole or not mean.known else f"{told} ({mean.known} of {mean.count})"
+    return format_part(format_figure(mean.value), mean.known, mean.count)
 
 
 def _format_ratio(first: float | None, second: float | None) -> str:

@@ -80,6 +80,7 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
                              sum(present)),
         saved_s=None if hours is None or not gpus else hours * 3600,
         slowdown=sum(slowdowns) / len(slowdowns) if slowdowns else None,
+        slowdown_of=len(slowdowns),
         energy_j=summary["energy_j"],
         saved_kwh=pack["kwh_saved"],
         sm_active=_read(use, "sm_active", "mean"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.sharing_gain import has_shared
 
 WASTED = frozenset(
     {
@@ -52,6 +53,7 @@ class PackEntry:
         ended_at: Its last end, in seconds since the epoch.
         gpu: Model of its GPU.
         mode: How its members shared the GPU; `exclusive` for one alone.
+        shared: Members of it were there at the same time.
         gpu_s: From its first start to its last end, once for each of its GPUs.
         saved_s: GPU time that sharing saved.
         energy_j: Of its GPU.
@@ -64,6 +66,7 @@ class PackEntry:
     ended_at: float
     gpu: str | None
     mode: str
+    shared: bool
     gpu_s: float
     saved_s: float | None
     energy_j: float | None
@@ -94,6 +97,7 @@ def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
         "end": window["to"],
         "gpu": summary["gpu"]["model"],
         "mode": "exclusive" if len(members) == 1 else mode,
+        "shared": has_shared([dict(summary)]),
         "gpu_s": (window["to"] - window["from"]) * max(1, len(gpus)),
         "saved_s": None if hours is None else hours * 3600,
         "j": summary["energy_j"],
@@ -143,6 +147,7 @@ def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
             ended_at=_number(value["end"]),
             gpu=value["gpu"],
             mode=str(value["mode"]),
+            shared=bool(value["shared"]),
             gpu_s=_number(value["gpu_s"]),
             saved_s=_number_or_none(value["saved_s"]),
             energy_j=_number_or_none(value["j"]),

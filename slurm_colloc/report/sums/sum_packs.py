@@ -35,11 +35,13 @@ class PackSums:
         packs: Packs of which there is a part in it.
         members: Members that ran.
         gpu_hours: For which packs held GPUs.
+        shared: Packs whose members shared their GPU; the others have saved nothing.
         saved_hours: GPU hours that sharing saved, of packs of which that is known.
-        saved_of: Packs of which it is known.
+        saved_of: Packs that shared of which it is known.
         energy_kwh: Energy of the GPUs, of packs of which it is known.
         energy_of: Packs of which it is known.
         saved_kwh: Energy that sharing saved, of packs of which that is known.
+        saved_kwh_of: Packs that shared of which it is known.
         wasted_hours: GPU hours of members that failed.
         slowdowns: The sum of the slowdowns that are known.
         slowdowns_of: Members of which it is known.
@@ -51,6 +53,7 @@ class PackSums:
     packs: int = 0
     members: int = 0
     gpu_hours: float = 0.0
+    shared: int = 0
     saved_hours: float = 0.0
     saved_of: int = 0
     energy_kwh: float = 0.0
@@ -74,20 +77,36 @@ class PackSums:
         self.gpu_hours += hours
         if own_s > 0:
             self.wasted_hours += hours * sum(part.wasted_s for part in parts) / own_s
+        self.shared += entry.shared
         if entry.saved_s is not None:
             self.saved_hours += entry.saved_s / 3600 * share
-            self.saved_of += 1
+            self.saved_of += entry.shared
         if entry.energy_j is not None:
             self.energy_kwh += entry.energy_j / 3.6e6 * share
             self.energy_of += 1
         if entry.saved_kwh is not None:
             self.saved_kwh += entry.saved_kwh * share
-            self.saved_kwh_of += 1
+            self.saved_kwh_of += entry.shared
         if entry.sm_active is not None:
             self.busy_hours += hours * entry.sm_active
             self.busy_of_hours += hours
         self.slowdowns += sum(part.slowdowns for part in parts)
         self.slowdowns_of += sum(part.known for part in parts)
+
+    @property
+    def known_saved_hours(self) -> float | None:
+        """None where packs have shared, and what that saved is known of none of them."""
+        return self.saved_hours if self.saved_of or not self.shared else None
+
+    @property
+    def known_saved_kwh(self) -> float | None:
+        """Likewise."""
+        return self.saved_kwh if self.saved_kwh_of or not self.shared else None
+
+    @property
+    def known_energy_kwh(self) -> float | None:
+        """None where it is known of no pack."""
+        return self.energy_kwh if self.energy_of else None
 
     @property
     def mean_slowdown(self) -> float | None:

@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.report.data.csv_table import write_cell
 from slurm_colloc.report.sums.sum_packs import Grouping, PackSums
 from slurm_colloc.report.terminal_tables import (
-    UNKNOWN,
     Column,
     build_lines,
     build_table,
     format_figure,
+    format_part,
     format_share,
+    format_slowdown,
     render,
 )
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+_WIDE = 100
+_LEFT_OUT = 2
+"""In a narrow terminal so many columns at the end, those of energy, are left out."""
 
 
 def render_sums(
@@ -55,6 +61,9 @@ def render_sums(
         Column("KWH\nSAVED"),
     ]
     cells = [_build_row(sums) for sums in (*rows, *((total,) if len(rows) > 1 else ()))]
+    if width < _WIDE:
+        # Figures are never cut; --csv and --json have all.
+        columns, cells = columns[:-_LEFT_OUT], [row[:-_LEFT_OUT] for row in cells]
     parts: list[RenderableType] = []
     if cells:
         parts = [build_table(columns, cells, width), ""]
@@ -69,25 +78,29 @@ def _build_row(sums: PackSums) -> tuple[str, ...]:
         str(sums.packs),
         str(sums.members),
         format_figure(sums.gpu_hours),
-        format_figure(sums.saved_hours) if sums.saved_of else UNKNOWN,
+        format_part(format_figure(sums.known_saved_hours), sums.saved_of, sums.shared),
         format_figure(sums.wasted_hours),
-        format_figure(sums.mean_slowdown),
+        format_part(format_slowdown(sums.mean_slowdown), sums.slowdowns_of, sums.members),
         format_share(sums.sm_active),
-        format_figure(sums.energy_kwh) if sums.energy_of else UNKNOWN,
-        format_figure(sums.saved_kwh) if sums.saved_kwh_of else UNKNOWN,
+        format_part(format_figure(sums.known_energy_kwh), sums.energy_of, sums.packs),
+        format_part(format_figure(sums.known_saved_kwh), sums.saved_kwh_of, sums.shared),
     )
 
 
 def _tell_partial(total: PackSums) -> list[str]:
-    """Of how many packs and members a sum is, where not of all."""
+    """What `(2 of 77)` behind a figure means, where it stands behind one."""
     parts = [
-        ("hours saved", total.saved_of, total.packs, "packs"),
-        ("energy", total.energy_of, total.packs, "packs"),
-        ("energy saved", total.saved_kwh_of, total.packs, "packs"),
-        ("mean slowdown", total.slowdowns_of, total.members, "members"),
+        ("hours and kWh saved", min(total.saved_of, total.saved_kwh_of), total.shared,
+         "the packs that shared"),
+        ("energy", total.energy_of, total.packs, "the packs"),
+        ("the mean slowdown", total.slowdowns_of, total.members, "the members"),
+    ]  # fmt: skip
+    told = [f"{name} of {of}" for name, known, count, of in parts if known < count]
+    if not told:
+        return []
+    return [
+        f"what is not known is left out; (2 of 77) says of how many a figure is: {', '.join(told)}"
     ]
-    told = [f"{name} of {known} of {of} {what}" for name, known, of, what in parts if known < of]
-    return [f"where it is not known it is left out: {', '.join(told)}"] if told else []
 
 
 def build_sums_json(
@@ -109,15 +122,16 @@ def _build_object(sums: PackSums) -> dict[str, Any]:
         "packs": sums.packs,
         "members": sums.members,
         "gpu_hours": sums.gpu_hours,
-        "gpu_hours_saved": sums.saved_hours if sums.saved_of else None,
+        "packs_shared": sums.shared,
+        "gpu_hours_saved": sums.known_saved_hours,
         "gpu_hours_saved_of_packs": sums.saved_of,
         "gpu_hours_wasted": sums.wasted_hours,
         "mean_slowdown": sums.mean_slowdown,
         "mean_slowdown_of_members": sums.slowdowns_of,
         "sm_active": sums.sm_active,
-        "energy_kwh": sums.energy_kwh if sums.energy_of else None,
+        "energy_kwh": sums.known_energy_kwh,
         "energy_of_packs": sums.energy_of,
-        "kwh_saved": sums.saved_kwh if sums.saved_kwh_of else None,
+        "kwh_saved": sums.known_saved_kwh,
         "kwh_saved_of_packs": sums.saved_kwh_of,
     }
 

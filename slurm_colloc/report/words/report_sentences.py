@@ -14,7 +14,7 @@ from slurm_colloc.report.terminal_tables import (
     format_share,
     format_span,
 )
-from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS
+from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS, say_attribution
 
 _INTERFERENCE_MOST = 5
 _STALLS_MOST = 5
@@ -139,7 +139,7 @@ def _tell_gpu(summary: Summary) -> str:
     ):
         spread = use.get(metric)
         if spread is not None:
-            word = spread["attribution"]
+            word = say_attribution(spread["attribution"])
             parts.append(
                 f"{name} {format_share(spread['mean'])} (p95 {format_share(spread['p95'])})"
             )
@@ -215,6 +215,7 @@ def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _tell_stall(stall: dict[str, Any]) -> str:
+    word = say_attribution(stall["attribution"])
     device, overlap = format_share(stall["device"]), stall["overlap"]
     if stall["host"] is None:
         text = f"had a kernel running for {device} of its time"
@@ -225,7 +226,7 @@ def _tell_stall(stall: dict[str, Any]) -> str:
         )
     if overlap is not None and overlap >= _SHARE_LEAST:
         text += f", at least {format_share(overlap)} both at once"
-    return f"{text} (alone for {format_span(stall['alone_s'])}; {stall['attribution']})"
+    return f"{text} (alone for {format_span(stall['alone_s'])}; {word})"
 
 
 def _tell_interference(

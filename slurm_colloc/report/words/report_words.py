@@ -5,6 +5,7 @@ docs/report.md has the formulas.
 
 from __future__ import annotations
 
+from slurm_colloc.metrics.attribution import Attribution
 from slurm_colloc.model.plan import PeakSource
 
 PEAK_SOURCE_WORDS = {
@@ -12,6 +13,13 @@ PEAK_SOURCE_WORDS = {
     PeakSource.NVML: "NVML's readings",
 }
 """Who says what a peak of GPU memory is, after `by`."""
+
+_ATTRIBUTIONS = {
+    Attribution.EXACT.value: "measured",
+    Attribution.PER_PROCESS.value: "own",
+    Attribution.MODELLED.value: "estimated",
+    Attribution.WHOLE_GPU.value: "whole GPU",
+}
 
 WORDS: dict[str, str] = {
     # The columns.
@@ -35,15 +43,17 @@ WORDS: dict[str, str] = {
     "CPUS": "CPUs that it kept busy, on average.",
     "DATA WAIT": "The part of its time in which training waited for its DataLoader.",
     # How a number was obtained.
-    "EXACT": "It was measured while no other process used what was measured.",
-    "PER_PROCESS": "The driver reports it for each process.",
-    "MODELLED": "It was not measured but computed, from what the member uses alone and its rate: a "
-    "GPU that is shared tells its activity only as a whole.",
-    "WHOLE_GPU": "It is for the whole GPU and cannot be split among the members on it.",
+    "MEASURED": "It was measured while no other process used what was measured.",
+    "OWN": "It is the member's own: the driver reports it for each process.",
+    "ESTIMATED": "It was not measured but computed, from what the member uses alone and its rate: "
+    "a GPU that is shared tells its activity only as a whole.",
+    "WHOLE GPU": "It is for the whole GPU and cannot be split among the members on it.",
     "UNKNOWN": "It could not be read, or needs something that could not. It is never 0.",
     # Of the whole pack.
     "GAIN": "The time that the jobs would have taken one after the other, each alone on the GPU, "
-    "over the time that they took together: 2 times faster is half the GPU time.",
+    "over the time that they took together. Of one pack that is wall time: 2 times faster is half "
+    "of it. Of several packs, or of some members, it is GPU time: 2 times the work per GPU hour, "
+    "whenever the last job ended.",
     "ACCEPTED": "How much slower than alone a job may get by sharing: --max-slowdown, else the "
     "setting slowdown_bound.",
     "STP": "System throughput: the sum of the members' progress, each as a part of its progress "
@@ -106,8 +116,14 @@ _ALIASES = {
     "PROFILE": "USAGE PROFILE", "TAKEN OVER": "TAKING OVER", "SAVED": "GAIN", "GPU-SM": "GPU SM",
     "GPU_SM": "GPU SM", "SLOW-DOWN": "SLOWDOWN", "PRE-DICTED": "PREDICTED", "STEP/S": "STEPS/S",
     "ACCEPTED SLOWDOWN": "ACCEPTED", "ARGS": "ARGUMENTS", "NOT_SPLIT": "NOT SPLIT",
-    "MIG INSTANCE": "INSTANCE",
+    "MIG INSTANCE": "INSTANCE", "EXACT": "MEASURED", "PER_PROCESS": "OWN",
+    "MODELLED": "ESTIMATED", "WHOLE_GPU": "WHOLE GPU",
 }  # fmt: skip
+
+
+def say_attribution(word: str) -> str:
+    """How a number was obtained, for people; JSON and tables of data have metrics.Attribution."""
+    return _ATTRIBUTIONS.get(word, word)
 
 
 def find_word(text: str) -> tuple[str, str] | None:

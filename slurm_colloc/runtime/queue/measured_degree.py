@@ -16,7 +16,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_no_more
 from slurm_colloc.model.degree.describe_curve import describe_curve
 from slurm_colloc.model.degree.measured_curve import DegreeDecision, DegreeState
-from slurm_colloc.model.degree.measurement import measure_degree
+from slurm_colloc.model.degree.measurement import describe_seldom_lines, measure_degree
 from slurm_colloc.model.degree.measurement_windows import DegreeMeasurement
 from slurm_colloc.model.degree.measuring_reason import AGAIN_S, find_measuring_reason, may_cost
 from slurm_colloc.model.degree.shorter_end import choose_for_the_end
@@ -241,8 +241,8 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
         counts = {member.number: self._rates.read(member) for member in running}
-        if self._to_measure.have_no_steps(running, counts):
-            self._give_up("nothing is measured: none of them has made a step that counts", running)
+        if seldom := self._to_measure.describe_no_steps(running, counts):
+            self._give_up(f"nothing is measured: {seldom}", running)
             return
         if not self._to_measure.have_settled(running, counts):
             return
@@ -281,7 +281,7 @@ class MeasuredDegree:
             self._to_measure.build(m, counts[m.number], fixed, is_stale=self._is_stale)
             for m in ordered
         ]
-        if obstacle := describe_fixed(pausable):
+        if obstacle := describe_fixed(pausable) or describe_seldom_lines(pausable):
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
         self._windows.begin(measure_degree(pausable), ordered)

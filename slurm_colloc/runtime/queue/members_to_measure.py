@@ -20,6 +20,8 @@ FIRST_STEP_S = 90.0
 
 WAVE_S = 10.0
 """How long the first measurement waits for others to start, once those that run make steps."""
+SETTLING_S = 90.0
+"""How long one is waited for after its first step, likewise."""
 
 SEEN_LATE_S = 2.5
 """So much later than a member begins to take GPU memory the monitor has told of it."""
@@ -87,13 +89,21 @@ class MembersToMeasure:
         has_room = memory.count_room() != 0
         return (has_room or not all(map(memory.is_settled, running))) and count() > 0
 
-    def have_no_steps(self, running: Sequence[Member], counts: Counts) -> bool:
-        """Whether none has made a step that counts, and none will soon."""
-        if any(counts[member.number] is not None for member in running):
-            return False
+    def describe_no_steps(self, running: Sequence[Member], counts: Counts) -> str:
+        """Why none can be measured soon, by the steps that they make; empty where one can."""
         # Of each it is noted when it was seen first.
         young = [member.is_starting or self._is_young(member) for member in running]
-        return not any(young)
+        found = [count for member in running if (count := counts[member.number]) is not None]
+        if any(young) or any(count.has_settled or self._is_settling(count) for count in found):
+            return ""
+        if any(member.paused_at is not None for member in running):
+            return ""
+        if not found:
+            return "none of them has made a step that counts"
+        return "their steps come too seldom"
+
+    def _is_settling(self, count: StepCount) -> bool:
+        return count.first_step_s is None or count.at - count.first_step_s < SETTLING_S
 
     def _is_young(self, member: Member) -> bool:
         now = self._clock()
@@ -129,6 +139,7 @@ class MembersToMeasure:
             self._choose_rate_alone(member, none_is_alone=bool(fixed), is_stale=is_stale),
             count.steps / elapsed_s if count is not None and elapsed_s else None,
             may_pause=member.number not in fixed,
+            line_s=None if count is None else count.line_s,
         )
 
     def _choose_rate_alone(

@@ -94,6 +94,8 @@ class PauseWindows:
             if not self._may_go_on(running):
                 return self._cut_short(running)
             if self._clock() < self._due:
+                if self._begun_at is not None:
+                    self._rates.look(self._list_running())
                 return None
             if self._begun_at is None:
                 self._begun_at = self._clock()

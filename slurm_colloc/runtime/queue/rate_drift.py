@@ -73,6 +73,9 @@ class RateDrift:
             self._courses[key] = _Course(count)
             return False
         steps, elapsed_s = count.steps - course.begin.steps, count.at - course.begin.at
+        if count.is_printed and count.last_step_s and course.begin.last_step_s:
+            # From line to line: as many lines as a look happens to hold would be no rate.
+            elapsed_s = count.last_step_s - course.begin.last_step_s
         course.begin = count
         if steps <= 0 or elapsed_s <= 0:
             # It is at something else.

@@ -1,10 +1,12 @@
-"""Rates of members over windows of a second or so, from the counters that they publish."""
+"""Rates of members over windows of a second or longer, from the counters that they publish."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.progress_counters import MemberProgress, read_member_progress
@@ -13,6 +15,9 @@ STEPS_LEAST = 3
 SETTLED_S = 1.0
 """A member has settled after so many steps and so long after its first: what it does first is
 slower (compilers, caches, autotuning)."""
+
+_GAPS_KEPT = 9
+_GAPS_LEAST = 2
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class StepCount:
         ranks: The largest number of ranks that one of them names; None where none does.
         gpu_reserved_peak: Bytes that PyTorch's allocator had at most; None where it does not say.
         gpu_reserved: Bytes that it has now; likewise.
+        is_printed: They are read from what it prints, as its lines come.
+        line_s: Seconds from one such line to the next; None before that is known.
     """
 
     at: float
@@ -38,12 +45,29 @@ class StepCount:
     ranks: int | None
     gpu_reserved_peak: int | None = None
     gpu_reserved: int | None = None
+    is_printed: bool = False
+    line_s: float | None = None
 
     @property
     def has_settled(self) -> bool:
         """Its rate is one that it can keep."""
         first = self.first_step_s
+        if self.is_printed:
+            # A line may stand for many steps.
+            return self.line_s is not None
         return first is not None and self.steps >= STEPS_LEAST and self.at - first >= SETTLED_S
+
+
+@dataclass
+class _Lines:
+    """When a start of a member has printed how far it is."""
+
+    last_s: float
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS_KEPT))
+
+    def find_usual_s(self) -> float | None:
+        """Seconds from one line to the next, pauses left out; None before that is known."""
+        return median(self.gaps) if len(self.gaps) >= _GAPS_LEAST else None
 
 
 class WindowRates:
@@ -62,6 +86,7 @@ class WindowRates:
         self._find_directory = find_directory
         self._clock = clock
         self._begun: dict[int, StepCount] = {}
+        self._lines: dict[str, _Lines] = {}
         self._running_since = 0.0
 
     def read(self, member: Member) -> StepCount | None:
@@ -70,7 +95,16 @@ class WindowRates:
         found = read_member_progress(directory) if directory else None
         if found is None or found.source is None:
             return None
-        return _count(self._clock(), found)
+        count = _count(self._clock(), found)
+        return self._note_line(directory, count) if count.is_printed else count
+
+    def _note_line(self, directory: str, count: StepCount) -> StepCount:
+        last_s = count.last_step_s or count.at
+        lines = self._lines.setdefault(directory, _Lines(last_s))
+        if last_s > lines.last_s:
+            lines.gaps.append(last_s - lines.last_s)
+            lines.last_s = last_s
+        return replace(count, line_s=lines.find_usual_s())
 
     def begin(self, members: Iterable[Member], running_since: float) -> None:
         """Begin a window.
@@ -82,6 +116,18 @@ class WindowRates:
         self._running_since = running_since
         found = ((member.number, self.read(member)) for member in members)
         self._begun = {number: count for number, count in found if count is not None}
+
+    def look(self, members: Iterable[Member]) -> None:
+        """Look between begin and end: what is printed counts from its first line in the window."""
+        for member in members:
+            begun = self._begun.get(member.number)
+            if begun is None or not begun.is_printed or self._is_within(begun):
+                continue
+            if (count := self.read(member)) is not None:
+                self._begun[member.number] = count
+
+    def _is_within(self, count: StepCount) -> bool:
+        return count.last_step_s is not None and count.last_step_s >= self._running_since
 
     def end(self, members: Iterable[Member]) -> dict[int, float | None]:
         """Steps per second in the window; None where a member made no step in it.
@@ -99,6 +145,9 @@ class WindowRates:
         # From step to step, unless it was paused in between.
         if first is not None and last is not None and self._running_since <= first < last:
             return steps / (last - first)
+        if begin.is_printed:
+            # Without two lines in the window it would be that of before.
+            return None
         return steps / (end.at - begin.at) if end.at > begin.at else None
 
 
@@ -113,4 +162,5 @@ def _count(at: float, found: MemberProgress) -> StepCount:
         max(ranks, default=None),
         found.gpu_reserved_peak,
         found.gpu_reserved,
+        is_printed=found.source == "regex",
     )

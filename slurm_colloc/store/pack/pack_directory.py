@@ -149,6 +149,16 @@ def read_end_limit(pack: Path) -> float | None:
     return None
 
 
+def read_end_time(pack: Path) -> float | None:
+    """When a pack's Slurm job ended; None where that is not known.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    record = read_record(f"{pack}/ended.json", PackEndRecord)
+    return None if record is None else record.ended_at
+
+
 def forget_ended(pack: Path) -> None:
     """Take Slurm's last word back: its job runs again."""
     with explain_os_errors("remove", pack / "ended.json"):

@@ -100,6 +100,20 @@ class PackRecord:
         """On which node of its Slurm job it is, from 0."""
         return self.set_nodes[self.gpu_set] if self.set_nodes else 0
 
+    @property
+    def number_of(self) -> tuple[int, int] | None:
+        """Which of the packs of its call it is, from 1, and how many these are.
+
+        None where it has a name of its own in Slurm: as the only one, as a task by itself, or in a
+        further Slurm job of the call, which does not know the others.
+        """
+        if self.request is None or not self.is_array or (self.shown_id and not self.parts):
+            return None
+        parts = self.parts or ((self.submission, self.indices),)
+        packs = [(name, index) for name, indices in parts for index in indices]
+        own = (self.submission, self.index)
+        return (packs.index(own) + 1, len(packs)) if own in packs and len(packs) > 1 else None
+
     def is_in_job_of(self, other: PackRecord) -> bool:
         """Whether both fill GPU sets of the same Slurm job."""
         return (self.submission, self.index) == (other.submission, other.index)

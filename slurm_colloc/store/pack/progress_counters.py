@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
-from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.atomic_files import write_atomic, write_json
 from slurm_colloc.store.foreign_files import open_file
 from slurm_colloc.store.record_files import read_record
 
@@ -128,7 +128,8 @@ class MemberProgress:
 def read_member_progress(directory: str) -> MemberProgress | None:
     """Read what a start of a member has counted so far.
 
-    Files that are no counter files, or of a version that is not known, are passed over.
+    Files that are no counter files, or of a version that is not known, are passed over. What the
+    member prints counts before what its processes count, see `write_printed_progress`.
 
     Args:
         directory: That of the one start.
@@ -214,6 +215,16 @@ def _to_seconds(time_ns: int) -> float | None:
 
 def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
     """Make one member's progress of that of its processes, of which there is at least one."""
+    printed = next((process for process in processes if process.source == "regex"), None)
+    if printed is not None:
+        others = tuple(process for process in processes if process is not printed)
+        return replace_with_printed(
+            add_up(others) if others else None,
+            steps=printed.steps,
+            samples=None,
+            first_s=printed.first_step_s,
+            last_s=printed.last_step_s,
+        )
     # Ranks of one training step together, so theirs are the same steps.
     leading = [process for process in processes if not process.rank]
     sources = {process.source for process in processes}
@@ -227,7 +238,7 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         first_step_s=_choose(min, (process.first_step_s for process in processes)),
         last_step_s=_choose(max, (process.last_step_s for process in processes)),
         updated_s=_choose(max, (process.updated_s for process in processes)),
-        source=next((s for s in ("api", "optimizer", "regex") if s in sources), None),
+        source=next((s for s in ("api", "optimizer") if s in sources), None),
         several_optimizers=any(process.optimizers > 1 for process in processes),
         several_loaders=any(process.several_loaders for process in processes),
         skips_unknown=any(process.skips_unknown for process in processes),
@@ -235,6 +246,80 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         gpu_reserved_peak=_find_reserved_peak(processes),
         gpu_reserved=_add_up_reserved(processes),
     )
+
+
+NOTHING = MemberProgress(
+    steps=0,
+    skipped=0,
+    samples=None,
+    batches=0,
+    wait_s=0.0,
+    trainers=0,
+    first_step_s=None,
+    last_step_s=None,
+    updated_s=None,
+    source=None,
+    several_optimizers=False,
+    several_loaders=False,
+    skips_unknown=False,
+    processes=(),
+)
+
+
+def replace_with_printed(
+    counted: MemberProgress | None,
+    *,
+    steps: int,
+    samples: int | None,
+    first_s: float | None,
+    last_s: float | None,
+) -> MemberProgress:
+    """A member's progress by what it prints, with all else that its processes have counted.
+
+    Args:
+        counted: What its processes have counted; None for nothing.
+        steps: The steps that it has printed.
+        samples: Likewise; None where it prints none.
+        first_s: When it printed the first of them (CLOCK_MONOTONIC).
+        last_s: When it printed the last.
+    """
+    known = counted or NOTHING
+    return replace(
+        known,
+        steps=steps,
+        skipped=0,
+        samples=known.samples if samples is None else samples,
+        trainers=max(1, known.trainers),
+        first_step_s=first_s,
+        last_step_s=last_s,
+        updated_s=last_s,
+        source="regex",
+    )
+
+
+_PRINTED = layout.build_name(0, 0)
+"""No process has the pid 0."""
+
+
+def write_printed_progress(directory: str, steps: int, first_s: float, last_s: float) -> None:
+    """Note for a member's runner what the member prints, next to what its processes count.
+
+    Args:
+        directory: That of the one start.
+        steps: Steps since the first that it has printed, that one included.
+        first_s: When it printed the first (CLOCK_MONOTONIC).
+        last_s: When it printed the last.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    first_ns, last_ns = int(first_s * 1e9), int(last_s * 1e9)
+    record = layout.RECORD.pack(
+        layout.MAGIC, layout.VERSION, layout.SIZE, 0, 0, 0, max(0, steps), 0, 0, 0, 0, 0,
+        first_ns, last_ns, last_ns, -1, 0, layout.SOURCE_REGEX, 0, 0, 0, 0,
+    )  # fmt: skip
+    path = f"{directory}/{_PRINTED}"
+    write_atomic(path, record.ljust(layout.SIZE, b"\0"), outlives_crash=False)
 
 
 _SILENT_S = 60.0
