@@ -80,6 +80,14 @@ def report(
     opened: Annotated[
         bool, typer.Option("--open", help="Open that page in a browser; implies --html.")
     ] = False,
+    best: Annotated[
+        str,
+        typer.Option(
+            "--best",
+            metavar="METRIC",
+            help="Order members by a result of theirs, the best first: loss, min:loss, max:score.",
+        ),
+    ] = "",
     detail: Annotated[
         bool, typer.Option("--detail", help="Show all figures: STP, ANTT, energy, use of the GPU.")
     ] = False,
@@ -135,7 +143,7 @@ def report(
     elif as_csv:
         from slurm_colloc.report.data.csv_table import render_csv
 
-        say(render_csv(found))
+        say(render_csv(found, best))
     elif parquet is not None:
         from slurm_colloc.report.data.parquet_file import write_parquet
 
@@ -145,7 +153,8 @@ def report(
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         width, styled = choose_width(), is_styled(sys.stdout)
-        say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
+        text = render_reports(found, width, detail=detail, styled=styled, best=best)
+        say(text, styled=styled)
     tell_problems(session)
 
 

@@ -21,6 +21,7 @@ from slurm_colloc.report.summary.gpu_figures import (
 )
 from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
+from slurm_colloc.report.summary.member_metrics import add_metrics
 from slurm_colloc.report.summary.member_summary import build_member
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.read_pack_run import read_run
@@ -52,6 +53,17 @@ def build_summary(pack: Path, profiles: Path, view: PackView | None = None) -> S
 def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     energy = compute_energy(run, figures)
     together = measure_together(run, figures)
+    members = [
+        build_member(
+            run,
+            entry,
+            together.get(entry.member.number),
+            energy.split.parts.get(entry.member.number),
+            energy.explain(entry.member.number),
+        )
+        for entry in figures
+    ]
+    add_metrics(run, members)
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
@@ -79,16 +91,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "imbalance": build_imbalance(run),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
-        "members": [
-            build_member(
-                run,
-                entry,
-                together.get(entry.member.number),
-                energy.split.parts.get(entry.member.number),
-                energy.explain(entry.member.number),
-            )
-            for entry in figures
-        ],
+        "members": members,
         "pack": build_pack(run, figures, energy, together),
         "degree": _build_degree(run),
         "notes": _list_notes(run),
