@@ -126,16 +126,18 @@ def report(
     session = Session.open(user=user)
     from slurm_colloc.report.summary.stored_summary import find_summary
 
-    found = []
-    sources = []
+    found, views = [], []
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             found.append((find_summary(session.state, view), _choose_numbers(view, members)))
-            sources.append((session.state.pack_path(view.record.pack_id), *found[-1]))
+            views.append(view)
     if as_html:
-        from slurm_colloc.cli.look.report_page import write_page
+        from slurm_colloc.cli.look.report_page import build_source, write_page
 
-        write_page(sources, file, opens=opened)
+        sources = [
+            build_source(session.state, view, *one) for view, one in zip(views, found, strict=True)
+        ]
+        write_page(sources, file, session.state.owner_name, best, opens=opened)
         tell_problems(session)
         return
     if as_json:

@@ -310,7 +310,14 @@
     return { mean: times(series.mean), least: times(series.least), greatest: times(series.greatest) };
   };
 
-  const drawAll = () => { for (const chart of charts) chart.draw(); };
+  // A pack that is folded is drawn when it is opened: before, it has no width.
+  const isOpen = (chart) => !chart.box.closest("details.pack:not([open])");
+  const drawAll = () => { for (const chart of charts) if (isOpen(chart)) chart.draw(); };
+  const more = document.getElementById("more");
+  const tellMore = () => {
+    const wide = document.querySelector(".wide");
+    if (more && wide) more.hidden = wide.scrollWidth <= wide.clientWidth + 1;
+  };
   for (const box of document.querySelectorAll(".charts")) {
     const place = Number(box.dataset.pack);
     charts.push(new PackCharts(packs[place], place, box));
@@ -345,7 +352,12 @@
     });
   }
 
-  // A hint leads to its word, wherever that is hidden.
+  for (const chart of charts) {
+    const pack = chart.box.closest("details.pack");
+    if (pack) pack.addEventListener("toggle", () => { if (pack.open) chart.draw(); });
+  }
+
+  // A hint leads to its word, and the time line to a pack, wherever that is hidden.
   const openWords = () => {
     const word = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const closed = word && word.closest("details");
@@ -355,6 +367,10 @@
     }
   };
   addEventListener("hashchange", openWords);
+  for (const stay of document.querySelectorAll(".stay")) {
+    // A second click changes no address, and opens the pack all the same.
+    stay.addEventListener("click", () => requestAnimationFrame(openWords));
+  }
   openWords();
 
   let waiting = 0;
@@ -363,10 +379,11 @@
     if (innerWidth === width) return;
     width = innerWidth;
     cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(drawAll);
+    waiting = requestAnimationFrame(() => { tellMore(); drawAll(); });
   });
   addEventListener("beforeprint", () => { printing = true; drawAll(); });
   addEventListener("afterprint", () => { printing = false; drawAll(); });
   tellTheme();
+  tellMore();
   drawAll();
 })();
