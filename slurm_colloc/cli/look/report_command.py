@@ -109,17 +109,18 @@ def report(
     }  # fmt: skip
     if len(asked := [name for name, is_asked in kinds.items() if is_asked]) > 1:
         raise UsageProblem(f"{' and '.join(asked)} exclude each other")
+    ids, file = _split_targets(targets or (), as_html=as_html)
     if since or by:
-        if targets or state or name or parquet is not None or as_html or detail:
+        if ids or state or name or where or best or parquet is not None or detail:
             raise UsageProblem(
                 "--since and --by are about all packs",
-                hint="they can be used only with --user, --json and --csv",
+                hint="they can be used only with --user, --json, --csv and --html",
             )
-        from slurm_colloc.cli.look.sums_command import show_sums
+        from slurm_colloc.cli.look.sums_command import SumsPage, show_sums
 
-        show_sums(since, by, user, as_json=as_json, as_csv=as_csv)
+        page = SumsPage(file, opened) if as_html else None
+        show_sums(since, by, user, as_json=as_json, as_csv=as_csv, page=page)
         return
-    ids, file = _split_targets(targets or (), as_html=as_html)
     choice = Choice.parse(ids, state, name, where, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)

@@ -313,10 +313,11 @@
   // A pack that is folded is drawn when it is opened: before, it has no width.
   const isOpen = (chart) => !chart.box.closest("details.pack:not([open])");
   const drawAll = () => { for (const chart of charts) if (isOpen(chart)) chart.draw(); };
-  const more = document.getElementById("more");
+  // Nothing is out of sight without a word.
   const tellMore = () => {
-    const wide = document.querySelector(".wide");
-    if (more && wide) more.hidden = wide.scrollWidth <= wide.clientWidth + 1;
+    for (const wide of document.querySelectorAll(".wide")) {
+      wide.previousElementSibling.hidden = wide.scrollWidth <= wide.clientWidth + 1;
+    }
   };
   for (const box of document.querySelectorAll(".charts")) {
     const place = Number(box.dataset.pack);

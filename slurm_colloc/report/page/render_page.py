@@ -1,4 +1,4 @@
-"""The page of a submission as one HTML file: no other file, no network."""
+"""The page of a submission, or of a time, as one HTML file: no other file, no network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from slurm_colloc import __version__
 from slurm_colloc.report.member_remarks import BAD_STATES
 from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import build_page
+from slurm_colloc.report.page.week_values import WeekPage
 from slurm_colloc.report.words.report_words import WORDS
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def render_page(sources: Sequence[PageSource], user: str = "", best: str = "") -
     return _render(
         "page.html.j2", page=page, words=WORDS, bad_states=BAD_STATES, drawing=page.drawing
     )
+
+
+def render_week(page: WeekPage) -> str:
+    """The page of a time; as safe as that of a submission."""
+    return _render("week.html.j2", page=page)
 
 
 def _render(template: str, **values: Any) -> str:
