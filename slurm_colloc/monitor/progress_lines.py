@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from slurm_colloc.host.system.cpu_limit import TooSlow, limited_cpu
+from slurm_colloc.store.limited_cpu import TooSlow, limited_cpu
 from slurm_colloc.store.pack.progress_counters import (
     FollowRequest,
     MemberProgress,

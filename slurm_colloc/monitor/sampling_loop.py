@@ -18,7 +18,7 @@ from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
 from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.member_metrics import keep_metrics
+from slurm_colloc.store.pack.kept_metrics import keep_metrics
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, latest_path

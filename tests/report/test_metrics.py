@@ -22,7 +22,7 @@ from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary.member_metrics import BYTES_MOST
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.summary.summary_shape import Summary, fits_summary
-from slurm_colloc.store.pack.member_metrics import keep_metrics, keep_own_outputs
+from slurm_colloc.store.pack.kept_metrics import keep_metrics, keep_own_outputs
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 
 from .generated import Truth, make_pack

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.system.cpu_limit import TooSlow, limited_cpu
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.result_metrics import (
     METRICS_MOST,
@@ -28,7 +27,8 @@ from slurm_colloc.model.result_metrics import (
 from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.store.atomic_files import open_regular
-from slurm_colloc.store.pack.member_metrics import Metrics, read_metrics, read_own_outputs
+from slurm_colloc.store.limited_cpu import TooSlow, limited_cpu
+from slurm_colloc.store.pack.kept_metrics import Metrics, read_metrics, read_own_outputs
 
 PRINTED = "printed"
 """The source of what was found in a member's output."""

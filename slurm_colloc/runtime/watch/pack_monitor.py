@@ -25,7 +25,7 @@ from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs
 from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_metrics import keep_metrics, keep_own_outputs
+from slurm_colloc.store.pack.kept_metrics import keep_metrics, keep_own_outputs
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
 

@@ -9,6 +9,7 @@ All of it is a user's, and believed as little as any text that a program prints.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
-from slurm_colloc.store.atomic_files import make_directory, read_bytes, read_json, write_json
+from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_json
 from slurm_colloc.store.pack.sample_files import report_directory
 from slurm_colloc.store.record_files import read_record
 
@@ -29,26 +30,40 @@ _FILES_MOST = 256
 """Processes of one start that are looked at."""
 _BYTES_MOST = 1 << 16
 _OUTPUTS = "outputs.json"
-_LARGEST = 1e300
 
 
 @dataclass(frozen=True)
 class ReportedMetric:
-    """A metric as a program has reported it.
+    """A metric as a member's program has reported it.
 
     Attributes:
+        member: The member's number.
+        name: The metric.
+        source: Who said so, one of SOURCES.
+        at: When, in seconds since the epoch.
         last: The newest value; None where that was not finite.
         least: The least that was finite; None for none.
         greatest: The greatest likewise.
-        source: Who said so, one of SOURCES.
-        at: When, in seconds since the epoch.
     """
 
-    last: float | None
-    least: float | None
-    greatest: float | None
+    member: int
+    name: str
     source: str
     at: float
+    last: float | None = None
+    least: float | None = None
+    greatest: float | None = None
+
+
+@dataclass(frozen=True)
+class KeptMetrics:
+    """All metrics of a pack.
+
+    Attributes:
+        metrics: They.
+    """
+
+    metrics: tuple[ReportedMetric, ...]
 
 
 Metrics = dict[str, ReportedMetric]
@@ -70,34 +85,35 @@ def keep_metrics(root: str, pack: Path | str) -> None:
         OSError: The starts cannot be listed.
         StateError: It cannot be written, or what was kept before is damaged.
     """
-    kept = _parse_members(read_json(metrics_path(pack)))
+    kept = read_metrics(pack)
     before = {number: dict(metrics) for number, metrics in kept.items()}
     for name in sorted(os.listdir(root)):
         match = _START.fullmatch(name)
         if match is None:
             continue
-        for metrics in _read_start(f"{root}/{name}"):
+        for metrics in _read_start(f"{root}/{name}", int(match[1])):
             _join(kept.setdefault(int(match[1]), {}), metrics)
-    if kept != before:
+    if {number: metrics for number, metrics in kept.items() if metrics} != before:
         make_directory(Path(report_directory(pack)))
-        members = {
-            str(number): {name: list(vars(one).values()) for name, one in metrics.items()}
-            for number, metrics in kept.items()
-            if metrics
-        }
-        write_json(metrics_path(pack), {"members": members}, outlives_crash=False)
+        entries = [dataclasses.asdict(one) for own in kept.values() for one in own.values()]
+        write_json(metrics_path(pack), {"metrics": entries}, outlives_crash=False)
 
 
 def read_metrics(pack: Path | str) -> dict[int, Metrics]:
-    """What members' programs have reported, by the member's number; pure reading.
+    """What members' programs have reported, by the member's number.
 
     Raises:
         StateError: It is damaged or cannot be read.
     """
-    return _parse_members(read_json(metrics_path(pack)))
+    record = read_record(metrics_path(pack), KeptMetrics)
+    found: dict[int, Metrics] = {}
+    for one in () if record is None else record.metrics:
+        if _is_sound(one):
+            found.setdefault(one.member, {})[one.name] = one
+    return found
 
 
-def _read_start(directory: str) -> Iterator[Metrics]:
+def _read_start(directory: str, member: int) -> Iterator[Metrics]:
     """Of one start the results of each process; what makes no sense is left out."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX))
@@ -105,7 +121,7 @@ def _read_start(directory: str) -> Iterator[Metrics]:
         return
     for name in names[:_FILES_MOST]:
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            yield _parse(json.loads(read_bytes(f"{directory}/{name}", _BYTES_MOST)))
+            yield _parse(json.loads(read_bytes(f"{directory}/{name}", _BYTES_MOST)), member)
 
 
 def _join(known: Metrics, found: Metrics) -> None:
@@ -119,41 +135,37 @@ def _join(known: Metrics, found: Metrics) -> None:
         newest = new if new.at >= old.at else old
         low = [one for one in (old.least, new.least) if one is not None]
         high = [one for one in (old.greatest, new.greatest) if one is not None]
-        known[name] = ReportedMetric(
-            newest.last,
-            min(low, default=None),
-            max(high, default=None),
-            newest.source,
-            newest.at,
+        known[name] = dataclasses.replace(
+            newest, least=min(low, default=None), greatest=max(high, default=None)
         )
 
 
-def _parse_members(value: Any) -> dict[int, Metrics]:
-    found: dict[int, Metrics] = {}
-    members = value.get("members") if isinstance(value, dict) else None
-    for number, metrics in members.items() if isinstance(members, dict) else ():
-        if number.isascii() and number.isdigit() and len(number) < 10:
-            found[int(number)] = _parse(metrics)
-    return found
-
-
-def _parse(value: Any) -> Metrics:
-    """The metrics of a JSON object; what is none is left out."""
+def _parse(value: Any, member: int) -> Metrics:
+    """The metrics of a JSON object of instrument.results; what is none is left out."""
     found: Metrics = {}
     for name, entry in list(value.items())[:METRICS_MOST] if isinstance(value, dict) else ():
-        if not 0 < len(name) <= NAME_MOST or not isinstance(entry, list) or len(entry) != 5:
-            continue
-        *numbers, source, at = entry
-        are_fine = all(one is None or _is_number(one) for one in numbers) and _is_number(at)
-        if are_fine and source in SOURCES:
-            last, least, greatest = (None if one is None else float(one) for one in numbers)
-            found[name] = ReportedMetric(last, least, greatest, source, float(at))
+        if isinstance(entry, list) and len(entry) == 5:
+            last, least, greatest, source, at = entry
+            one = ReportedMetric(member, name, source, at, last, least, greatest)
+            if _is_sound(one):
+                found[name] = one
     return found
+
+
+def _is_sound(one: ReportedMetric) -> bool:
+    """Whether it says what it can say: a program has written it."""
+    numbers = (one.last, one.least, one.greatest)
+    return (
+        0 < len(one.name) <= NAME_MOST
+        and one.source in SOURCES
+        and _is_number(one.at)
+        and all(number is None or _is_number(number) for number in numbers)
+    )
 
 
 def _is_number(value: Any) -> bool:
     is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and math.isfinite(value) and abs(value) <= _LARGEST
+    return is_one and math.isfinite(value)
 
 
 @dataclass(frozen=True)
