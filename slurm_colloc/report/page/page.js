@@ -313,6 +313,9 @@
   // A pack that is folded is drawn when it is opened: before, it has no width.
   const isOpen = (chart) => !chart.box.closest("details.pack:not([open])");
   const drawAll = () => { for (const chart of charts) if (isOpen(chart)) chart.draw(); };
+  // As cards they are still a table to those who are read it; said here, since there are thousands.
+  for (const cell of document.querySelectorAll(".cards td")) cell.setAttribute("role", "cell");
+
   // Nothing is out of sight without a word.
   const tellMore = () => {
     for (const wide of document.querySelectorAll(".wide")) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
@@ -99,10 +99,11 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
     members = list_members([(source.summary, source.chosen) for source in sources], best)
     ranking = choose_ranking(members, best)
     metrics = choose_columns(members, ranking)
+    shown = {str(member["id"]) for member in members[:ROWS_MOST]}
     points, drawn = _choose_points(sources)
     parts, drawing, bands = [], [], []
     for place, source in enumerate(sources):
-        part, numbers, own = _build_part(source, points if place < drawn else None)
+        part, numbers, own = _build_part(source, points if place < drawn else None, shown)
         parts.append(part)
         bands.append(own)
         if numbers is not None:
@@ -243,7 +244,7 @@ def _tell_about(source: PageSource) -> str:
 
 
 def _build_part(
-    source: PageSource, points: int | None
+    source: PageSource, points: int | None, shown: Collection[str]
 ) -> tuple[PackPart, dict[str, Any] | None, dict[int, list[Band]]]:
     summary = source.summary
     window = summary["window"]
@@ -273,7 +274,11 @@ def _build_part(
         moments=[
             (format_span(max(0.0, moment.at_s)), escape_controls(moment.text)) for moment in moments
         ],
-        stalls=[_build_stall(member) for member in source.members if _has_stall(member)],
+        stalls=[
+            _build_stall(member)
+            for member in source.members
+            if member["id"] in shown and _has_stall(member)
+        ],
         details=_clean(list_details(summary, source.chosen)),
     )
     return part, drawing, bands
