@@ -48,7 +48,7 @@ class Results:
         # A signal handler may report, too.
         self._lock = threading.RLock()
 
-    def note(self, source: str, values: Mapping[str, Any]) -> None:
+    def note(self, source: str, values: Mapping[Any, Any]) -> None:
         """Note the newest values of some metrics.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -150,25 +151,23 @@ def test_every_pack_that_began_is_on_the_time_line(name: str, tmp_path: Path) ->
 # -- a week ----------------------------------------------------------------------------------------
 
 
-def make_week() -> tuple[list[Owned], Grouping, tuple[str, float, float], list[str], list[str]]:
+def make_week(
+    packs: int = 3,
+) -> tuple[list[Owned], Grouping, tuple[str, float, float], list[str], list[str]]:
     """Three packs of two users: of one is nothing known, one has failed members."""
-    known = {"ended_at": T0, "gpu": "NVIDIA H200", "mode": "mps", "gpu_s": 36_000.0,
-             "saved_s": 36_000.0, "energy_j": 3.6e6, "saved_kwh": None,
-             "sm_active": 0.5}  # fmt: skip
-    unknown = {**known, "gpu_s": 21_600.0, "saved_s": None, "energy_j": None, "sm_active": None,
-               "ended_at": T0 + 86_400}  # fmt: skip
-    entries = [
-        ("ada", PackEntry("a", **known, parts=(ScriptPart("/x/train.sh", 2, 100, 0, 2.5, 2),))),
-        ("ben", PackEntry("b", **known, parts=(ScriptPart("/x/train.sh", 1, 100, 25, 1.5, 1),))),
-        ("ben", PackEntry("c", **unknown, parts=(ScriptPart(f"/y/{EVIL}", 2, 60),))),
-    ]
-    return (
-        entries,
-        Grouping.USER,
-        ("7d", T0 - 6e5, T0 + 9e4),
-        ["ada", "ben"],
-        ["1 pack is not over"],
-    )
+    first = PackEntry(
+        pack="a", ended_at=T0, gpu="NVIDIA H200", mode="mps", gpu_s=36_000.0, saved_s=36_000.0,
+        energy_j=3.6e6, saved_kwh=None, sm_active=0.5,
+        parts=(ScriptPart("/x/train.sh", 2, 100, 0, 2.5, 2),),
+    )  # fmt: skip
+    failed = dataclasses.replace(first, parts=(ScriptPart("/x/train.sh", 1, 100, 25, 1.5, 1),))
+    unknown = dataclasses.replace(
+        first, gpu_s=21_600.0, saved_s=None, energy_j=None, sm_active=None, ended_at=T0 + 86_400,
+        parts=(ScriptPart(f"/y/{EVIL}", 2, 60),),
+    )  # fmt: skip
+    entries = [("ada", first), ("ben", failed), ("ben", unknown)]
+    span = ("7d", T0 - 6e5, T0 + 9e4)
+    return entries[:packs], Grouping.USER, span, ["ada", "ben"], ["1 pack is not over"]
 
 
 def test_a_week_says_of_how_many_each_figure_is() -> None:
@@ -198,12 +197,11 @@ def test_a_week_says_of_how_many_each_figure_is() -> None:
 
 
 def test_a_week_in_which_all_is_known_says_what_it_would_have_been() -> None:
-    entries, *rest = make_week()
-    page = build_week(entries[:2], *rest)
+    page = build_week(*make_week(2))
     assert page.sentence == (
         "3 jobs of 2 users took 20 GPU hours; one after the other it would have been 40."
     )
-    nothing = build_week([], *rest)
+    nothing = build_week(*make_week(0))
     assert nothing.sentence == "No pack of 2 users has ended in this time."
     assert "By user" in render_week(nothing)
 
