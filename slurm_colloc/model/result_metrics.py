@@ -91,6 +91,8 @@ def parse_metric(text: str) -> MetricExpression:
             "as in 'loss=(?P<value>[0-9.]+)'"
         )
     names = {group: group for group in regex.groupindex}
+    if len(names) > METRICS_MOST:
+        raise ValueError(f"it has {len(names)} named groups, and may have {METRICS_MOST}")
     if _VALUE in names:
         beginning = _BEGINNING.match(text)
         if beginning is None:

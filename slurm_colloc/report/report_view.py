@@ -244,7 +244,11 @@ def _build_rows(
             any(calls),
         ),
         *(
-            (Column(cut(name, _METRIC_MOST)), functools.partial(format_metric, name=name), True)
+            (
+                Column(escape_controls(cut(name, _METRIC_MOST))),
+                functools.partial(format_metric, name=name),
+                True,
+            )
             for name in metrics[: _METRICS_WIDE if wide else 1]
         ),
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),

@@ -49,6 +49,10 @@ def test_an_expression_names_its_metric_and_finds_its_number(
         ("x" * 101, "its name has 101 characters, and may have 100"),
         ("y" * (EXPRESSION_MOST + 1), f"may have {EXPRESSION_MOST}"),
         ("\n".join(f"m{n}" for n in range(METRICS_MOST + 1)), f"and may be {METRICS_MOST}"),
+        (
+            "".join(f"(?P<m{n}>x)?" for n in range(METRICS_MOST + 1)),
+            "17 named groups, and may have",
+        ),
         ("loss\n(", "it is not a regular expression"),
     ],
 )

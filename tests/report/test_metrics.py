@@ -212,6 +212,11 @@ def test_the_table_has_the_result_by_which_it_is_ordered(sweep: Sweep) -> None:
     for line, (who, value) in zip(lines, values, strict=True):
         assert line.startswith(who)
         assert f" {value} COMPLETED" in line
+    sweep.report(1, {EVIL: [1, 1, 1, "python", 1.0]})
+    styled = render_reports([(sweep.summarise(), None)], 200, styled=True)
+    assert "evil" in styled
+    assert "\x1b]0" not in styled
+    assert "\u202e" not in styled
     assert "epoch" not in text
     assert "epoch" in render_reports([(sweep.summarise(), None)], 160)
 

@@ -39,6 +39,7 @@ PATIENCE_S = 0.5
 
 _LINE_END = re.compile(rb"[\r\n]+")
 _LONGEST_LINE = 4096
+_FILES_MOST = 8
 _SHOWN_MOST = 40
 
 
@@ -102,7 +103,7 @@ class _Printed:
         try:
             own = read_own_outputs(view.files.path)
             with limited_cpu(PATIENCE_S):
-                for path, begin in () if own is None else own.files:
+                for path, begin in () if own is None else own.files[:_FILES_MOST]:
                     self._search(path, begin, expressions, owner)
         except StateError as error:
             self.notes.append(f"no printed metrics: {error}")
