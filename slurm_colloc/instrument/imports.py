@@ -28,6 +28,8 @@ WATCHED: dict[str, tuple[str, str]] = {
     "torch.utils.data.dataloader": ("torch_loader", "hook_loader"),
     "mlflow.tracking.fluent": ("tracker_runs", "hook_mlflow"),
     "wandb.sdk.wandb_init": ("tracker_runs", "hook_wandb"),
+    "mlflow.tracking.client": ("results", "hook_mlflow_client"),
+    "wandb.sdk.wandb_run": ("results", "hook_wandb_run"),
 }
 
 _API = "slurm_colloc"

@@ -73,6 +73,7 @@ class Job:
         instrument: Its Python counts training steps; False with `--no-instrument`.
         progress_regex: What is looked for in its output; see submission.jobs.call_jobs. None for
             nothing.
+        metrics: The results that are looked for in its output, see model.result_metrics.
         pause: It may be paused, so that others are measured without it; False with `--no-pause`.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
@@ -120,6 +121,7 @@ class Job:
     slurm_dependency: str = ""
     instrument: bool = True
     progress_regex: str | None = None
+    metrics: tuple[str, ...] = ()
     pause: bool = True
     only_probe: bool = False
     profile_like: str | None = None

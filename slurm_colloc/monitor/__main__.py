@@ -77,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
         record=record,
         gaps=gaps,
         activity=_open_activity(options.get("--activity", ""), capabilities),
+        progress_root=progress_root,
     )
     loop.run()
     loop.end()

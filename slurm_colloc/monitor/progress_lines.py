@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.store.limited_cpu import TooSlow, limited_cpu
 from slurm_colloc.store.pack.progress_counters import (
     FollowRequest,
     MemberProgress,
@@ -26,10 +26,6 @@ PATIENCE_S = 0.2
 _MOST_BYTES = 1 << 20
 _LONGEST_LINE = 4096
 _LINE_END = re.compile(rb"[\r\n]+")
-
-
-class TooSlow(Exception):
-    """A regular expression has used up its time."""
 
 
 class Follower:
@@ -191,23 +187,3 @@ def _choose(known: int | None, text: str | None) -> int | None:
         return int(float((text or "").replace(",", "").replace("_", "")))
     except (ValueError, OverflowError):
         return known
-
-
-@contextlib.contextmanager
-def limited_cpu(seconds: float) -> Iterator[None]:
-    """Let the main thread use so much CPU time; Python's `re` looks for signals now and then.
-
-    Raises:
-        TooSlow: It was not enough.
-    """
-
-    def give_up(*_: object) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGVTALRM, give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)

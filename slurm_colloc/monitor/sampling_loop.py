@@ -18,6 +18,7 @@ from slurm_colloc.monitor.member_starts import Members
 from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord, describe_missed
 from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.pack.kept_metrics import keep_metrics
 from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.node_setup import read_setup
 from slurm_colloc.store.pack.sample_files import GPU_METRICS, latest_path
@@ -87,6 +88,7 @@ class Loop:
         record: What is said of the monitor itself.
         gaps: The record's gaps.
         activity: Reads the GPUs' activity by DCGM; None where the site does not say so.
+        progress_root: Where members' programs report their results; empty for nowhere.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Loop:
         record: MonitorRecord,
         gaps: Gaps,
         activity: DcgmActivity | None = None,
+        progress_root: str = "",
     ) -> None:
         self._pack = pack
         self._attempt = attempt
@@ -114,6 +117,7 @@ class Loop:
         self._record = record
         self._gaps = gaps
         self._activity = activity
+        self._progress_root = progress_root
         self._latest = LatestFigures()
         self._uuids: tuple[str, ...] = ()
         self._setup_stamp: tuple[int, int] | None = None
@@ -177,6 +181,8 @@ class Loop:
             with self._timed("writing"):
                 self._write(self._gpu_files.write_piece)
                 self._write(self._member_files.write_piece)
+                if self._progress_root:
+                    self._write(lambda: keep_metrics(self._progress_root, self._pack))
                 self._record.rows_dropped = self._gpu_files.dropped + self._member_files.dropped
                 self._write(lambda: self._record.write(at))
 

@@ -95,11 +95,13 @@ def _join(finding: str, act: str, own: Sequence[tuple[str, float | None]]) -> Ad
     shares = [share for _, share in own if share is not None]
     low, high = (f"{100 * edge(shares, default=0.0):.0f}" for edge in (min, max))
     text = f"{low} %" if low == high else f"{low} to {high} %"
-    return Advice(tuple(name for name, _ in own), finding.replace("{share}", text), act)
+    names = tuple(name for name, _ in own)
+    act = act.replace("{who}", name_members(names))
+    return Advice(names, finding.replace("{share}", text), act)
 
 
 _Told = Iterator[tuple[str, float | None, str]]
-"""What was seen, the share that stands for `{share}` in it, and what to do."""
+"""What was seen, the share that stands for `{share}` in it, and what to do, to `{who}`."""
 _ToldOfAll = Iterator[tuple[str, str]]
 
 
@@ -113,8 +115,7 @@ def _ended_badly(_summary: Summary, member: Member) -> _Told:
     elif member["state"] == MemberState.TIMEOUT.value:
         yield "reached its time limit", None, "submit it again with a longer --time"
     elif member["state"] == MemberState.FAILED.value:
-        job = member["id"]
-        yield "failed", None, f"csub why {job} says how, csub logs {job} what it wrote"
+        yield "failed", None, "csub why {who} says how, csub logs {who} what it wrote"
     elif member["state"] in (MemberState.PREEMPTED.value, MemberState.NODE_FAIL.value):
         yield "did not finish", None, "with csub --requeue it would have started again"
     elif member["state"] == MemberState.LOST.value:

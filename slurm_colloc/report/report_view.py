@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.best_members import choose_columns, choose_ranking
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
@@ -35,6 +37,8 @@ WIDE = 110
 """From this width on there are more columns."""
 _NOTES_MOST = 12
 _WORDS_SHOWN = "SLOWDOWN"
+_METRICS_WIDE = 3
+_METRIC_MOST = 14
 
 _Member = dict[str, Any]
 
@@ -44,7 +48,12 @@ Found = tuple[Summary, Collection[int] | None]
 
 
 def render_reports(
-    found: Sequence[Found], width: int, *, detail: bool = False, styled: bool = False
+    found: Sequence[Found],
+    width: int,
+    *,
+    detail: bool = False,
+    styled: bool = False,
+    best: str = "",
 ) -> str:
     """The reports on some packs: those of one submission are one.
 
@@ -53,9 +62,13 @@ def render_reports(
         width: Columns of the terminal.
         detail: Tell all figures of each pack, too.
         styled: Heads may be bold.
+        best: By which result members are ordered, see report.best_members.
+
+    Raises:
+        UsageProblem: No member has that result.
     """
     return "\n".join(
-        _render_submission(own, width, detail=detail, styled=styled)
+        _render_submission(own, width, detail=detail, styled=styled, best=best)
         for own in group_submissions(found)
     )
 
@@ -84,18 +97,31 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
 
 
-def list_members(found: Sequence[Found]) -> list[_Member]:
-    """The members that are shown, pack by pack; those of GPU sets of one job by their numbers."""
+def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
+    """The members that are shown: by a result of theirs, else pack by pack.
+
+    Those of GPU sets of one job are in the order of their numbers.
+
+    Args:
+        found: Their packs.
+        best: By which result, see report.best_members.
+
+    Raises:
+        UsageProblem: No member has that result.
+    """
     members = [member for summary, numbers in found for member in _choose(summary, numbers)]
     if any(summary.get("gpu_sets") for summary, _ in found):
         members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
-    return members
+    ranking = choose_ranking(members, best)
+    return members if ranking is None else ranking.sort(members, lambda member: member)
 
 
-def _render_submission(found: Sequence[Found], width: int, *, detail: bool, styled: bool) -> str:
+def _render_submission(
+    found: Sequence[Found], width: int, *, detail: bool, styled: bool, best: str
+) -> str:
     summaries, chosen = [summary for summary, _ in found], choose_ids(found)
-    members = list_members(found)
-    columns, rows = _build_rows(members, width)
+    members = list_members(found, best)
+    columns, rows = _build_rows(members, width, best)
     parts: list[RenderableType] = [_build_text(tell_headline(summaries, chosen)), ""]
     if rows:
         parts += [build_table(columns, rows, width), ""]
@@ -222,12 +248,13 @@ def tell_layout(layout: dict[str, Any]) -> str:
 
 
 def _build_rows(
-    members: Sequence[_Member], width: int
+    members: Sequence[_Member], width: int, best: str
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
     memory, share, energy = (
         _choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
     )
     wide = width >= WIDE
+    metrics = choose_columns(members, choose_ranking(members, best))
     calls = tell_members_apart(members)
     arguments = {id(member): text for member, text in zip(members, calls, strict=True)}
     # Arguments tell members apart that have one name.
@@ -239,6 +266,14 @@ def _build_rows(
             Column("ARGUMENTS", is_number=False, gives_way=True),
             lambda m: arguments[id(m)],
             any(calls),
+        ),
+        *(
+            (
+                Column(escape_controls(cut(name, _METRIC_MOST))),
+                functools.partial(format_metric, name=name),
+                True,
+            )
+            for name in metrics[: _METRICS_WIDE if wide else 1]
         ),
         (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
         (
@@ -285,6 +320,14 @@ def _build_rows(
     kept = [(column, write) for column, write, is_shown in table if is_shown]
     rows = [tuple(write(member) for _, write in kept) for member in members]
     return [column for column, _ in kept], rows
+
+
+def format_metric(member: _Member, name: str) -> str:
+    """The last value of a result; `not finite` where that was no number, as in a diverged loss."""
+    entry = (member.get("metrics") or {}).get(name)
+    if entry is None:
+        return UNKNOWN
+    return "not finite" if entry["last"] is None else f"{entry['last']:.5g}"
 
 
 def find_instance_word(member: _Member) -> str:

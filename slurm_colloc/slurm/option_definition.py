@@ -54,6 +54,8 @@ class Option:
         reason: Why it is refused or makes a job run alone, as a clause, or what an own one does.
         choices: Of an own option whose value may be left out: words that may also follow it as
             a word of their own.
+        repeats: Each time that it is given counts: within one place the values are joined by line
+            breaks.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Option:
     early: bool = False
     reason: str = ""
     choices: tuple[str, ...] = ()
+    repeats: bool = False
 
     @property
     def canonical_name(self) -> str:

@@ -276,6 +276,16 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.MEMBER,
         "how to read progress from the job's output, as in 'step (?P<step>[0-9]+)'",
     ),
+    Option(
+        "metric",
+        None,
+        _REQ,
+        Concern.MEMBER,
+        own=True,
+        reason="a result to read from the job's output, as in loss or 'val (?P<loss>[0-9.]+)'; "
+        "may be given several times",
+        repeats=True,
+    ),
     _own("retries", _REQ, Concern.MEMBER, "how often to start the job again if it fails"),
     _own(
         "start-together",

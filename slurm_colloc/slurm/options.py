@@ -249,6 +249,8 @@ def merge_options(
                 holding.pop(given.option.cancels, None)
             if before is not None and before_place == place and given.value is None:
                 holding[name] = (place, replace(given, times=before.times + given.times))
+            elif given.option.repeats and before is not None and before_place == place:
+                holding[name] = (place, replace(given, value=f"{before.value}\n{given.value}"))
             else:
                 holding[name] = (place, given)
     environment_place = 1

@@ -272,6 +272,49 @@ def test_a_progress_regex_on_an_own_line_keeps_its_backslash_and_says_where_none
     assert not any("--progress-regex" in note for note in good["notes"])
 
 
+def test_results_that_members_print_or_report_are_in_the_report_best_first(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    report_it = (
+        "from slurm_colloc import progress; progress.metric(acc=float(__import__('sys').argv[1]))"
+    )
+    for name, loss, acc in (("a.sh", "0.5", "0.75"), ("b.sh", "0.25", "0.5")):
+        user.script(
+            name,
+            "#CSUB --metric=loss --metric='val (?P<top1>[0-9.]+)'\n"
+            f'echo "loss: 9"; sleep 4; echo "loss: {loss}"; echo "val 0.{acc[2:]}1"\n'
+            f'python3 -c "{report_it}" {acc}',
+        )
+    job_id = user.submit("pack", *OPTIONS, "a.sh", "b.sh")
+    user.finish(job_id)
+    members = report(user, job_id)["members"]
+    found = [{name: one["last"] for name, one in m["metrics"].items()} for m in members]
+    assert found == [
+        {"loss": 0.5, "top1": 0.751, "acc": 0.75}, {"loss": 0.25, "top1": 0.51, "acc": 0.5},
+    ]  # fmt: skip
+    assert members[0]["metrics"]["acc"]["source"] == "python"
+    assert members[0]["metrics"]["loss"]["greatest"] == 9.0
+    lines = user.csub("report", "--csv", job_id).stdout.splitlines()
+    assert lines[0].endswith(",metric.loss,metric.top1,metric.acc")
+    assert [line.split(",")[0] for line in lines[1:]] == [f"{job_id}/2", f"{job_id}/1"]
+    best = user.csub("report", "--csv", "--best=acc", job_id).stdout.splitlines()
+    assert [line.split(",")[0] for line in best[1:]] == [f"{job_id}/1", f"{job_id}/2"]
+    page = user.home / "page.html"
+    user.csub("report", "--html", job_id, str(page))
+    assert "smallest loss first" in page.read_text()
+    assert user.name in page.read_text()
+    for wrong, said in (
+        ("(", "it is not a regular expression of Python's"),
+        ("loss=.*", "it does not say which part is the number"),
+    ):
+        told = user.csub("pack", *OPTIONS, f"--metric={wrong}", "a.sh", "b.sh", check=False)
+        assert told.returncode == 2
+        assert said in told.stderr
+        assert len(told.stderr.splitlines()) <= 2
+        assert "Traceback" not in told.stderr
+
+
 def test_a_site_with_dcgm_has_it_asked_on_the_node(mps_user: CsubUser) -> None:
     user = mps_user
     write_settings(user, activity_source="dcgm")

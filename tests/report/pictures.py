@@ -17,9 +17,9 @@ from .situations import ROOT, SITUATIONS
 
 PICTURES = ROOT / "docs" / "pictures"
 SHOTS = (
-    ("report-page.png", "seven", "light", {"width": 900, "height": 1075}, ""),
+    ("report-page.png", "seven", "light", {"width": 1280, "height": 860}, ""),
     ("report-dark.png", "seven", "dark", {"width": 900, "height": 620}, ".pack"),
-    ("report-phone.png", "waits for data", "light", {"width": 360, "height": 740}, ""),
+    ("report-phone.png", "seven", "light", {"width": 390, "height": 844}, ""),
 )
 """The file, the situation, the scheme, the size, and to what the page is scrolled."""
 
@@ -33,7 +33,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, situation, scheme, size, part in SHOTS:
             file = Path(folder) / "page.html"
-            file.write_text(render_page(SITUATIONS[situation].make(Path(folder))))
+            file.write_text(render_page(SITUATIONS[situation].make(Path(folder)), "ada"))
             options: dict[str, Any] = {"viewport": size, "color_scheme": scheme}
             page = browser.new_page(**options)
             page.goto(file.as_uri())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import getpass
 import html.parser
 import json
 import os
@@ -25,6 +27,7 @@ from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.thin_series import find_places, thin
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.pack.member_pauses import AT_DOOR, PARKED, read_pauses
+from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub
 from ..wait_until import wait_until
@@ -136,7 +139,7 @@ def test_the_page_names_the_instance_of_each_member_where_one_had_any(tmp_path: 
     text = render_page([PageSource(summary, pack)])
     heads.append(re.findall(r"<th scope=\"col\".*?</th>", text))
     assert [any("Instance" in head for head in own) for own in heads] == [False, True]
-    assert "<td>3g.40gb</td>" in text
+    assert 'data-label="instance">3g.40gb</td>' in text
 
 
 def test_a_page_of_very_many_members_stays_small_and_says_what_it_leaves_out(
@@ -338,6 +341,26 @@ def test_with_open_a_browser_shows_the_page(home: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     wait_until((home / "shown").exists, "the browser was started")
     assert (home / "shown").read_text().strip() == (home / "csub-report-4711.html").as_uri()
+
+
+def test_the_page_says_whose_jobs_they_were_and_the_last_words_of_what_failed(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / ".local" / "state" / "slurm_colloc"
+    state.mkdir(parents=True)
+    pack = make_pack(state, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)], failed=[2])
+    spec = read_spec(pack, 2)
+    assert spec is not None
+    job = dataclasses.replace(spec.job, output=str(tmp_path / "out%a.txt"))
+    write_spec(pack / "members" / "0002", dataclasses.replace(spec, job=job))
+    (tmp_path / "out2.txt").write_text(f"step 1\nValueError: {EVIL}\n\n")
+    assert call(tmp_path, "report", "4711", "--html").returncode == 0
+    text = (tmp_path / "csub-report-4711.html").read_text()
+    page = Tags(text)
+    assert getpass.getuser() in page.text.partition("Ran for")[0]
+    assert "ValueError: </script>" in page.text
+    assert "<img" not in text
+    assert "\x1b" not in text
 
 
 def test_with_open_and_no_screen_it_says_where_the_page_is(home: Path) -> None:

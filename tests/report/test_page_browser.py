@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.page.page_shape import PageSource
-from slurm_colloc.report.page.render_page import render_page
+from slurm_colloc.report.page.render_page import render_page, render_week
+from slurm_colloc.report.page.week_values import build_week
 from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.pack.member_pauses import MEASURED
 
-from .generated import Truth, make_pack, write_stops
+from .generated import T0, Truth, make_pack, write_stops
 from .generated_days import write_days
-from .situations import SITUATIONS, is_there
+from .situations import SITUATIONS, is_there, make_summary
 from .test_instances_on_page import make_walled
+from .test_page_facts import make_week
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -296,8 +298,170 @@ def test_a_day_of_many_packs_is_drawn(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(render_page(write_days(tmp_path, packs=3, hours=6, members=3)))
     opened = Opened(browser, file)
+    assert opened.page.locator("canvas").count() == 0, "packs are folded"
+    for place, pack in enumerate(opened.page.locator("details.pack").all(), 1):
+        pack.locator("summary").first.click()
+        opened.page.locator("canvas").nth(5 * place - 1).wait_for(state="attached")
     assert opened.page.locator("canvas").count() == 15
     opened.page.get_by_role("button", name="Zoom in").nth(1).click()
     shown = opened.page.locator(".charts").evaluate_all("all => all.map(b => b.dataset.shown)")
     assert shown == ["0.0-21600.0", "5400.0-16200.0", "0.0-21600.0"], "each pack by itself"
+    opened.close()
+
+
+# -- what is seen first ----------------------------------------------------------------------------
+
+MODERN_PHONE = {"width": 390, "height": 844}
+DESKTOP = {"width": 1280, "height": 800}
+
+
+def find_on_first_screen(opened: Opened) -> str:
+    """All text that is in sight before anything is scrolled, to the right or down."""
+    found: str = opened.page.evaluate(
+        """() => {
+            const words = [];
+            const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            while (walk.nextNode()) {
+                const text = walk.currentNode;
+                const range = document.createRange();
+                range.selectNodeContents(text);
+                const boxes = [...range.getClientRects()];
+                const seen = (box) => {
+                    const within = box.bottom <= innerHeight && box.right <= innerWidth;
+                    if (!box.width || !within) return false;
+                    const above = document.elementFromPoint(
+                        box.left + box.width / 2, box.top + box.height / 2);
+                    return above && (above.contains(text) || text.parentElement.contains(above));
+                };
+                if (boxes.length && boxes.every(seen)) words.push(text.textContent.trim());
+            }
+            return words.join(" | ");
+        }"""
+    )
+    return found
+
+
+def make_sweep(folder: Path) -> str:
+    """The page of a sweep of three, one of which failed."""
+    (source,) = SITUATIONS["one failed"].make(folder)
+    for place, member in enumerate(source.summary["members"]):
+        entry = {"last": 0.5 - 0.1 * place, "least": 0.1, "greatest": 1.0, "source": "printed"}
+        member["metrics"] = {"loss": entry, "<b>\x1b": entry}
+    lines = {4: "ValueError: lr is too high"}
+    return render_page([PageSource(source.summary, source.path, None, lines)], "ada")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, MODERN_PHONE])
+def test_who_how_long_how_fast_and_whether_it_paid_is_on_the_first_screen(
+    browser: Any, size: dict[str, int], tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(make_sweep(tmp_path))
+    opened = Opened(browser, file, viewport=size)
+    seen = find_on_first_screen(opened)
+    for words in (
+        "ada, NVIDIA H200", "Ran for | 24 s", "Speed | 16.7 steps/s", "Slowdown | 1.20",
+        "Did sharing pay? | 3.3 times", "54/4", "exit code 3 after 5.0 s",
+        "ValueError: lr is too high", "--lr 0.4", "FAILED (exit code 3)",
+    ):  # fmt: skip
+        assert words in seen, words
+    # The best of all is the first of the table.
+    first = opened.page.locator("#table tbody tr").first
+    assert first.get_attribute("data-id") == "54/4"
+    assert "(smallest loss first)" in opened.page.locator("#members").inner_text()
+    opened.close()
+
+
+@pytest.mark.parametrize("size", [DESKTOP, {"width": 800, "height": 900}, MODERN_PHONE])
+def test_no_figure_of_a_member_is_out_of_sight_without_a_hint(
+    browser: Any, size: dict[str, int], tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(make_sweep(tmp_path))
+    opened = Opened(browser, file, viewport=size)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    row = opened.page.locator("#table tbody tr").first
+    hint = opened.page.locator("#table").locator("xpath=../preceding-sibling::p[1]")
+    for cell in row.locator("td, th").all():
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= size["width"] or hint.is_visible()
+    slowdown = row.locator("[data-label=slowdown]")
+    assert slowdown.inner_text().endswith("1.20")
+    assert slowdown.bounding_box()["x"] < size["width"] - 40
+    if size["width"] < 1000:
+        assert not hint.is_visible()
+        assert "data wait" in row.evaluate(
+            "one => getComputedStyle(one.lastElementChild, '::before').content"
+        )
+    assert opened.find_barriers() == []
+    opened.close()
+
+
+def make_fifty(folder: Path) -> list[PageSource]:
+    """Packs on eight GPUs of two nodes, one after the other on each."""
+    sources = []
+    for place in range(50):
+        summary = make_summary(8, 1.2, first=8 * place, job=f"54_{900 + place}", length_s=600.0)
+        uuid, later = f"GPU-{place % 8:08d}-1", 700.0 * (place // 8)
+        summary["node"] = f"node{place % 8 // 4 + 1}"
+        summary["gpu"]["uuid"] = uuid
+        gpu = {"uuid": uuid, "index": place % 4, "model": "NVIDIA H200", "memory_mb": 1.0,
+               "energy_j": None, "members": [], "use": {}, "throttled_s": {}}  # fmt: skip
+        summary["gpus"] = [gpu]
+        summary["window"] = {"from": T0 + later, "to": T0 + later + 600}
+        for member in summary["members"]:
+            member |= {"started_at": T0 + later, "ended_at": T0 + later + 600}
+        if place == 20:
+            summary["members"][3] |= {"state": "FAILED", "exit_code": 1}
+        sources.append(PageSource(summary, folder / str(place)))
+    return sources
+
+
+@pytest.mark.parametrize("size", [DESKTOP, MODERN_PHONE])
+def test_fifty_packs_are_one_time_line_and_folded_below_it(
+    browser: Any, size: dict[str, int], tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    text = render_page(make_fifty(tmp_path))
+    assert len(text.encode()) < 1_000_000
+    file.write_text(text)
+    opened = Opened(browser, file, viewport=size)
+    names = opened.page.locator(".gpu").all_inner_texts()
+    assert names == [f"node{n} GPU {i}" for n in (1, 2) for i in range(4)]
+    stays = opened.page.locator(".stay")
+    assert stays.count() == 50
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    line = opened.page.locator(".lines-of-gpus").bounding_box()
+    assert line["height"] < size["height"], "all GPUs are seen at once"
+    assert opened.page.locator(".stay i").count() == 1
+    failed = opened.page.locator(".stay", has=opened.page.locator("i"))
+    told = "Pack 21: 8 members, 1 did not end well, from 23 min 20 s on for 10 min 00 s"
+    assert failed.get_attribute("title") == told
+    assert opened.page.locator("details.pack[open]").count() == 0
+    failed.click()
+    opened.page.locator("#pack-21[open]").wait_for()
+    assert opened.page.locator("#pack-21 .moments").is_visible()
+    # A second click on it opens it again.
+    opened.page.locator("#pack-21 > summary").click()
+    assert opened.page.locator("details.pack[open]").count() == 0
+    failed.click()
+    opened.page.locator("#pack-21[open]").wait_for()
+    assert opened.find_barriers() == []
+    opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, MODERN_PHONE])
+def test_the_page_of_a_week_is_whole_on_each_screen(
+    browser: Any, size: dict[str, int], scheme: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "week.html"
+    file.write_text(render_week(build_week(*make_week())))
+    opened = Opened(browser, file, viewport=size, color_scheme=scheme)
+    seen = find_on_first_screen(opened)
+    for words in ("ada, ben", "GPU hours | 26", "GPU hours saved | 20", "of 2 of 3 packs",
+                  "mean of 3 of 5 jobs"):  # fmt: skip
+        assert words in seen, (words, seen)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    assert opened.find_barriers() == []
     opened.close()

@@ -258,3 +258,29 @@ def test_of_a_job_that_was_tried_again_the_last_try_is_compared(week: Week) -> N
     # Who names the first try means it.
     value = json.loads(week.csub("compare", "4711/1", "4712", "--json").stdout)
     assert (value["sides"][0]["failed"], value["sides"][0]["retries"]) == (1, 0)
+
+
+def test_the_page_of_a_time_is_written_where_it_is_wanted(week: Week) -> None:
+    done = week.csub("report", "--since=999w", "--html")
+    assert (done.returncode, done.stderr) == (0, "")
+    sentence, path = done.stdout.splitlines()
+    assert sentence.startswith("4 jobs of ")
+    file = week.home / "csub-report-since-999w.html"
+    assert Path(path) == file
+    text = file.read_text()
+    assert sentence in text
+    assert "GPU hours by day" in text
+    other = week.csub("report", "--since=999w", "--by=gpu", "--html", "x.html")
+    assert other.returncode == 0
+    assert "By GPU" in (week.home / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "words", [("4711",), ("--best=loss",), ("--detail",), ("--where=lr=1",), ("x.html",)]
+)
+def test_what_is_about_members_is_refused_with_a_time(week: Week, words: tuple[str, ...]) -> None:
+    done = week.csub("report", "--since=999w", *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert not list(week.home.glob("*.html"))

@@ -37,6 +37,7 @@ from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
 from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare
+from slurm_colloc.store.pack.kept_metrics import KeptMetrics, OwnOutputs, ReportedMetric
 from slurm_colloc.store.pack.member_home import HomeRecord
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
@@ -143,6 +144,10 @@ CASES = [
     build_case(HomeRecord("4712", 9, "t.0", 1.5, "/home/ada", "login1"), ""),
     build_case(JobIndex("s", (0, 1)), "submission indices"),
     build_case(FollowRequest("x", (("/out", 7),)), "regex files"),
+    build_case(OwnOutputs((("/out", 7),)), "files"),
+    build_case(
+        KeptMetrics((ReportedMetric(3, "loss", "python", 1.5, 0.5, 0.25, 2.0),)), "metrics"
+    ),
     build_case(FaultRecord("4711/3", ("a line",)), ""),
     build_case(KeptOptions("sbatch", 1.5, (("own", "none"),)), "installation made_at options"),
     build_case(KeptCluster("n1:/opt/slurm/bin/scontrol:", "north", 1.5), "client name made_at"),

@@ -130,6 +130,15 @@ def test_an_ambiguous_name_lists_every_candidate() -> None:
     assert caught.value.hint == "--gpus-per-node, --gpus-per-socket or --gpus-per-task"
 
 
+def test_an_option_that_repeats_counts_each_time_within_one_place() -> None:
+    script = ("--metric=loss", "--metric", "acc", "--time=5")
+    assert merged(script=script).text("metric") == "loss\nacc"
+    assert merged("--metric=f1", script=script).text("metric") == "f1"
+    arguments = render_arguments(merged(script=script).givens)
+    assert merged(*arguments).text("metric") == "loss\nacc"
+    assert merged("--time=1", "--time=2").text("time") == "2"
+
+
 def test_an_option_of_the_site_is_known_once_it_is_told() -> None:
     site = Option("container-image", None, Argument.REQUIRED, Concern.GROUP)
     argv = ["--container-image=a.sqsh", "train.sh"]

@@ -21,7 +21,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "why": _READ,
     "explain": ("--user",),
     "logs": ("--follow", "--error", "--tail", "--prefix", *_MEMBERS, "--user"),
-    "report": ("--csv", "--by", "--since", "--parquet", "--html", "--open", "--detail", *_READ),
+    "report": (
+        *("--csv", "--best", "--by", "--since", "--parquet", "--html", "--open", "--detail"),
+        *_READ,
+    ),
     "compare": ("--json", "--user"),
     "track": ("--offline", "--project", "--to", "--uri"),
     "top": ("--once", *_MEMBERS, "--user"),

@@ -81,6 +81,14 @@ def report(
     opened: Annotated[
         bool, typer.Option("--open", help="Open that page in a browser; implies --html.")
     ] = False,
+    best: Annotated[
+        str,
+        typer.Option(
+            "--best",
+            metavar="METRIC",
+            help="Order members by a result of theirs, the best first: loss, min:loss, max:score.",
+        ),
+    ] = "",
     detail: Annotated[
         bool, typer.Option("--detail", help="Show all figures: STP, ANTT, energy, use of the GPU.")
     ] = False,
@@ -102,33 +110,36 @@ def report(
     }  # fmt: skip
     if len(asked := [name for name, is_asked in kinds.items() if is_asked]) > 1:
         raise UsageProblem(f"{' and '.join(asked)} exclude each other")
+    ids, file = _split_targets(targets or (), as_html=as_html)
     if since or by:
-        if targets or state or name or parquet is not None or as_html or detail:
+        if ids or state or name or where or best or parquet is not None or detail:
             raise UsageProblem(
                 "--since and --by are about all packs",
-                hint="they can be used only with --user, --json and --csv",
+                hint="they can be used only with --user, --json, --csv and --html",
             )
-        from slurm_colloc.cli.look.sums_command import show_sums
+        from slurm_colloc.cli.look.sums_command import SumsPage, show_sums
 
-        show_sums(since, by, user, as_json=as_json, as_csv=as_csv)
+        page = SumsPage(file, opened) if as_html else None
+        show_sums(since, by, user, as_json=as_json, as_csv=as_csv, page=page)
         return
-    ids, file = _split_targets(targets or (), as_html=as_html)
     choice = Choice.parse(ids, state, name, where, ended=True)
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
     from slurm_colloc.report.summary.stored_summary import find_summary
 
-    found = []
-    sources = []
+    found, views = [], []
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             found.append((find_summary(session.state, view), _choose_numbers(view, members)))
-            sources.append((session.state.pack_path(view.record.pack_id), *found[-1]))
+            views.append(view)
     if as_html:
-        from slurm_colloc.cli.look.report_page import write_page
+        from slurm_colloc.cli.look.report_page import build_source, write_page
 
-        write_page(sources, file, opens=opened)
+        sources = [
+            build_source(session.state, view, *one) for view, one in zip(views, found, strict=True)
+        ]
+        write_page(sources, file, session.state.owner_name, best, opens=opened)
         tell_problems(session)
         return
     if as_json:
@@ -136,7 +147,7 @@ def report(
     elif as_csv:
         from slurm_colloc.report.data.csv_table import render_csv
 
-        say(render_csv(found))
+        say(render_csv(found, best))
     elif parquet is not None:
         from slurm_colloc.report.data.parquet_file import write_parquet
 
@@ -148,7 +159,8 @@ def report(
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         width, styled = choose_width(), is_styled(sys.stdout)
-        say(render_reports(found, width, detail=detail, styled=styled), styled=styled)
+        text = render_reports(found, width, detail=detail, styled=styled, best=best)
+        say(text, styled=styled)
     tell_problems(session)
 
 

@@ -5,17 +5,41 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 
 from slurm_colloc.cli.look.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.report.page.week_values import WeekPage, build_week
 from slurm_colloc.report.sums.find_entries import FoundEntries, find_entries
 from slurm_colloc.report.sums.pack_entry import PackEntry
 from slurm_colloc.report.sums.sum_packs import Grouping, sum_packs
 
 
-def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) -> None:
-    """Print the sums.
+@dataclass(frozen=True)
+class SumsPage:
+    """That a page is wanted.
+
+    Attributes:
+        file: Its name; None for csub-report-since-7d.html in the working directory.
+        opens: It is opened in a browser.
+    """
+
+    file: str | None
+    opens: bool
+
+
+def show_sums(
+    since: str,
+    by: str,
+    user: str,
+    *,
+    as_json: bool = False,
+    as_csv: bool = False,
+    page: SumsPage | None = None,
+) -> None:
+    """Print the sums, or write their page.
 
     Args:
         since: An age; empty for a week.
@@ -23,6 +47,7 @@ def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) ->
         user: Whose packs, several with commas between them; empty for one's own.
         as_json: As one JSON value.
         as_csv: As CSV.
+        page: As a web page; None for none.
 
     Raises:
         StateError: A state directory cannot be read.
@@ -35,15 +60,21 @@ def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) ->
             f"--by: there are no sums by {by!r}", hint=f"valid ones are {', '.join(Grouping)}"
         ) from None
     age = since or DEFAULT_AGE
-    moment = time.time() - parse_age("--since", age)
+    now = time.time()
+    moment = now - parse_age("--since", age)
     entries: list[tuple[str, PackEntry]] = []
     notes: list[str] = []
+    names: list[str] = []
     users = [name.strip() for name in user.split(",") if name.strip()] or [""]
     for name in users:
         state = Session.open(user=name).state
+        names.append(state.owner_name)
         found = find_entries(state, moment)
         entries += [(state.owner_name, entry) for entry in found.entries]
         notes += _tell_left_out(found, state.owner_name if len(users) > 1 else "")
+    if page is not None:
+        _write_page(page, build_week(entries, grouping, (age, moment, now), names, notes))
+        return
     rows, total = sum_packs(entries, grouping)
     if as_json:
         from slurm_colloc.report.sums.sums_view import build_sums_json
@@ -61,6 +92,18 @@ def show_sums(since: str, by: str, user: str, *, as_json: bool, as_csv: bool) ->
             notes.insert(0, f"no pack has ended within {age}")
         styled = is_styled(sys.stdout)
         say(render_sums(rows, total, grouping, notes, choose_width(), styled=styled), styled=styled)
+
+
+def _write_page(page: SumsPage, week: WeekPage) -> None:
+    # jinja2 is loaded where a page is really made.
+    from slurm_colloc.cli.look.report_page import open_page, save_page
+    from slurm_colloc.report.page.render_page import render_week
+
+    name = page.file or f"csub-report-since-{week.title.strip()}.html"
+    path = save_page(render_week(week), name)
+    say(f"{week.sentence}\n{escape_controls(str(path))}")
+    if page.opens:
+        open_page(path)
 
 
 def _tell_left_out(found: FoundEntries, owner: str) -> list[str]:

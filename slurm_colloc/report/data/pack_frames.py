@@ -15,6 +15,7 @@ from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.argument_parameters import read_parameters
 from slurm_colloc.model.member import ALL, LAST, Selection
 from slurm_colloc.model.sbatch.quantities import parse_age_s
+from slurm_colloc.report.best_members import list_metric_names, read_metric
 from slurm_colloc.report.data.data_columns import (
     MEMBER_COLUMNS,
     PACK_COLUMNS,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PARAMETER = "param_"
 """How columns begin that are made of a member's arguments."""
+METRIC = "metric_"
+"""How columns begin that are members' results."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class PackFrames:
 
     Attributes:
         packs: A row for each pack; times are in UTC, what is unknown is missing.
-        members: A row for each member; `param_lr` has what `--lr` or `lr=` says in its arguments.
+        members: A row for each member; `param_lr` has what `--lr` or `lr=` says in its arguments,
+            `metric_loss` the result of that name.
         problems: What could not be read, a sentence each.
     """
 
@@ -156,6 +160,16 @@ def load_packs(
     if names:
         columns = {f"{PARAMETER}{name}": [values.get(name) for values in extra] for name in names}
         more = pd.DataFrame(columns, index=members.index).apply(_to_numbers)
+        members = pd.concat([members, more], axis=1)
+    own = [
+        member
+        for summary, numbers in found
+        for member in summary["members"]
+        if numbers is None or member["member"] in numbers
+    ]
+    if metrics := list_metric_names(own):
+        results = {f"{METRIC}{name}": [read_metric(one, name) for one in own] for name in metrics}
+        more = pd.DataFrame(results, index=members.index, dtype="float64")
         members = pd.concat([members, more], axis=1)
     return PackFrames(
         packs=_build_frame(pd, build_pack_rows(summary for summary, _ in found), PACK_COLUMNS),

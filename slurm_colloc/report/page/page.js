@@ -310,7 +310,18 @@
     return { mean: times(series.mean), least: times(series.least), greatest: times(series.greatest) };
   };
 
-  const drawAll = () => { for (const chart of charts) chart.draw(); };
+  // A pack that is folded is drawn when it is opened: before, it has no width.
+  const isOpen = (chart) => !chart.box.closest("details.pack:not([open])");
+  const drawAll = () => { for (const chart of charts) if (isOpen(chart)) chart.draw(); };
+  // As cards they are still a table to those who are read it; said here, since there are thousands.
+  for (const cell of document.querySelectorAll(".cards td")) cell.setAttribute("role", "cell");
+
+  // Nothing is out of sight without a word.
+  const tellMore = () => {
+    for (const wide of document.querySelectorAll(".wide")) {
+      wide.previousElementSibling.hidden = wide.scrollWidth <= wide.clientWidth + 1;
+    }
+  };
   for (const box of document.querySelectorAll(".charts")) {
     const place = Number(box.dataset.pack);
     charts.push(new PackCharts(packs[place], place, box));
@@ -345,7 +356,12 @@
     });
   }
 
-  // A hint leads to its word, wherever that is hidden.
+  for (const chart of charts) {
+    const pack = chart.box.closest("details.pack");
+    if (pack) pack.addEventListener("toggle", () => { if (pack.open) chart.draw(); });
+  }
+
+  // A hint leads to its word, and the time line to a pack, wherever that is hidden.
   const openWords = () => {
     const word = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const closed = word && word.closest("details");
@@ -355,6 +371,10 @@
     }
   };
   addEventListener("hashchange", openWords);
+  for (const stay of document.querySelectorAll(".stay")) {
+    // A second click changes no address, and opens the pack all the same.
+    stay.addEventListener("click", () => requestAnimationFrame(openWords));
+  }
   openWords();
 
   let waiting = 0;
@@ -363,10 +383,11 @@
     if (innerWidth === width) return;
     width = innerWidth;
     cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(drawAll);
+    waiting = requestAnimationFrame(() => { tellMore(); drawAll(); });
   });
   addEventListener("beforeprint", () => { printing = true; drawAll(); });
   addEventListener("afterprint", () => { printing = false; drawAll(); });
   tellTheme();
+  tellMore();
   drawAll();
 })();

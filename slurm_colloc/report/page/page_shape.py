@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ class PageSource:
         summary: Its summary.
         path: Its directory.
         chosen: The numbers of the members to show; None for all.
+        last_lines: The last line of output of members that did not end well, by number.
     """
 
     summary: Summary
     path: Path
     chosen: Collection[int] | None = None
+    last_lines: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def members(self) -> list[Member]:
@@ -43,6 +45,9 @@ class MemberRow:
     name: str
     arguments: str
     state: str
+    metrics: tuple[str, ...]
+    elapsed: str
+    steps: str
     rate: str
     alone: str
     slowdown: str
@@ -78,11 +83,89 @@ class GpuTable:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """A figure that is told first; texts are harmless already.
+
+    Attributes:
+        label: What it is.
+        value: The figure.
+        note: What it is of.
+        is_bad: It is worse than was accepted.
+    """
+
+    label: str
+    value: str
+    note: str = ""
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
+class FailureRow:
+    """Members that ended in the same way, and not well; texts are harmless already."""
+
+    who: str
+    call: str
+    how: str
+    line: str
+    note: str
+
+
+@dataclass(frozen=True)
+class GpuStay:
+    """A pack on a GPU, in the time line of all; places are per cent of the line.
+
+    Attributes:
+        pack: The pack's place on the page, from 1.
+        left: Where it begins.
+        width: How long it is.
+        label: What stands in it.
+        title: All that is said of it.
+        outline: How many members were there: corners of an area, each a share of the stay's time
+            and of the most members on any GPU.
+        ends: Where members did not end well.
+    """
+
+    pack: int
+    left: float
+    width: float
+    label: str
+    title: str
+    outline: list[tuple[float, float]]
+    ends: list[float]
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """A GPU in the time line of all."""
+
+    name: str
+    stays: list[GpuStay]
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """When packs had which GPUs.
+
+    Attributes:
+        marks: Moments and where they stand, in per cent.
+        most: The most members that a GPU had at once.
+        lines: The GPUs.
+        left_out: GPUs that are not drawn.
+    """
+
+    marks: list[tuple[float, str]]
+    most: int
+    lines: list[GpuLine]
+    left_out: int
+
+
+@dataclass(frozen=True)
 class PackPart:
     """What the page says of one pack; texts are harmless already."""
 
     job: str
     title: str
+    about: str
     drawn: bool
     resolution: str
     setup: list[tuple[str, str]]
@@ -100,7 +183,14 @@ class Page:
     job: str
     title: str
     headline: str
+    who: str
     when: str
+    facts: list[Fact]
+    failures: list[FailureRow]
+    metrics: list[str]
+    best: str
+    metrics_left_out: int
+    time_line: TimeLine | None
     advice: list[tuple[str, str]]
     attributions: dict[str, str]
     rows: list[MemberRow]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.best_members import Ranking, choose_columns, choose_ranking
 from slurm_colloc.report.differing_arguments import tell_members_apart
 from slurm_colloc.report.gpu_views import build_gpu_rows, has_several, name_gpu, tell_balance
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.member_remarks import ENDS
 from slurm_colloc.report.page.drawn_instances import (
     build_instance_drawings,
     count_instance_series,
     name_instances,
 )
+from slurm_colloc.report.page.first_facts import list_facts, list_failures, tell_who
+from slurm_colloc.report.page.gpu_lines import build_time_line
 from slurm_colloc.report.page.pack_timeline import Band, build_bands, list_moments
 from slurm_colloc.report.page.page_shape import (
     GpuTable,
@@ -31,12 +35,14 @@ from slurm_colloc.report.page.read_series import PackSeries, read_series
 from slurm_colloc.report.report_view import (
     choose_ids,
     find_instance_word,
+    format_metric,
     list_details,
     list_members,
     list_setup,
     name_submission,
     name_summary,
 )
+from slurm_colloc.report.sharing_gain import say_span
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -51,7 +57,7 @@ from slurm_colloc.store.pack.member_pauses import read_pauses
 NUMBERS_MOST = 100_000
 """So many numbers are drawn at most: some 500 kB of a page."""
 POINTS_MOST = 1200
-POINTS_LEAST = 60
+POINTS_LEAST = 40
 ROWS_MOST = 400
 """Members in the table; more would make the page larger than a megabyte."""
 
@@ -71,27 +77,37 @@ _GPU_HEADS = {
 _SERIES_OF_GPU = 6
 _ARGUMENTS_MOST = 160
 _NAME_MOST = 60
+_TIME = "%Y-%m-%d %H:%M:%S %Z"
+_METRICS_MOST = 5
+_METRIC_MOST = 40
 _TOLD_LEAST_S = 2.0
 """Points of less are the readings themselves."""
 
 
-def build_page(sources: Sequence[PageSource]) -> Page:
+def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") -> Page:
     """All that is on the page of one submission.
 
     Args:
         sources: Its packs, at least one.
+        user: Whose it is; empty where that is not known.
+        best: By which result members are ordered, see report.best_members.
 
     Raises:
         StateError: The samples cannot be read at all.
+        UsageProblem: No member has that result.
     """
     summaries = [source.summary for source in sources]
     chosen = choose_ids([(source.summary, source.chosen) for source in sources])
-    members = list_members([(source.summary, source.chosen) for source in sources])
+    members = list_members([(source.summary, source.chosen) for source in sources], best)
+    ranking = choose_ranking(members, best)
+    metrics = choose_columns(members, ranking)
+    shown = {str(member["id"]) for member in members[:ROWS_MOST]}
     points, drawn = _choose_points(sources)
-    parts, drawing = [], []
+    parts, drawing, bands = [], [], []
     for place, source in enumerate(sources):
-        part, numbers = _build_part(source, points if place < drawn else None)
+        part, numbers, own = _build_part(source, points if place < drawn else None, shown)
         parts.append(part)
+        bands.append(own)
         if numbers is not None:
             drawing.append(numbers)
     job = name_submission(summaries[0], sources[0].chosen)
@@ -103,13 +119,20 @@ def build_page(sources: Sequence[PageSource]) -> Page:
         job=escape_controls(job),
         title=escape_controls(named),
         headline=tell_headline(summaries, chosen),
+        who=tell_who(summaries, members, user),
         when=_tell_when(summaries),
+        facts=list_facts(sources),
+        failures=list_failures(sources),
+        metrics=[escape_controls(cut(name, _METRIC_MOST)) for name in metrics[:_METRICS_MOST]],
+        best="" if ranking is None else _tell_order(ranking),
+        metrics_left_out=max(0, len(metrics) - _METRICS_MOST),
+        time_line=build_time_line(sources, bands),
         advice=[
             (escape_controls(advice.describe()), escape_controls(advice.act))
             for advice in list_advice(summaries, chosen)
         ],
         attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
-        rows=_build_rows(members[:ROWS_MOST]),
+        rows=_build_rows(members[:ROWS_MOST], metrics[:_METRICS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
         gpus=_build_gpus(summaries) if chosen is None else None,
         packs=parts,
@@ -149,12 +172,15 @@ def _tell_when(summaries: Sequence[Summary]) -> str:
         return ""
     begin, end = min(w["from"] for w in windows), max(w["to"] for w in windows)
     if all(summary["final"] for summary in summaries):
-        return f"{_format_time(begin)} to {_format_time(end)}"
+        first, last = (time.strftime("%Y-%m-%d", time.localtime(at)) for at in (begin, end))
+        # Of one day the date is said once.
+        shown = time.strftime("%H:%M:%S %Z" if first == last else _TIME, time.localtime(end))
+        return f"{_format_time(begin).rpartition(' ')[0]} to {shown}"
     return f"{_format_time(begin)} until now: still running"
 
 
 def _format_time(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+    return time.strftime(_TIME, time.localtime(at))
 
 
 def _find_word(members: Sequence[Member], name: str) -> str:
@@ -162,12 +188,17 @@ def _find_word(members: Sequence[Member], name: str) -> str:
     return say_attribution(words.pop()) if len(words) == 1 else ""
 
 
-def _build_rows(members: Sequence[Member]) -> list[MemberRow]:
+def _tell_order(ranking: Ranking) -> str:
+    first = "smallest" if ranking.less_is_better else "largest"
+    return f"{first} {escape_controls(cut(ranking.metric, _METRIC_MOST))} first"
+
+
+def _build_rows(members: Sequence[Member], metrics: Sequence[str]) -> list[MemberRow]:
     calls = tell_members_apart(members)
-    return [_build_row(member, call) for member, call in zip(members, calls, strict=True)]
+    return [_build_row(member, call, metrics) for member, call in zip(members, calls, strict=True)]
 
 
-def _build_row(member: Member, arguments: str) -> MemberRow:
+def _build_row(member: Member, arguments: str, metrics: Sequence[str]) -> MemberRow:
     bound = member.get("accepted_slowdown")
     code, signal = member.get("exit_code"), member.get("exit_signal")
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
@@ -176,6 +207,9 @@ def _build_row(member: Member, arguments: str) -> MemberRow:
         name=escape_controls(cut(member["name"], _NAME_MOST)),
         arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
         state=escape_controls(str(member["state"])),
+        metrics=tuple(format_metric(member, name) for name in metrics),
+        elapsed=_tell_elapsed(member),
+        steps=UNKNOWN if member["steps"] is None else f"{member['steps']:,.0f}",
         rate=format_figure(member["rate"]["steps_per_s"]),
         alone=format_figure((member["solo"] or {}).get("steps_per_s")),
         slowdown=format_slowdown(member["slowdown"]),
@@ -190,7 +224,30 @@ def _build_row(member: Member, arguments: str) -> MemberRow:
     )
 
 
-def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[str, Any] | None]:
+def _tell_elapsed(member: Member) -> str:
+    """How long it ran; empty where it has not started, or has not ended."""
+    if member["started_at"] is None or member["ended_at"] is None:
+        return ""
+    return say_span(max(0.0, member["ended_at"] - member["started_at"]))
+
+
+def _tell_about(source: PageSource) -> str:
+    """What is said of a pack that is folded."""
+    members, window = source.members, source.summary["window"]
+    bad = sum(member["state"] in ENDS for member in members)
+    known = [member["slowdown"] for member in members if member["slowdown"] is not None]
+    words = [
+        f"{len(members)} member{'' if len(members) == 1 else 's'}",
+        f"{bad} did not end well" if bad else "",
+        "" if window is None else say_span(window["to"] - window["from"]),
+        f"slowdown {format_slowdown(sum(known) / len(known))}" if known else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _build_part(
+    source: PageSource, points: int | None, shown: Collection[str]
+) -> tuple[PackPart, dict[str, Any] | None, dict[int, list[Band]]]:
     summary = source.summary
     window = summary["window"]
     pauses = read_pauses(source.path)
@@ -210,6 +267,7 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
     part = PackPart(
         job=escape_controls(name_summary(summary).removeprefix("Pack ")),
         title=escape_controls(f"{where}{node}"),
+        about=_tell_about(source),
         drawn=drawing is not None,
         resolution="" if series is None else _tell_resolution(series),
         setup=_clean([*list_setup(summary, source.chosen), *problems]),
@@ -218,10 +276,14 @@ def _build_part(source: PageSource, points: int | None) -> tuple[PackPart, dict[
         moments=[
             (format_span(max(0.0, moment.at_s)), escape_controls(moment.text)) for moment in moments
         ],
-        stalls=[_build_stall(member) for member in source.members if _has_stall(member)],
+        stalls=[
+            _build_stall(member)
+            for member in source.members
+            if member["id"] in shown and _has_stall(member)
+        ],
         details=_clean(list_details(summary, source.chosen)),
     )
-    return part, drawing
+    return part, drawing, bands
 
 
 def _list_uuids(summary: Summary) -> list[str]:

@@ -1,4 +1,4 @@
-"""The page of a submission as one HTML file: no other file, no network."""
+"""The page of a submission, or of a time, as one HTML file: no other file, no network."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
 from slurm_colloc.report.member_remarks import BAD_STATES
 from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import build_page
+from slurm_colloc.report.page.week_values import WeekPage
 from slurm_colloc.report.words.report_words import WORDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _ABBREVIATIONS = {"ANTT", "CPUS", "DRAM", "GPU", "GPU_MEM", "MIG", "MPS", "SM", 
 _FOLDER = Path(__file__).resolve().parent
 
 
-def render_page(sources: Sequence[PageSource]) -> str:
+def render_page(sources: Sequence[PageSource], user: str = "", best: str = "") -> str:
     """The page.
 
     Scripts that are not csub's own do not run: the page names them by their hash. All values are
@@ -30,10 +31,25 @@ def render_page(sources: Sequence[PageSource]) -> str:
 
     Args:
         sources: The packs of one submission, at least one.
+        user: Whose it is; empty where that is not known.
+        best: By which result members are ordered, see report.best_members.
 
     Raises:
         StateError: The samples cannot be read at all.
+        UsageProblem: No member has that result.
     """
+    page = build_page(sources, user, best)
+    return _render(
+        "page.html.j2", page=page, words=WORDS, bad_states=BAD_STATES, drawing=page.drawing
+    )
+
+
+def render_week(page: WeekPage) -> str:
+    """The page of a time; as safe as that of a submission."""
+    return _render("week.html.j2", page=page)
+
+
+def _render(template: str, **values: Any) -> str:
     import jinja2
     from markupsafe import Markup
 
@@ -48,16 +64,12 @@ def render_page(sources: Sequence[PageSource]) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.policies["json.dumps_function"] = json.dumps
     environment.filters["whole_options"] = _keep_options_whole
-    page = build_page(sources)
     uplot_js, js = _read("uplot/uPlot.iife.min.js"), _read("page.js")
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in (uplot_js, js))
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        words=WORDS,
+    return environment.get_template(template).render(
+        **values,
         shown_word=_show_word,
-        bad_states=BAD_STATES,
         version=__version__,
-        drawing=page.drawing,
         # Files of this package, and no text of a user's in them.
         uplot_css=Markup(_read("uplot/uPlot.min.css")),
         css=Markup(_read("page.css")),

@@ -21,6 +21,7 @@ from slurm_colloc.report.summary.gpu_figures import (
 )
 from slurm_colloc.report.summary.instance_figures import build_layout
 from slurm_colloc.report.summary.member_figures import Figures, compute_figures
+from slurm_colloc.report.summary.member_metrics import add_metrics
 from slurm_colloc.report.summary.member_summary import build_member
 from slurm_colloc.report.summary.open_pack import build_open
 from slurm_colloc.report.summary.pack_run import PackRun
@@ -54,6 +55,17 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     energy = compute_energy(run, figures)
     together = measure_together(run, figures)
     pack = build_pack(run, figures, energy, together)
+    members = [
+        build_member(
+            run,
+            entry,
+            together.get(entry.member.number),
+            energy.split.parts.get(entry.member.number),
+            energy.explain(entry.member.number),
+        )
+        for entry in figures
+    ]
+    add_metrics(run, members)
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
@@ -82,16 +94,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "imbalance": build_imbalance(run),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
-        "members": [
-            build_member(
-                run,
-                entry,
-                together.get(entry.member.number),
-                energy.split.parts.get(entry.member.number),
-                energy.explain(entry.member.number),
-            )
-            for entry in figures
-        ],
+        "members": members,
         "pack": pack,
         "degree": _build_degree(run, pack["members_most"]),
         "open": build_open(run),

@@ -36,6 +36,12 @@ def _is_number(value: Any) -> bool:
 _PAIR = 2
 
 
+def _is_result(value: Any) -> bool:
+    """A result of a program's own may be as large as it likes."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_one and math.isfinite(value))
+
+
 def _is_count(value: Any) -> bool:
     return _is_number(value) and isinstance(value, int) and value >= 0
 
@@ -121,6 +127,7 @@ _member = _is(
         "gpu_uuids": _each(_is_text),
         "parameters": _values(_is_text),
         "retry_of": _maybe(_is_text),
+        "metrics": _values(_is({**_all(_is_result, "last least greatest"), "source": _is_text})),
         "mig": _maybe(
             _is(
                 {},

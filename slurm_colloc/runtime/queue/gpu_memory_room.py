@@ -15,9 +15,9 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 
 ALIKE_MOST = 8
-"""Members that are alike have threads as if no more than these shared: a quarter of the GPU's. Fewer
-gain little (measured on an H200: 12 small trainings with a sixth each make 9.5 times the progress
-of one, 16 with a fifth 9.9), and a lone one at the end would lose more."""
+"""Members that are alike have threads as if no more than these shared: a quarter of the GPU's.
+Fewer gain little (measured on an H200: 12 small trainings with a sixth each make 9.5 times the
+progress of one, 16 with a fifth 9.9), and a lone one at the end would lose more."""
 
 PATIENCE_S = 60.0
 """How long an unknown member that cannot be held to its part is waited for until it has settled;

@@ -25,6 +25,7 @@ from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs
 from slurm_colloc.store.learned.due_summaries import note_due
 from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.kept_metrics import keep_metrics, keep_own_outputs
 from slurm_colloc.store.pack.pack_records import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
 
@@ -156,6 +157,10 @@ class PackMonitor:
             member: The member.
             environment: Its environment up to now.
         """
+        if member.spec.job.metrics:
+            with contextlib.suppress(StateError):
+                number = format_number(member.number)
+                keep_own_outputs(self._pack / "members" / number, member.outputs)
         if not self._root:
             return {}
         directory = self.find_next_progress(member)
@@ -248,6 +253,8 @@ class PackMonitor:
         if self._root:
             with contextlib.suppress(OSError, StateError):
                 keep_tracker_runs(self._root, self._pack)
+            with contextlib.suppress(OSError, StateError):
+                keep_metrics(self._root, self._pack)
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = ""
         if self._lock is not None:

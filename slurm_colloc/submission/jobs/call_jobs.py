@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ArrayTask, Job
+from slurm_colloc.model.result_metrics import parse_metrics
 from slurm_colloc.model.sbatch.arrays import ArraySpec, parse_array
 from slurm_colloc.model.sbatch.quantities import (
     parse_gpu_memory_mb,
@@ -321,6 +322,7 @@ def build_candidate(
         instrument=not options.flag("no-instrument"),
         pause=not (options.flag("no-pause") or options.flag("no-probe")),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
+        metrics=read_option(options, "metric", parse_metrics) or (),
         profile_like=options.text("profile-like"),
         max_slowdown=read_slowdown(options),
         stays_fast=stays_fast(options),
