@@ -19,6 +19,7 @@ from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
 from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.watch.known_curves import KnownCurves
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.runtime.watch.window_rates import WindowRates
@@ -109,6 +110,9 @@ def build_measuring_parts(
         memory=memory,
         find_unwatched=lambda: monitor.obstacle,
         find_obstacle=find_obstacle,
+        find_known=KnownCurves(
+            state.root, progress, lambda: gpu_mode.setup.gpu_name, lambda: gpu_mode.mode
+        ).find_degree,
         planned_degree=record.degree if policy is None else min(policy.degree, record.degree),
         count_waiting=lambda: (
             len(members.waiting)

@@ -10,6 +10,7 @@ DataLoader worker), `trainer` (a small GPT-2 by Hugging Face's Trainer), `lightn
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import tempfile
 import time
@@ -62,8 +63,7 @@ def train(model: Any, batches: Iterator[tuple[Any, Any]], work: Work, *, half: b
 
 
 def train_residual(work: Work) -> None:
-    import timm
-
+    timm: Any = importlib.import_module("timm")
     torch.backends.cudnn.benchmark = True
     model = timm.create_model("resnet26", num_classes=10).cuda()
     model = model.to(memory_format=torch.channels_last)
@@ -85,16 +85,15 @@ class Images(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Pictures in memory that are cut and turned."""
 
     def __init__(self) -> None:
-        import torchvision
-
+        transforms: Any = importlib.import_module("torchvision.transforms")
         size = 32
         self._images = (torch.rand(4096, 3, size, size) * 255).byte()
         self._labels = torch.randint(0, 10, (4096,))
-        self._change = torchvision.transforms.Compose(
+        self._change = transforms.Compose(
             [
-                torchvision.transforms.RandomCrop(size, 4),
-                torchvision.transforms.RandomHorizontalFlip(),
-                torchvision.transforms.Normalize([0.5] * 3, [0.5] * 3),
+                transforms.RandomCrop(size, 4),
+                transforms.RandomHorizontalFlip(),
+                transforms.Normalize([0.5] * 3, [0.5] * 3),
             ]
         )
 
@@ -106,8 +105,7 @@ class Images(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def train_loader(work: Work) -> None:
-    import torchvision
-
+    torchvision: Any = importlib.import_module("torchvision")
     loader = torch.utils.data.DataLoader(
         Images(), batch_size=64, shuffle=True, num_workers=1, pin_memory=True,
         persistent_workers=True, drop_last=True,
@@ -124,13 +122,7 @@ def train_loader(work: Work) -> None:
 
 
 def train_trainer(work: Work) -> None:
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    hugging: Any = importlib.import_module("transformers")
 
     class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         def __len__(self) -> int:
@@ -140,29 +132,32 @@ def train_trainer(work: Work) -> None:
             words = torch.randint(0, 8192, (128,))
             return {"input_ids": words, "labels": words}
 
-    class Stop(TrainerCallback):  # type: ignore[misc]
+    class Stop(hugging.TrainerCallback):
         def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
             if work.is_over():
                 control.should_training_stop = True
 
-    config = GPT2Config(n_layer=4, n_head=4, n_embd=256, vocab_size=8192, n_positions=128)
-    arguments = TrainingArguments(
+    config = hugging.GPT2Config(n_layer=4, n_head=4, n_embd=256, vocab_size=8192, n_positions=128)
+    arguments = hugging.TrainingArguments(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=16, max_steps=10**7,
         logging_strategy="no", save_strategy="no", report_to=[], bf16=True, disable_tqdm=True,
         dataloader_num_workers=0,
     )  # fmt: skip
-    Trainer(
-        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Words(), callbacks=[Stop()]
+    hugging.Trainer(
+        model=hugging.GPT2LMHeadModel(config),
+        args=arguments,
+        train_dataset=Words(),
+        callbacks=[Stop()],
     ).train()
 
 
 def train_lightning(work: Work) -> None:
     try:
-        import lightning.pytorch as lightning
+        lightning: Any = importlib.import_module("lightning.pytorch")
     except ImportError:
-        import pytorch_lightning as lightning
+        lightning = importlib.import_module("pytorch_lightning")
 
-    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Model(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             layers: list[Any] = []
@@ -178,7 +173,7 @@ def train_lightning(work: Work) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), 1e-4)
 
-    class Stop(lightning.Callback):  # type: ignore[misc,name-defined]
+    class Stop(lightning.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if work.is_over():
                 trainer.should_stop = True
@@ -192,13 +187,16 @@ def train_lightning(work: Work) -> None:
 
 
 def train_graph(work: Work) -> None:
-    from torch_geometric.nn import GCNConv
-
+    convolution: Any = importlib.import_module("torch_geometric.nn").GCNConv
     nodes, edges = 20_000, 400_000
     features = torch.randn(nodes, 128).cuda()
     index = torch.randint(0, nodes, (2, edges)).cuda()
     labels = torch.randint(0, 16, (nodes,)).cuda()
-    layers = [GCNConv(128, 256).cuda(), GCNConv(256, 256).cuda(), GCNConv(256, 16).cuda()]
+    layers = [
+        convolution(128, 256).cuda(),
+        convolution(256, 256).cuda(),
+        convolution(256, 16).cuda(),
+    ]
     optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()], 1e-3)
     while True:
         hidden = torch.relu(layers[0](features, index))

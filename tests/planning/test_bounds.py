@@ -86,7 +86,6 @@ def test_a_place_of_a_running_pack_is_had_by_both_sides_own_bounds() -> None:
             time_left_s=30_000,
             plans=(MemberPlan(0, 2, 2000, 1800, None, 50, max_slowdown=present),),
             jobs=(jobs[0],),
-            place_cpus=2,
             mode=SharingMode.MPS,
         )
         return plan_running_join(

@@ -156,8 +156,8 @@ def make_week(
 ) -> tuple[list[Owned], Grouping, tuple[str, float, float], list[str], list[str]]:
     """Three packs of two users: of one is nothing known, one has failed members."""
     first = PackEntry(
-        pack="a", ended_at=T0, gpu="NVIDIA H200", mode="mps", gpu_s=36_000.0, saved_s=36_000.0,
-        energy_j=3.6e6, saved_kwh=None, sm_active=0.5,
+        pack="a", ended_at=T0, gpu="NVIDIA H200", mode="mps", shared=True, gpu_s=36_000.0,
+        saved_s=36_000.0, energy_j=3.6e6, saved_kwh=None, sm_active=0.5,
         parts=(ScriptPart("/x/train.sh", 2, 100, 0, 2.5, 2),),
     )  # fmt: skip
     failed = dataclasses.replace(first, parts=(ScriptPart("/x/train.sh", 1, 100, 25, 1.5, 1),))

@@ -582,16 +582,15 @@ FAULT = "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it w
 
 
 @pytest.mark.parametrize(
-    ("running", "places", "words"),
+    ("running", "alone", "words"),
     [
-        ((1, 2), 1, "it starts as soon as its pack has a place for it"),
-        ((1, 2), 2, "it starts as soon as 2 of 3 places are free"),
-        ((1,), 3, "it starts as soon as it has the GPU to itself"),
-        ((), 3, "it starts as soon as its pack has a place for it"),
+        ((1, 2), False, "it starts as soon as its pack has a place for it"),
+        ((1,), True, "it starts as soon as it has the GPU to itself"),
+        ((), True, "it starts as soon as its pack has a place for it"),
     ],
 )
 def test_a_member_that_is_to_run_again_says_why_and_what_it_waits_for(
-    state: State, running: tuple[int, ...], places: int, words: str
+    state: State, running: tuple[int, ...], alone: bool, words: str
 ) -> None:
     run(state, *running)
     write(
@@ -602,7 +601,7 @@ def test_a_member_that_is_to_run_again_says_why_and_what_it_waits_for(
         reason=f"{FAULT}; it runs again apart from MPS",
         cause="MPS fault: culprit or victim",
         evidence=("MPS server: [...] Client {PID: 7, Context: 1} encountered a fatal GPU error.",),
-        retries=Retries(faults=1, apart=True, places=places),
+        retries=Retries(faults=1, apart=True, alone=alone),
     )
     view = look(state, "RUNNING", degree=3)
     assert line(view, 3) == (

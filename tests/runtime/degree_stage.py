@@ -15,6 +15,7 @@ from typing import Any
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook
+from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.journal import Journal
@@ -94,6 +95,7 @@ class Stage:
         solo: The rate alone by their plans.
         obstacle: Why nothing is measured.
         time_limit_s: The pack's.
+        known: What earlier packs of the same scripts measured; None for nothing.
         planned_degree: How many run at once where nothing is measured; None for all places.
         enforces: Members are held to their limits, as under MPS.
     """
@@ -112,6 +114,7 @@ class Stage:
         time_limit_s: int | None = None,
         enforces: bool = True,
         planned_degree: int | None = None,
+        known: KnownDegree | None = None,
     ) -> None:
         state = State(folder / "state", "here")
         state.prepare()
@@ -174,6 +177,7 @@ class Stage:
             time_left=self.time_left, journal=journal, progress=progress, rates=rates,
             pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
             find_obstacle=lambda: self.obstacle, planned_degree=planned_degree or places,
+            find_known=lambda members: known if len(members) > 1 else None,
             count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
             clock=lambda: self.now,
         )  # fmt: skip

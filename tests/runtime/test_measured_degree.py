@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
 from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.planning.limits.hard_limits import add_gpu_memory_margin
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
@@ -134,7 +137,7 @@ def test_unknown_ones_start_with_generous_parts_and_the_others_once_they_have_se
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
-    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 12
+    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 8
     assert stage.start_all() == [1, 2, 3, 4, 5, 6]
     stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
     stage.pass_time(3)
@@ -452,8 +455,6 @@ def test_the_rate_of_the_first_before_others_started_stands_for_its_family(
     stage = Stage(tmp_path, process, members=3, known_mb=None, usable_mb=40_000)
     stage.memory_mb = dict.fromkeys(range(1, 4), 3000.0)
     stage.start()
-    first = stage.members.by_number[1]
-    first.is_wide = True
     stage.pass_time(6)
     assert stage.start_all() == [2, 3]
     # It ends before the others have settled: those have a part of the threads each.
@@ -472,7 +473,6 @@ def test_the_first_is_alone_while_the_others_only_load(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=3, places=3)
-    stage.members.by_number[1].is_wide = True
     assert stage.start_all() == [1, 2, 3]
     stage.loading = {2, 3}
     stage.pass_time(8)
@@ -491,7 +491,6 @@ def test_the_first_is_alone_while_the_others_only_load(
 
 def test_who_takes_gpu_memory_is_company(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process, members=2, places=2)
-    stage.members.by_number[1].is_wide = True
     stage.memory_mb = {1: 3000.0, 2: 3000.0}
     assert stage.start_all() == [1, 2]
     stage.loading = {2}
@@ -725,3 +724,24 @@ def test_who_fits_once_the_first_seconds_are_over_is_measured_with_the_others(
     stage.memory_mb = {1: 1000.0, 2: 1000.0, 3: 1000.0}
     stage.pass_time(40, refills=True)
     assert [event["members"] for event in stage.list_events("measures")] == [3]
+
+
+def test_what_earlier_packs_measured_is_not_measured_again(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    points = (KnownPoint(3, 2.4, 1.2, 1.5, 1), KnownPoint(6, 2.5, 2.4, 1.5, 1))
+    curve = KnownCurve(("f",), "NVIDIA H100", SharingMode.MPS, points)
+    known = KnownDegree(3, points[0], points[1], is_open=False, curve=curve)
+    stage = Stage(tmp_path, process, members=6, places=6, known=known)
+    assert stage.start_all() == [1, 2, 3]
+    assert stage.members.by_number[4].record.reason.startswith(
+        "no more than 3 run at once: 3 at once made 2.4 times the progress of one alone on 1970-"
+    )
+    stage.pass_time(60, refills=True)
+    record = stage.record
+    assert record is not None
+    assert (record.state, record.degree, stage.paused_s) == (DegreeState.SETTLED, 3, {})
+    assert len(stage.members.running()) == 3
+    # Another rate than then is looked into.
+    stage.pass_time(120, lambda *_: RATE / 3, refills=True)
+    assert stage.list_events("measures")

@@ -67,9 +67,9 @@ def start_all(bed: Bed) -> dict[int, str]:
     found = {}
     queue = bed.parts.start_queue
     while not queue.describe_pack_wait() and (member := queue.find_start()) is not None:
-        place = bed.members.find_place(member.spec.plan.cpus)
-        assert place is not None
-        place.occupant = member.number
+        places = bed.members.find_places(member.spec.plan.cpus)
+        assert places
+        bed.members.occupy(member.number, places)
         bed.members.waiting.remove(member.number)
         member.gpu, environment = bed.parts.gpu_mode.place(member)
         assert member.gpu is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from slurm_colloc.runtime.gpu.place_member import (
     place_on_shared_gpu,
     place_without_mps,
 )
-from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
@@ -37,31 +35,27 @@ class Takes:
     def __init__(self) -> None:
         self.mb: dict[int, int] = {}
 
-    def find_gpu_use_mb(self, member: Member) -> int | None:
+    def find_gpu_settled_mb(self, member: Member) -> int | None:
         return self.mb.get(member.number)
 
     def find_gpu_need_mb(self, member: Member) -> int | None:
         return self.mb.get(member.number)
 
-    def uses_gpu_memory(self, member: Member) -> bool:
-        return member.number in self.mb
-
 
 class Set:
     """A set of two GPUs with 80 GB each."""
 
-    def __init__(self, folder: Path, gpus: tuple[str, ...] = (LEFT, RIGHT)) -> None:
+    def __init__(self, gpus: tuple[str, ...] = (LEFT, RIGHT)) -> None:
         self.gpus = gpus
         self.takes = Takes()
         self.members = PackMembers([PackPlace(n, 1, ()) for n in range(16)])
         self.room = GpuMemoryRoom(
-            shown_id="7",
             members=self.members,
             progress=self.takes,  # type: ignore[arg-type]
             find_usable_mb=lambda: 80_000,
             find_gpus=lambda: self.gpus,
+            find_enforces=lambda: True,
             find_obstacle=lambda: "",
-            journal=Journal(folder),
         )
 
     def add(self, number: int, gpus: int = 1, mb: int | None = None) -> Member:
@@ -76,15 +70,15 @@ class Set:
 
     def start(self, member: Member) -> tuple[str, ...]:
         """Let it run on the GPUs that it gets."""
-        gpus = self.room.choose_gpus(member)
+        _, gpus = self.room.reserve(member)
         member.gpu = GpuUse("mps", uuids=gpus)
         member.process = PlainProcess()
         return gpus
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Set:
-    return Set(tmp_path)
+def pair() -> Set:
+    return Set()
 
 
 def test_each_gets_as_many_as_it_uses_where_most_room_is(pair: Set) -> None:
@@ -101,29 +95,28 @@ def test_a_member_fits_where_each_of_its_gpus_has_room(pair: Set) -> None:
     single, wide = pair.add(2, mb=30_000), pair.add(3, gpus=2, mb=30_000)
     assert pair.room.describe(single) == ""
     told = pair.room.describe(wide)
-    assert "1 take 70000 of 80000 MB, and it may take 30000 MB" in told
+    assert "70000 of 80000 MB are reserved for 1, and it may take 30000 MB" in told
     assert pair.start(single) == (RIGHT,)
-    assert "take 30000 of 80000 MB" in pair.room.describe(pair.add(4, mb=60_000))
+    assert "30000 of 80000 MB are reserved" in pair.room.describe(pair.add(4, mb=60_000))
 
 
 def test_room_is_counted_for_each_gpu(pair: Set) -> None:
-    pair.start(pair.add(1, mb=50_000))
+    pair.start(pair.add(1, mb=30_000))
     # One more on the left, and two on the right.
-    assert pair.room.count_room(pair.add(2, mb=30_000)) == 3
-    assert pair.room.count_room(pair.add(3, gpus=2, mb=30_000)) == 1
+    assert pair.room.count_room() == 3
 
 
-def test_who_is_not_known_gets_what_is_left_of_its_gpu(pair: Set) -> None:
+def test_who_is_not_known_gets_a_part_of_what_is_left_of_its_gpu(pair: Set) -> None:
     pair.start(pair.add(1, mb=50_000))
     pair.start(pair.add(2, mb=20_000))
-    assert pair.room.choose_limit_mb(pair.add(3)) == 60_000
-    assert pair.room.choose_limit_mb(pair.add(4, gpus=2)) == 30_000
+    assert pair.room.reserve(pair.add(3)) == (15_000, (RIGHT,))
+    assert pair.room.reserve(pair.add(4, gpus=2)) == (10_000, (LEFT, RIGHT))
 
 
-def test_where_no_gpu_has_a_name_all_is_one(tmp_path: Path) -> None:
-    one = Set(tmp_path, gpus=())
+def test_where_no_gpu_has_a_name_all_is_one() -> None:
+    one = Set(gpus=())
     assert one.start(one.add(1, mb=50_000)) == ()
-    assert "take 50000" in one.room.describe(one.add(2, mb=40_000))
+    assert "50000 of 80000 MB are reserved" in one.room.describe(one.add(2, mb=40_000))
 
 
 def test_who_needs_more_than_a_gpu_has_is_known(pair: Set) -> None:
@@ -134,7 +127,7 @@ def test_who_needs_more_than_a_gpu_has_is_known(pair: Set) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 40_000)), min_size=1, max_size=16))
 def test_no_gpu_is_filled_beyond_its_memory(members: list[tuple[int, int]]) -> None:
-    both = Set(Path("/nonexistent"))
+    both = Set()
     for number, (gpus, mb) in enumerate(members, 1):
         member = both.add(number, gpus, mb)
         if not both.room.describe(member):
@@ -149,7 +142,7 @@ def test_no_gpu_is_filled_beyond_its_memory(members: list[tuple[int, int]]) -> N
 
 def place(pair: Set, member: Member, **share: Any) -> dict[str, str]:
     record = dataclasses.replace(build_pack("s").record, degree=4, mode=SharingMode.MPS)
-    given_share = GpuShare(gpus=pair.room.choose_gpus(member), **share)
+    given_share = GpuShare(gpus=pair.room.reserve(member)[1], **share)
     return place_on_shared_gpu(member, given_share, record, SETUP, "/pipe")[1]
 
 
@@ -160,13 +153,6 @@ def test_a_limit_holds_for_each_gpu_that_a_member_has(pair: Set) -> None:
     one = place(pair, pair.add(2), gpu_memory_mb=10_000, widest=2)
     assert one["CUDA_VISIBLE_DEVICES"] == LEFT
     assert one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{LEFT}=10000M"
-
-
-@pytest.mark.parametrize(("widest", "limit_mb"), [(2, 20_000), (1, 40_000)])
-def test_shares_never_add_up_to_more_than_a_gpu_has(pair: Set, widest: int, limit_mb: int) -> None:
-    # Four run at once: where some have both GPUs all four may meet on one, otherwise two do.
-    environment = place(pair, pair.add(1), widest=widest)
-    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{LEFT}={limit_mb}M"
 
 
 @pytest.mark.parametrize(

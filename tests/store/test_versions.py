@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
-from slurm_colloc.runtime.watch.peaks_of_job import FamilyPeaks
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
@@ -117,7 +116,7 @@ CASES = [
     ),
     build_case(
         DegreeRecord(
-            1, DegreeState.SETTLED, 2, 4, 1, (3,),
+            1, DegreeState.SETTLED, 2, 4, 1, 2048, True, (3,),
             (CurvePoint(2, 1.9, 0.1, 1.2, 1, 1.5, 2.0, (1, 2)),),
             (RateAlone(1, 10.0, 0.02, 2.0, 1.5, RateSource.FIRST, 50),), 3.4,
             (DegreeDecision(1.5, DegreeState.MEASURING, 1, 2, 1.25, "it pays"),),
@@ -134,7 +133,6 @@ CASES = [
     build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(GpuDivision(1, "n1", (GpuSetShare(("GPU-1",), ("0",), (0, 1), 4096),), True), ""),
     build_case(RunnerKill(0, 1, 0, 1.5, "no", "n2"), "restarts attempt signal at"),
-    build_case(FamilyPeaks(1, 80_000, (("f", 4711),)), "restarts gpu_memory_mb peaks_mb"),
     build_case(RunnerProcess("n1", 7, 4711), "host pid start_ticks"),
     build_case(Request(Action.SIGNAL, 1, 10, True, "why"), "action number"),
     build_case(Dependent("4712", (("afterok", 3),), True), "job_id conditions"),

@@ -12,7 +12,7 @@ from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.last_output_line import read_last_line
+from slurm_colloc.report.member_output import read_last_line
 from slurm_colloc.report.member_remarks import BAD_STATES
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.page.page_shape import PageSource

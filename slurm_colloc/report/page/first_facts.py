@@ -108,7 +108,9 @@ def _tell_gain(sources: Sequence[PageSource], ran: Sequence[Member]) -> Fact:
     if serial_s is None or shared_s <= 0:
         return Fact(label, UNKNOWN, "how long they take alone is not known")
     note = f"{say_span(shared_s)} of GPU time; one after the other {say_span(serial_s)}"
-    return Fact(label, tell_gain(serial_s, shared_s), note, is_bad=serial_s < shared_s)
+    is_part = any(source.chosen is not None for source in sources)
+    told = tell_gain(serial_s, shared_s, of_gpu_time=is_part or len(packs) > 1)
+    return Fact(label, told, note, is_bad=serial_s < shared_s)
 
 
 def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:

@@ -100,7 +100,7 @@ class GpuMemoryRoom:
             need_mb = member.reserved_mb
         if free.choose_part_mb(need_mb, gpus) is not None:
             return ""
-        (gpu, *_) = free.choose_gpus(gpus)
+        gpu = min(free.choose_gpus(gpus), key=free.free_mb.__getitem__)
         taken = (
             f"{free.usable_mb - free.free_mb[gpu]} of {free.usable_mb} MB are reserved for "
             f"{free.members[gpu]}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_no_more
+from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_at_once, say_no_more
 from slurm_colloc.model.degree.describe_curve import describe_curve
 from slurm_colloc.model.degree.measured_curve import DegreeDecision, DegreeState
 from slurm_colloc.model.degree.measurement import describe_seldom_lines, measure_degree
@@ -22,6 +22,7 @@ from slurm_colloc.model.degree.measuring_reason import AGAIN_S, find_measuring_r
 from slurm_colloc.model.degree.shorter_end import choose_for_the_end
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
@@ -56,6 +57,7 @@ class MeasuredDegree:
         rates: Reads their steps.
         pauser: Pauses them.
         memory: What is reserved of the GPUs' memory.
+        find_known: How many of such members run at once by what earlier packs measured.
         planned_degree: How many run at once where nothing can be measured.
         find_unwatched: Why nothing of the pack is watched; empty where it is.
         find_obstacle: Why nothing is measured in it; empty where it is.
@@ -77,6 +79,7 @@ class MeasuredDegree:
         memory: GpuMemoryRoom,
         find_unwatched: Callable[[], str],
         find_obstacle: Callable[[], str],
+        find_known: Callable[[Sequence[Member]], KnownDegree | None] = lambda _: None,
         planned_degree: int = 1,
         count_waiting: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
@@ -91,6 +94,7 @@ class MeasuredDegree:
         self._find_unwatched = find_unwatched
         self._find_obstacle = find_obstacle
         self._count_waiting = count_waiting
+        self._find_known = find_known
         self._planned_degree = planned_degree
         self._clock = clock
         self._to_measure = MembersToMeasure(members, progress, rates, pauser, clock)
@@ -131,6 +135,9 @@ class MeasuredDegree:
             return ""
         if self._windows.is_open:
             return f"{BEING_MEASURED} with {format_members(len(running))}"
+        known = None if self._measured else self._find_known([*running, member])
+        if known is not None and not known.is_open and len(running) >= known.degree:
+            return _tell_known(known)
         is_full = self._is_full(member) or self._parked.list_parked()
         if is_full and not self._parked.is_last_moment(member):
             return self._record.reason or say_no_more(self._record.degree)
@@ -149,6 +156,8 @@ class MeasuredDegree:
             most = min(len(running), self._record.degree - len(running))
         elif self._is_off or self._find_obstacle():
             most = self._planned_degree - len(running)
+        elif (known := self._find_known(running)) is not None and not known.is_open:
+            most = known.degree - len(running)
         room = self._memory.count_room()
         return max(0, min(free, most, free if room is None else room))
 
@@ -250,8 +259,18 @@ class MeasuredDegree:
         if is_first and self._to_measure.expects_more(running, self._memory, self._count_waiting):
             return
         self._find_reason(running)
+        if self._wants:
+            self._settle(running, counts, is_first=is_first)
+
+    def _settle(
+        self, running: Sequence[Member], counts: dict[int, StepCount | None], *, is_first: bool
+    ) -> None:
+        """Find out how many run at once: by what is known of them, or by measuring."""
+        known = None if self._is_stale else self._find_known(running)
         elapsed_s = self._clock() - (self._begun_at or self._clock())
-        if self._wants and may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
+        if known is not None and (not known.is_open or len(running) <= known.degree):
+            self._take_known(known, running)
+        elif may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
             self._journal.write("measures", members=len(running), reason=self._wants)
             self._wants = ""
             self._begin(running, counts)
@@ -285,6 +304,17 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {obstacle}", running)
             return
         self._windows.begin(measure_degree(pausable), ordered)
+
+    def _take_known(self, known: KnownDegree, running: Sequence[Member]) -> None:
+        """What earlier packs of the same scripts measured need not be measured again."""
+        self._wants = ""
+        self._measured = self._to_measure.count_kinds(running)
+        self._measured_at = self._clock()
+        fixed = {m.number for m in running if self._pauser.get_obstacle(m.number)}
+        self._parked.park(running, self._to_measure.order(running, fixed)[known.degree :])
+        degree = len(self._members.places) if known.is_open else known.degree
+        stp = None if known.point is None else known.point.stp
+        self._decide(DegreeState.SETTLED, degree, stp, running, _tell_known(known))
 
     # -- deciding -----------------------------------------------------------------------------
 
@@ -381,3 +411,8 @@ class MeasuredDegree:
         )
         with contextlib.suppress(StateError):
             write_degree(self._pack, self._record)
+
+
+def _tell_known(known: KnownDegree) -> str:
+    said = say_at_once(known.degree) if known.is_open else say_no_more(known.degree)
+    return f"{said}: {known.describe()}"

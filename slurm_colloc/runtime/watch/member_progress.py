@@ -57,7 +57,7 @@ class ProgressReader:
         self._bound = bound
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
-        self._families: dict[int, str] = {}
+        self._families: dict[int, tuple[str, str]] = {}
         self._gpu_memory = GpuMemoryUse()
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
@@ -152,10 +152,20 @@ class ProgressReader:
     def find_family_of(self, number: int) -> str:
         """What a member is like that was here, though another pack may have it by now."""
         member = self._members.by_number.get(number)
-        return self._families.get(number, "") if member is None else self.find_family(member)
+        return (
+            self._families.get(number, ("", ""))[0] if member is None else self.find_family(member)
+        )
 
     def find_family(self, member: Member) -> str:
-        """What it is like; empty where that cannot be read.
+        """What it is like; empty where that cannot be read."""
+        return self._sign(member)[0]
+
+    def find_script(self, member: Member) -> str:
+        """The family of its script, whatever its arguments; empty where it cannot be read."""
+        return self._sign(member)[1]
+
+    def _sign(self, member: Member) -> tuple[str, str]:
+        """Both of a member.
 
         One that may come from another pack cannot be read here yet: that is not kept.
         """
@@ -163,13 +173,14 @@ class ProgressReader:
         if known is not None:
             return known
         # Loaded only by packs that are measured.
-        from slurm_colloc.store.learned.profiles import compute_kind
+        from slurm_colloc.store.learned.profiles import compute_family, compute_kind
 
         path = f"{self._pack}/members/{format_number(member.number)}/script"
         try:
             script = read_bytes(path)
         except OSError:
-            return ""
-        family = compute_kind(script, member.spec.job)
-        self._families[member.number] = family
-        return family
+            return "", ""
+        job = member.spec.job
+        found = compute_kind(script, job), compute_family(script, job)
+        self._families[member.number] = found
+        return found
