@@ -74,7 +74,7 @@ STEPS = (
     ),
     TutorialStep("The next job has to wait ...", ("csub", "--join", "train.sh", "6")),
     TutorialStep(
-        "... and one that comes meanwhile joins it, because it runs the same script, whatever its "
+        "... and one that comes meanwhile joins it, because there is room, whatever its "
         "arguments. Jobs that you type at a terminal do so without --join.",
         ("csub", "--join", "train.sh", "7"),
     ),
