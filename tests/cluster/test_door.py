@@ -15,7 +15,7 @@ from .mps import explained, journal, pack_directory, runner_pid, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
 
-OPTIONS = ("--array=1-4", "--gres=gpu:1", "-c1", "--mem=900M", "--time=30")
+OPTIONS = ("--array=1-4", "--gres=gpu:1", "-c1", "--mem=900M", "--time=30", "--share=timeslice")
 
 # PyTorch is the real one, of a build without CUDA: after its lazy start, which fails here as soon
 # as it begins, the simulated GPU is used in its place. Two such programs fit.
@@ -93,10 +93,9 @@ def wait_for_words(user: CsubUser, member: str, words: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("share", ["mps", "timeslice"])
-def test_who_waits_for_gpu_memory_has_loaded_its_program(mps_user: CsubUser, share: str) -> None:
+def test_who_waits_for_gpu_memory_has_loaded_its_program(mps_user: CsubUser) -> None:
     user = mps_user
-    job_id = submit(user, f"--share={share}")
+    job_id = submit(user)
     first, second = wait_for_two_at_the_door(user, job_id)
     said = "at the door: its program is loaded, and it waits: the GPU has no memory left"
     wait_for_words(user, f"{job_id}/{first}", said)

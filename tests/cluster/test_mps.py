@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
 
@@ -44,7 +45,11 @@ def check_members(
     user: CsubUser, job_id: str, rows: dict[int, dict[str, Any]], gpu: SimulatedGpu
 ) -> None:
     """What three members were given is what they see and what is told; the second said its need."""
-    limits_mb = {1: gpu.gpu_memory_mb // 3, 2: 10240, 3: gpu.gpu_memory_mb // 3}
+    usable_mb = compute_usable_gpu_memory_mb(gpu.gpu_memory_mb)
+    assert usable_mb is not None
+    # A quarter of what is free, as each starts.
+    first_mb = usable_mb // 4
+    limits_mb = {1: first_mb, 2: 10240, 3: (usable_mb - first_mb - 10240) // 4}
     queued = {row["member"]: row for row in json.loads(user.csub("queue", "--json").stdout)}
     directories = set()
     for number, row in rows.items():

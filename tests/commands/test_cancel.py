@@ -174,7 +174,7 @@ def submit_three_that_share(user: CsubUser) -> str:
     user.script("train.sh", FOREVER, directives="#SBATCH --gres=gpu:1 --time=5")
     first = user.submit("--begin=2099-01-01T12:00", "train.sh", "1")
     for number in ("2", "3"):
-        joined = user.csub("--join", "--begin=2099-01-01T12:00", "train.sh", number)
+        joined = user.csub("--join", "--open=never", "--begin=2099-01-01T12:00", "train.sh", number)
         assert f"{first}/{number}" in joined.stdout
     return first
 
@@ -239,7 +239,7 @@ def test_who_joins_while_the_question_is_open_is_not_cancelled(user: CsubUser) -
     shown = b""
     while b"[y/N]" not in shown:
         shown += os.read(master, 4096)
-    joined = user.csub("--join", "--begin=2099-01-01T12:00", "train.sh", "4")
+    joined = user.csub("--join", "--open=never", "--begin=2099-01-01T12:00", "train.sh", "4")
     assert f"{job_id}/4" in joined.stdout
     os.write(master, b"y\n")
     with contextlib.suppress(OSError):

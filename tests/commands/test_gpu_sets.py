@@ -138,7 +138,7 @@ def test_what_failed_is_tried_again_on_both_gpus(user: CsubUser) -> None:
 def test_single_jobs_of_two_gpus_do_not_join_each_other(user: CsubUser, slurm: FakeSlurm) -> None:
     user.script("train.sh", "exit 0")
     slurm.pause()
-    words = ("--gres=gpu:2", *EACH[1:], "--join", "train.sh")
+    words = ("--gres=gpu:2", *EACH[1:], "--join", "--open=never", "train.sh")
     first, second = user.submit(*words), user.submit(*words)
     assert first != second
     assert "only jobs of one GPU join each other" in user.csub("why", f"{first}/1").stdout
@@ -148,6 +148,6 @@ def test_no_later_job_joins_a_pack_of_several_gpus(user: CsubUser, slurm: FakeSl
     user.script("train.sh", "exit 0")
     slurm.pause()
     first = user.submit(*TWO, "--array=1-4", "train.sh")
-    second = user.submit(*EACH, "--join", "train.sh")
+    second = user.submit(*EACH, "--join", "--open=never", "train.sh")
     assert second != first
     assert "no job may join" not in user.csub("why", first).stdout, "who is in it does not mind"

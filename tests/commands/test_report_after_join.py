@@ -19,7 +19,7 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     user.wait_for_states(job_id, "RUNNING")
     user.run(["touch", "end-a"])
     user.wait_for_states(job_id, {1: "COMPLETED"})
-    joined = user.csub("--join", "--time=5", "go.sh", "d")
+    joined = user.csub("--join", "--open=never", "--time=5", "go.sh", "d")
     joiner = f"{job_id}/4"
     assert joiner in joined.stdout, joined.stderr
     user.wait_for_states(job_id, {4: "RUNNING"})
@@ -51,7 +51,7 @@ def test_report_of_a_joiner_that_waits_for_its_pack_says_that_it_has_not_started
 ) -> None:
     user.script("go.sh", "exit 0", directives="#SBATCH --gres=gpu:1 --time=5")
     first = user.submit("--begin=2099-01-01T12:00", "go.sh", "1")
-    user.csub("--join", "--begin=2099-01-01T12:00", "go.sh", "2")
+    user.csub("--join", "--open=never", "--begin=2099-01-01T12:00", "go.sh", "2")
     for told in (user.csub("report", f"{first}/2").stdout, user.csub("report", first).stdout):
         assert re.search(r"ha(s|ve) not started yet|None of the 2 jobs has started yet", told)
         assert "RUNNING" not in told

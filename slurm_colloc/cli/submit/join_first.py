@@ -134,7 +134,7 @@ def describe_joined(joined: Joined) -> str:
 def describe_room(joined: Joined) -> str:
     """`member 4711/2 shares a pack with 4711/1: 2 of 16 places`."""
     names = [str(partner) for partner in joined.partners]
-    shown = names if len(names) <= PARTNERS_NAMED else names[: PARTNERS_NAMED - 1]
+    shown = names[: PARTNERS_NAMED if len(names) <= PARTNERS_NAMED else PARTNERS_NAMED - 1]
     last = shown.pop() if len(shown) == len(names) else f"{len(names) - len(shown)} others"
     partners = " and ".join(filter(None, [", ".join(shown), last]))
     how = "joined the running pack of" if joined.is_running else "shares a pack with"
