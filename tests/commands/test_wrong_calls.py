@@ -122,7 +122,10 @@ COMMAND_LINES = {
     "signal": (
         ("--signal=NOPE@1", "ok.sh"),
         2,
-        "the command line: --signal=NOPE@1: there is no signal 'NOPE'",
+        (
+            "the command line: --signal=NOPE@1: there is no signal 'NOPE'"
+            ": write 1 to 64, HUP, INT, QUIT, ABRT, KILL, ALRM, TERM, USR1, USR2, URG, CONT, STOP, TSTP, TTIN, TTOU, XCPU"
+        ),
     ),
     "degree": (
         ("--degree=0", "ok.sh"),
