@@ -124,7 +124,8 @@ COMMAND_LINES = {
         2,
         (
             "the command line: --signal=NOPE@1: there is no signal 'NOPE'"
-            ": write 1 to 64, HUP, INT, QUIT, ABRT, KILL, ALRM, TERM, USR1, USR2, URG, CONT, STOP, TSTP, TTIN, TTOU, XCPU"
+            ": write 1 to 64, HUP, INT, QUIT, ABRT, KILL, ALRM, TERM, USR1, USR2, URG, CONT, STOP, "
+            "TSTP, TTIN, TTOU, XCPU"
         ),
     ),
     "degree": (

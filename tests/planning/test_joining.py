@@ -198,11 +198,14 @@ def test_a_measured_peak_counts_in_a_waiting_pack_where_no_load_is_known(
 def test_a_measured_peak_counts_in_a_running_pack_where_no_load_is_known() -> None:
     two = (("big", UNWATCHED), ("big", UNWATCHED))
     words = "of GPU memory, 77824 MB are usable"
-    # As it was planned, else as it has been measured since the pack was planned.
-    for limit, together in ((50_000, 123_024), (None, 146_048)):
+    # As it was measured, whatever limit it was started with.
+    for limit in (50_000, 4_800, None):
         refusal = join_running(*two, capacity=A100, gpu_memory_limit_mb=limit)
-        assert refusal == f"2 at once need {together} MB {words}"
-    member = join_running(*two, capacity=A100, gpu_memory_limit_mb=4_800)
+        assert refusal == f"2 at once need 146048 MB {words}"
+    # Of which little is known counts as it was planned.
+    member = join_running(
+        ("new", None), ("big", UNWATCHED), capacity=A100, gpu_memory_limit_mb=4_800
+    )
     assert isinstance(member, MemberPlan)
     assert member.gpu_memory_limit_mb == 73_024
     # What is known of one of them alone counts, too.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.usage.observation import MeasuredBy
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.member_identity import complete_summary
@@ -76,8 +77,10 @@ def test_the_rate_alone_is_that_of_the_usage_profile(replay: Replay) -> None:
     alone = replay.summaries["alone"]["members"][0]
     assert alone["solo"]["source"] == "alone"
     assert alone["slowdown"] == 1
-    (profile, *others) = list_profiles(replay.state)[0]
-    assert others == []
+    profiles = list_profiles(replay.state)[0]
+    (profile,) = [one for one in profiles if one.measured_by is MeasuredBy.ALONE]
+    # Those that ran in company tell what they took, and no rate alone.
+    assert all(one.steps_per_s is None for one in profiles if one is not profile)
     assert profile.gpu_model == "NVIDIA H200"
     assert profile.steps_per_s is not None
     assert profile.steps_per_s.mean == pytest.approx(find_solo_truth(replay), rel=0.01)
