@@ -98,27 +98,26 @@ def ran(user: CsubUser) -> list[str]:
     return sorted(user.output("ran.txt").splitlines())
 
 
-def test_twelve_typed_one_after_another_share_three_allocations(busy: CsubUser) -> None:
+def test_twelve_typed_one_after_another_share_two_allocations(busy: CsubUser) -> None:
     busy.script("train.sh", f"{NOTE}; sleep 0.3", directives=OPTIONS)
     answers = [on_terminal(busy, "--open=never", "train.sh", str(number)) for number in range(12)]
     ids = list(dict.fromkeys(answer.split()[3] for answer in answers))
-    assert len(ids) == 3
+    assert len(ids) == 2
     assert "(member " + ids[0] + "/1 in 1 pack" in answers[0]
     assert (
-        f"member {ids[0]}/3 shares a pack with {ids[0]}/1 and {ids[0]}/2: the same script, "
-        "3 of 4 places" in answers[2]
+        f"member {ids[0]}/3 shares a pack with {ids[0]}/1 and {ids[0]}/2: 3 of 4 places"
+        in answers[2]
     )
-    for job_id in ids:
-        assert squeue(busy, job_id, "%T %j %C %m") == "PENDING train.sh 8 928M"
+    # As many as the GPU's share of 16 CPUs has places for.
+    assert squeue(busy, ids[0], "%T %j %C %m") == "PENDING train.sh 16 1792M"
+    assert squeue(busy, ids[1], "%T %j %C %m") == "PENDING train.sh 8 928M"
     free(busy)
-    for job_id in ids:
+    for job_id, count in zip(ids, (8, 4), strict=True):
         busy.finish(job_id)
         rows = busy.members(job_id)
-        assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 4
+        assert [row["state"] for row in rows.values()] == ["COMPLETED"] * count
     assert ran(busy) == sorted(
-        f"{job_id}/{number} {index * 4 + number - 1}"
-        for index, job_id in enumerate(ids)
-        for number in range(1, 5)
+        f"{ids[number // 8]}/{number % 8 + 1} {number}" for number in range(12)
     )
 
 
@@ -145,7 +144,7 @@ def test_a_scancel_message_of_slurm_does_not_overwrite_the_first_members_output(
     busy.run(["scancel", job_id])
     busy.finish(job_id)
     assert busy.output(f"slurm-{job_id}.out").startswith("out a\nup-a\n")
-    assert busy.output(f"slurm-{job_id}_2.out") == "out b\nup-b\n"
+    assert busy.output(f"slurm-{job_id}_2.out").startswith("out b\nup-b\n")
 
 
 @pytest.mark.smoke
@@ -204,8 +203,8 @@ def test_a_pack_of_scripts_and_a_job_from_an_array_can_be_joined(busy: CsubUser)
     busy.script("train.sh", NOTE, directives=OPTIONS)
     pack = busy.submit("pack", "train.sh", "train.sh 2")
     assert join(busy, "train.sh", "3") == f"{pack}/3"
+    busy.csub("cancel", "--yes", pack)
     array = busy.submit("--array=5-6", "--mem=150M", "train.sh", "task")
-    assert join(busy, "train.sh", "4") == f"{pack}/4"
     assert join(busy, "train.sh", "8") == f"{array}/7"
     free(busy)
     rows = busy.finish(array)

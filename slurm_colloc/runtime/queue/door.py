@@ -212,6 +212,7 @@ class Doors:
             if reason:
                 self._tell(reason)
                 return
+            self._memory.reserve_at_door(member)
             self._open(self._doors[member.number], "has room")
 
     def open_all(self) -> None:

@@ -95,7 +95,7 @@ class GpuMemoryRoom:
         if free is None or not running or not self._counts():
             return ""
         need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
-        if member.process is not None:
+        if member.process is not None and free.enforces:
             # At the door: what it was started with.
             need_mb = member.reserved_mb
         if free.choose_part_mb(need_mb, gpus) is not None:
@@ -140,6 +140,11 @@ class GpuMemoryRoom:
             part_mb = max(0, free.find_free_mb(gpus))
         member.reserved_mb = part_mb
         return (part_mb if self._is_held_to(member) else None), named
+
+    def reserve_at_door(self, member: Member) -> None:
+        """Reserve memory for a member at the door that goes on now; its limit stays."""
+        if not self._find_enforces():
+            self.reserve(member)
 
     def find_likely_degree(self, starting: Member) -> int | None:
         """Among how many the GPU's threads are divided for a member that starts; None as planned.
