@@ -417,7 +417,6 @@ def test_the_answer_for_programs_names_pack_partners_and_reason(busy: CsubUser) 
             "running": False,
             "partners": [f"{first}/1"],
             "places": 4,
-            "reason": "the same script",
         },
     }
 

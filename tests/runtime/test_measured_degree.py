@@ -137,7 +137,7 @@ def test_unknown_ones_start_with_generous_parts_and_the_others_once_they_have_se
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=12, places=12, known_mb=None, usable_mb=40_000)
-    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 8
+    assert stage.memory.find_likely_degree(stage.members.by_number[1]) == 1
     assert stage.start_all() == [1, 2, 3, 4, 5, 6]
     stage.memory_mb = dict.fromkeys(range(1, 13), 3000.0)
     stage.pass_time(3)

@@ -28,9 +28,10 @@ def place_on_shared_gpu(
     gpus = share.gpus or setup.gpus
     degree = count_on_one_gpu(share.likely_degree or record.degree, share.widest, len(setup.gpus))
     shared = SharedGpu(gpus, setup.gpu_memory_mb, 1 if retries.alone else degree, pipe_directory)
+    is_settled_here = retries.alone or share.likely_degree is not None
     return place_under_mps(
         shared,
-        thread_percentage=None if retries.alone else plan.thread_percentage,
+        thread_percentage=None if is_settled_here else plan.thread_percentage,
         limit_mb=share.gpu_memory_mb,
         client_priority=share.client_priority,
     )

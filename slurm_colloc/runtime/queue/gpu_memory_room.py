@@ -150,14 +150,15 @@ class GpuMemoryRoom:
         """Among how many the GPU's threads are divided for a member that starts; None as planned.
 
         Limits on threads pay where all that share are alike. Among unlike ones, or with some that
-        end earlier, one with few threads would be slow for as long as its process lives.
+        end earlier, one with few threads would be slow for as long as its process lives. The first
+        of a kind has all: its rate while the others pause is that of one alone.
         """
-        if starting.spec.plan.thread_percentage is not None or self._find_obstacle():
+        if starting.spec.plan.predicted_slowdown is not None or self._find_obstacle():
             return None
         waiting = (self._members.by_number[number] for number in self._members.waiting)
         here = [starting, *self._members.with_process(), *waiting]
         kinds = {self._progress.find_family(member) or f"#{member.number}" for member in here}
-        if len(kinds) > 1:
+        if len(kinds) > 1 or not self._members.with_process():
             return 1
         count = len({member.number for member in here})
         return max(1, min(len(self._members.places), count, ALIKE_MOST))

@@ -113,7 +113,7 @@ class ProfileSearch:
                 for record in [r for r in unlike if r.kind == kind] or unlike
                 if record.steps_per_s is not None
             ]
-            if kept is not None and rates and may_be_one_kind(rates):
+            if kept is not None and (not rates or may_be_one_kind(rates)):
                 # They disagree by no more than hosts do: what a pack has measured still counts.
                 kept = dataclasses.replace(kept, family=unlike[0].family)
             return kept
