@@ -200,7 +200,8 @@ class MeasuredDegree:
             self._to_measure.note_first(running)
             self._note_company(running)
             self._look(running)
-            if len(self._members.places) > 1 and not self._windows.is_open:
+            is_told = len(self._members.places) > 1 and not self._find_unwatched()
+            if is_told and not self._windows.is_open:
                 self._publish(running)
 
     def stop(self) -> None:
