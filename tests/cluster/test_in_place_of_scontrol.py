@@ -144,7 +144,8 @@ def test_one_line_for_each_task_with_its_own_times(linked: CsubUser) -> None:
 
 def test_a_job_that_has_joined_has_its_own_id(linked: CsubUser) -> None:
     linked.script("one.sh", 'while [ ! -e "end.$1" ]; do sleep 0.1; done; exit $1')
-    words = ("--gres=gpu:1", "--share=timeslice", "--mem=50M", "--join", "one.sh")
+    # Not open for others, the first one has no room for the second until it has been measured.
+    words = ("--gres=gpu:1", "--share=timeslice", "--mem=50M", "--open=never", "--join", "one.sh")
     first = linked.submit(*words, "3")
     linked.wait_for_states(first, "RUNNING")
     second = linked.submit(*words, "0")

@@ -86,11 +86,13 @@ def test_a_field_of_a_newer_version_does_no_harm(tmp_path: Path) -> None:
     ),
     retries=st.builds(
         Retries,
-        st.integers(0, 2),
-        st.integers(0, 9),
-        st.booleans(),
-        st.integers(1, 9),
-        st.booleans(),
+        faults=st.integers(0, 2),
+        out_of_gpu_memory=st.integers(0, 9),
+        apart=st.booleans(),
+        alone=st.booleans(),
+        gpu_memory_mb=st.integers(0, 10**6),
+        suspected=st.booleans(),
+        failures=st.integers(0, 9),
     ),
     evidence=st.lists(st.text(max_size=20), max_size=3).map(tuple),
 )

@@ -175,7 +175,7 @@ def _list_kept_apart(state: StateReader, view: PackView) -> Iterator[str]:
             if degree is None or not degree.room:
                 continue
             reason = explain_difference(record, view.record)
-            stays = compute_reason_to_stay(record.policy, record.group) or record.closed
+            stays = compute_reason_to_stay(record.policy, record.group)
             if reason or stays:
                 job_id = (record.shown_id or read_slurm_job_id(other) or "?").partition("_")[0]
                 told = f": {reason}" if reason else f", which takes no other jobs: {stays}"
