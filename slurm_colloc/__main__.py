@@ -50,7 +50,7 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return of_many
     first = argv[0] if argv else ""
     if first == "tutorial":
-        from slurm_colloc.sandbox.tutorial import run_tutorial
+        from slurm_colloc_lab.sandbox.tutorial import run_tutorial
 
         return lambda: run_tutorial(argv[1:])
     if first == "notebook":
@@ -92,7 +92,7 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     """The same for all that is no submission; None for one."""
     first = argv[0] if argv else ""
     if first == "sandbox":
-        from slurm_colloc.sandbox.sandbox_command import main as run_sandbox
+        from slurm_colloc_lab.sandbox.sandbox_command import main as run_sandbox
 
         return lambda: run_sandbox(argv[1:])
     if first == "admin":

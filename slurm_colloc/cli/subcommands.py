@@ -198,7 +198,7 @@ _ELSEWHERE = {
     "explain": "look.queue_and_history", "logs": "look.queue_and_history",
     "report": "look.report_command", "compare": "look.compare_command",
     "track": "look.track_command", "top": "look.top_command", "profile": "look.profile_command",
-    "doctor": "look.doctor_command", "calibrate": "change.calibrate_gpu",
+    "doctor": "look.doctor_command",
 }  # fmt: skip
 """Where the function, or the group of commands, of that name is declared."""
 

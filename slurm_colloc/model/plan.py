@@ -55,7 +55,7 @@ class Goal(enum.StrEnum):
 
 
 class Rule(enum.StrEnum):
-    """What makes the packs: csub's own search, or another rule (planning.search.other_rules)."""
+    """What makes the packs: csub's own search, or another rule (slurm_colloc_lab.rules)."""
 
     CSUB = "csub"
     EXCLUSIVE = "exclusive"

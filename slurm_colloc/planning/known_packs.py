@@ -25,10 +25,11 @@ from slurm_colloc.planning.mig.layout_packs import merge_parts
 from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
 from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
 from slurm_colloc.planning.priced_packs import Priced, Setting, Subject
-from slurm_colloc.planning.search import other_rules, pack_search
+from slurm_colloc.planning.search import pack_search
 from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown_packs import plan_unknown
+from slurm_colloc_lab.rules import other_rules
 
 _UNKNOWN_ALONE = (
     "what it uses of a GPU is not known yet, and no other such job was submitted with it"

@@ -45,7 +45,7 @@ PLANTED_IMPORTS = (
     ("submission", "import slurm_colloc.diagnosis", LAYERS),
     ("diagnosis", "import slurm_colloc.cli", LAYERS),
     ("runtime", "import slurm_colloc.cli", LAYERS),
-    ("cli", "import slurm_colloc.sandbox", LAYERS),
+    ("cli", "import slurm_colloc_lab.sandbox", LAYERS),
     ("sandbox", "import slurm_colloc.cli", LAYERS),
     ("cli", "import slurm_colloc.__main__", LAYERS),
     ("model", "import subprocess", PURE),

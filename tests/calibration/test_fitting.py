@@ -9,33 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.calibrated_gpu import check_packages
-from slurm_colloc.calibration.calibration_words import render_fit
-from slurm_colloc.calibration.fit_model import (
+from slurm_colloc.errors import NodeError, UsageProblem
+from slurm_colloc.model.calibration import Load, ModeModel
+from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc_lab.calibration.calibrated_gpu import check_packages
+from slurm_colloc_lab.calibration.calibration_words import render_fit
+from slurm_colloc_lab.calibration.fit_model import (
     Fit,
     build_columns,
     fit,
     fit_mode,
     predict_columns,
 )
-from slurm_colloc.calibration.measured_packs import (
+from slurm_colloc_lab.calibration.measured_packs import (
     Alone,
     MeasuredPack,
     Measurements,
     build_measurements,
     read_rows,
 )
-from slurm_colloc.calibration.model_error import (
+from slurm_colloc_lab.calibration.model_error import (
     compute_errors,
     compute_noise,
     evaluate,
     judge,
     split,
 )
-from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.model.calibration import Load, ModeModel
-from slurm_colloc.planning.predict.contention import predict_slowdowns
-from slurm_colloc.store.calibrations import find_calibration
 
 from .tables import TABLES
 

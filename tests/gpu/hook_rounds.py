@@ -30,7 +30,7 @@ from slurm_colloc.host.mps.mps_control import (
 from slurm_colloc.host.mps.mps_options import build_node_environment
 from slurm_colloc.host.system.own_directory import Owner
 from slurm_colloc.resources import data_path
-from slurm_colloc.sandbox.sandbox_hooks import set_constants
+from slurm_colloc_lab.sandbox.sandbox_hooks import set_constants
 
 from .bed import HERE, Bed
 from .driver_use import measure_nvml, to_ms

@@ -20,8 +20,8 @@ import pytest
 from slurm_colloc.host.mps.mps_control import Peer, read_peer
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.system.node_processes import list_processes, read_environment
-from slurm_colloc.simgpu.install import snapshot
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.simgpu.install import snapshot
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 NOBODY = 65534
 OTHER = 61234

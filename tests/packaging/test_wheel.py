@@ -203,7 +203,7 @@ def test_an_installed_package_finds_its_data_with_its_mode(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_an_installed_package_simulates_a_gpu(installed_bin: Path, tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from slurm_colloc.simgpu import gpu_models, install; "
+        "from pathlib import Path; from slurm_colloc_lab.simgpu import gpu_models, install; "
         f"install.make_simulation(Path({str(tmp_path / 'sim')!r}), {{'n': [gpu_models.H200]}})"
     )
     bare = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={tmp_path}"]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 _REPOSITORY = Path(__file__).parents[2]
 _USERS = ("sbtest1", "sbtest2")
@@ -156,7 +156,7 @@ def user_python(users: tuple[str, str], run_as: RunAs) -> UserPython:
         try:
             ended = run_as(
                 users[0],
-                [program, "-c", "import slurm_colloc.sandbox.sandbox_command"],
+                [program, "-c", "import slurm_colloc_lab.sandbox.sandbox_command"],
                 environment=environment,
                 check=False,
             )

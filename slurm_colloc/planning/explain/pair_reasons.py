@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from slurm_colloc.model.plan import Goal, PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.explain.explanation import PairExplanation
 from slurm_colloc.planning.explain.requested_separation import find_differences
-from slurm_colloc.planning.explain.rule_reasons import find_by_rule
 from slurm_colloc.planning.job_needs import Question, compute_needs, is_host_memory_assumed
 from slurm_colloc.planning.known_packs import is_known, weigh
 from slurm_colloc.planning.limits.broken_limits import (
@@ -30,6 +29,7 @@ from slurm_colloc.planning.unknown_packs import (
     find_late,
     is_open_ended,
 )
+from slurm_colloc_lab.rules.rule_reasons import find_by_rule
 
 
 class PairReasons:

@@ -39,7 +39,7 @@ from slurm_colloc.planning.plan_packs import ask
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
-from slurm_colloc.planning.search import other_rules
+from slurm_colloc_lab.rules import other_rules
 
 _J_PER_WH = 3600
 
