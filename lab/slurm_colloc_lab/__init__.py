@@ -1,3 +1,4 @@
-"""What slurm_colloc is tried and developed with; no node needs it."""
+"""What slurm_colloc is tried and developed with; no node needs it.
 
-__version__ = "0.0.0"
+csub finds its commands and rules by the entry points that lab/pyproject.toml declares.
+"""

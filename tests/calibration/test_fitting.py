@@ -236,5 +236,5 @@ def test_the_calibration_that_comes_with_csub_is_the_fit_of_our_tables(tmp_path:
 
 
 def test_a_missing_package_is_named_with_the_extra() -> None:
-    with pytest.raises(NodeError, match=r"no_such_package.*slurm_colloc\[calibrate\]"):
+    with pytest.raises(NodeError, match=r"no_such_package.*lab\[calibrate\]"):
         check_packages("csv", "no_such_package")

@@ -156,7 +156,7 @@ def recover(cluster: Sandbox) -> None:
             *("--policy", str(cluster.layout.hooks / "node.toml")),
         ],
         env={
-            "SIMGPU_ROOT": str(cluster.layout.simgpu),
+            "SLURM_COLLOC_DRIVER": str(cluster.layout.simgpu),
             "SLURMD_NODENAME": cluster.node_names[0],
         },
         capture_output=True,

@@ -56,7 +56,7 @@ def recover_at_boot(bed: Bed) -> dict[str, Any]:
         ["unshare", "--pid", "--fork", "--mount-proc", *bed.argv("recover")],
         env={
             "PATH": os.environ["PATH"],
-            "SIMGPU_ROOT": str(bed.simulation),
+            "SLURM_COLLOC_DRIVER": str(bed.simulation),
             "SLURMD_NODENAME": NODE,
         },
         capture_output=True,

@@ -175,6 +175,7 @@ def test_its_environment_goes_before_the_given_one() -> None:
     base = {"PATH": "/a:/sim/bin:/b", "LD_LIBRARY_PATH": "/c", "OTHER": "x"}
     assert simulation_environment(Path("/sim"), base) == {
         "SIMGPU_ROOT": "/sim",
+        "SLURM_COLLOC_DRIVER": "/sim",
         "PATH": "/sim/bin:/a:/b",
         "LD_LIBRARY_PATH": "/sim/lib:/c",
     }

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,6 +122,14 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
             _fit([rows], out=out, own=own, raw=raw, idle_power_w=idle_power, as_json=as_json)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def run_calibrate(argv: Sequence[str]) -> int:
+    """`csub calibrate`; the exit status. Problems are raised."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(calibrate)
+    status = app(args=list(argv), prog_name="csub calibrate", standalone_mode=False)
+    return status if isinstance(status, int) else 0
 
 
 def _find_place(wanted: str, *, shared: bool) -> CalibrationPlace:

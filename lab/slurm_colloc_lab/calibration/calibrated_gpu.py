@@ -20,7 +20,7 @@ from slurm_colloc_lab.calibration.workloads import WORKLOADS, Room, WorkloadNeed
 CPU = "cpu"
 """Named instead of a GPU to try the measuring itself; the result is no calibration."""
 
-EXTRA = "pip install 'slurm_colloc[calibrate]'"
+EXTRA = "in a checkout of csub, pip install './lab[calibrate]'"
 FEWEST_CORES = 4
 _DEFAULT_MODES = ("DEFAULT", None)
 

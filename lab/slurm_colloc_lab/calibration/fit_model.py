@@ -142,7 +142,8 @@ def fit_mode(packs: Sequence[MeasuredPack], mode: str, first: ModeModel | None =
         from scipy.optimize import least_squares
     except ImportError as error:
         raise NodeError(
-            f"fitting needs {error.name}", hint="pip install 'slurm_colloc[calibrate]'"
+            f"fitting needs {error.name}",
+            hint="in a checkout of csub, pip install './lab[calibrate]'",
         ) from error
     coefficients = _COEFFICIENTS[mode]
     columns = build_columns(packs)

@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import slurm_colloc
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.system.child_programs import PIPE, Child, collect, start_program
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+# Where both packages lie, for a Python that does not look there by itself.
+_ROOTS = (Path(__file__).resolve().parents[2], Path(slurm_colloc.__file__).resolve().parents[1])
 _STDERR = 2
 _READ_BYTES = 65536
 _SERVING_S = 120.0
@@ -63,7 +66,7 @@ class Pool:
         environ: Mapping[str, str],
         module: str = "slurm_colloc_lab.calibration.training_worker",
     ) -> None:
-        paths = (_ROOT, *filter(None, environ.get("PYTHONPATH", "").split(":")))
+        paths = (*map(str, _ROOTS), *filter(None, environ.get("PYTHONPATH", "").split(":")))
         try:
             self._child: Child = start_program(
                 [sys.executable, "-B", "-m", module],

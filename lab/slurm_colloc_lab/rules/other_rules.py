@@ -14,13 +14,10 @@ import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from slurm_colloc.model.calibration import Calibration, Load
+from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.limits.hard_limits import find_broken
-from slurm_colloc.planning.pack_request import compute_thread_percentage
-from slurm_colloc.planning.predict.pack_duration import compute_ends_s
-from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
+from slurm_colloc.planning.priced_packs import Limits, Subject
 
 ADDITIVE_SM_MOST = 1.0
 ADDITIVE_DRAM_MOST = 0.8
@@ -218,36 +215,3 @@ def describe_sums(rule: Rule, subjects: Sequence[Subject]) -> str:
             f"{CARMA_DRAM_MOST:g}; no job comes on top of those that reach both"
         )
     return ""
-
-
-def predict_pack(
-    subjects: Sequence[Subject], setting: Setting, calibration: Calibration | None
-) -> tuple[tuple[float, ...] | None, float | None]:
-    """What a pack comes to that a rule of others made, by the model that csub's own go by.
-
-    Args:
-        subjects: The members, which all run at once.
-        setting: How they share.
-        calibration: How jobs slow each other down.
-
-    Returns:
-        Each member's slowdown while all run, and seconds until the last ends, as
-        planning.predict.pack_duration has it; None where a load or the model is unknown.
-    """
-    slowdowns = predict_setting(subjects, setting, calibration)
-    if slowdowns is None:
-        return None, None
-    are_limited = any(percentage is not None for percentage in setting.percentages)
-
-    def rate(running: tuple[int, ...]) -> Sequence[float]:
-        count = len(running)
-        percentage = compute_thread_percentage(count, setting.mode) if are_limited else None
-        left = Setting(setting.mode, (percentage,) * count)
-        return predict_setting([subjects[i] for i in running], left, calibration) or ()
-
-    floors = [
-        (predict_setting([subject], Setting(setting.mode, (own,)), calibration) or (1.0,))[0]
-        for subject, own in zip(subjects, setting.percentages, strict=True)
-    ]
-    ends = compute_ends_s([subject.run_s for subject in subjects], floors, rate)
-    return slowdowns, max(ends)

@@ -44,7 +44,7 @@ def install_hooks(layout: Layout, *, has_simulation: bool, may_divide: bool) -> 
         # slurmd names its node to the hook.
         "run": f"{shlex.quote(str(layout.prepared))}/$SLURMD_NODENAME",
         "policy": shlex.quote(str(layout.hooks / "node.toml")),
-        "simgpu": shlex.quote(str(layout.simgpu)) if has_simulation else "",
+        "driver": shlex.quote(str(layout.simgpu)) if has_simulation else "",
     }
     for name in NAMES:
         text = data_path("hooks", name).read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ def undo_prepared(layout: Layout) -> None:
             for job_id in {*run.list_jobs(), *run.list_directories()}:
                 checkpoint, _ = read_or_guess(run, job_id)
                 if checkpoint is not None:
-                    JobUndo(run, checkpoint, simulation=simulation, node=entry.name).undo()
+                    JobUndo(run, checkpoint, driver=simulation, node=entry.name).undo()
         finally:
             run.close()
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES
 from slurm_colloc_lab.simgpu.gpu_models import GpuModel
 from slurm_colloc_lab.simgpu.nvml.build_library import LIBRARY, install_library
@@ -102,7 +103,7 @@ def simulation_environment(
     """
     given = os.environ if base is None else base
     own = {"PATH": directory / "bin", "LD_LIBRARY_PATH": directory / "lib"}
-    variables = {ROOT_VARIABLE: str(directory)}
+    variables = {ROOT_VARIABLE: str(directory), DRIVER_VARIABLE: str(directory)}
     for name, first in own.items():
         rest = [entry for entry in given.get(name, "").split(os.pathsep) if entry]
         if name == "PATH" and not rest:

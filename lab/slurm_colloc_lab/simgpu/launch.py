@@ -13,9 +13,10 @@ from pathlib import Path
 
 def main() -> int:
     """Run the module's main."""
-    root = str(Path(__file__).resolve().parents[2])
-    if root not in sys.path:
-        sys.path.append(root)
+    own = Path(__file__).resolve().parents[2]
+    # In a checkout slurm_colloc lies one level higher.
+    above = [own.parent] if (own.parent / "slurm_colloc").is_dir() else []
+    sys.path += [str(root) for root in (own, *above) if str(root) not in sys.path]
     module = importlib.import_module(f"slurm_colloc_lab.simgpu.{sys.argv[1]}")
     return int(module.main(sys.argv[2:]) or 0)
 
