@@ -150,7 +150,10 @@ def run_as(users: tuple[str, str]) -> RunAs:  # noqa: ARG001 - it makes them
 def user_python(users: tuple[str, str], run_as: RunAs) -> UserPython:
     """The interpreter of the tests, or the system's, whichever an ordinary user can run."""
     packages = sysconfig.get_path("purelib")
-    environment = {"PYTHONPATH": f"{_REPOSITORY}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        "PYTHONPATH": f"{_REPOSITORY}:{_REPOSITORY}/lab:{packages}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     reasons = []
     for program in (sys.executable, "/usr/bin/python3"):
         try:
