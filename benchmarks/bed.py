@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring import build_environment, run_timed
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 from slurm_colloc.slurm.cluster_name import read_cluster_name
 from slurm_colloc.store.all_packs import State
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 CPUS = 64
 POLL_S = 0.05

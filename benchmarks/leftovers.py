@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.measuring import Figures, Section, Series, format_ratio, interleave
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import make_simulation
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import make_simulation
 from tests.host.false_daemon import false_daemon
 from tests.host.hook_bed import NODE, OTHER, Bed
 

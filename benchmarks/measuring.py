@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.installation import find_installation
 
 MARK_BEGIN = "<!-- measured: begin -->"
 MARK_END = "<!-- measured: end -->"

@@ -8,7 +8,7 @@
 prefix=/opt/slurm_colloc
 run=/run/slurm_colloc
 policy=/etc/slurm_colloc/node.toml
-simgpu=
+driver=
 
 LC_ALL=C
 job=${SLURM_JOB_ID-}
@@ -42,6 +42,6 @@ exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C \
     ${SLURMD_NODENAME+"SLURMD_NODENAME=$SLURMD_NODENAME"} \
     ${SLURM_CLUSTER_NAME+"SLURM_CLUSTER_NAME=$SLURM_CLUSTER_NAME"} \
     ${SLURM_JOB_RESTART_COUNT+"SLURM_JOB_RESTART_COUNT=$SLURM_JOB_RESTART_COUNT"} \
-    ${simgpu:+"SIMGPU_ROOT=$simgpu"} \
+    ${driver:+"SLURM_COLLOC_DRIVER=$driver"} \
     "$prefix/bin/python" -I -B -m slurm_colloc.host.lifecycle epilog \
     --run-directory "$run" --policy "$policy"

@@ -8,7 +8,7 @@
 prefix=/opt/slurm_colloc
 run=/run/slurm_colloc
 policy=/etc/slurm_colloc/node.toml
-simgpu=
+driver=
 
 # Bytes, not characters.
 LC_ALL=C
@@ -83,7 +83,7 @@ umask 077
     ${SLURM_CONF+"SLURM_CONF=$SLURM_CONF"} \
     ${SLURM_CLUSTER_NAME+"SLURM_CLUSTER_NAME=$SLURM_CLUSTER_NAME"} \
     ${SLURM_JOB_RESTART_COUNT+"SLURM_JOB_RESTART_COUNT=$SLURM_JOB_RESTART_COUNT"} \
-    ${simgpu:+"SIMGPU_ROOT=$simgpu"} \
+    ${driver:+"SLURM_COLLOC_DRIVER=$driver"} \
     "$prefix/bin/python" -I -B -m slurm_colloc.host.lifecycle prolog \
     --run-directory "$run" --policy "$policy"
 

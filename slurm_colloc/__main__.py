@@ -26,11 +26,13 @@ except KeyboardInterrupt:
 
 SUBCOMMANDS = frozenset(
     {
-        "calibrate", "cancel", "clean", "compare", "config", "doctor", "explain", "history", "hold",
+        "cancel", "clean", "compare", "config", "doctor", "explain", "history", "hold",
         "logs", "profile", "queue", "release", "report", "requeue", "shell", "show", "top", "track",
         "wait", "why",
     }
 )  # fmt: skip
+# slurm_colloc.extensions finds them.
+_OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
 _LINE_BREAK = "\n"
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
@@ -49,10 +51,6 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
     if of_many is not None:
         return of_many
     first = argv[0] if argv else ""
-    if first == "tutorial":
-        from slurm_colloc.sandbox.tutorial import run_tutorial
-
-        return lambda: run_tutorial(argv[1:])
     if first == "notebook":
         from slurm_colloc.cli.submit.notebook_command import run_notebook
 
@@ -91,10 +89,8 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
 def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     """The same for all that is no submission; None for one."""
     first = argv[0] if argv else ""
-    if first == "sandbox":
-        from slurm_colloc.sandbox.sandbox_command import main as run_sandbox
-
-        return lambda: run_sandbox(argv[1:])
+    if first in _OF_LAB:
+        return lambda: _run_of_lab(first, argv[1:])
     if first == "admin":
         from slurm_colloc.cli.admin.admin_command import run_admin
 
@@ -139,6 +135,12 @@ def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
 
         return lambda: run_retry(argv[1:])
     return None
+
+
+def _run_of_lab(name: str, words: Sequence[str]) -> int:
+    from slurm_colloc.extensions import COMMANDS, load_extension
+
+    return int(load_extension(COMMANDS, name, f"csub {name}")(words))
 
 
 def _tell_version() -> int:

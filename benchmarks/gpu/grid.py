@@ -50,11 +50,6 @@ from benchmarks.gpu.grid_running import GridRunner
 from benchmarks.gpu.grid_table import compute_outcome
 from benchmarks.gpu.mix_readings import find_gpu
 from benchmarks.gpu.policies import INVENTED, end_by_signal, parse_cores, say
-from slurm_colloc.calibration.calibrated_gpu import CPU
-from slurm_colloc.calibration.cells import MPS, TIMESLICE
-from slurm_colloc.calibration.gpu_bench import Bench
-from slurm_colloc.calibration.measure_cells import check_table
-from slurm_colloc.calibration.workloads import BY_NAME, FULL, TINY, Room, WorkloadNeed
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.calibrations import (
@@ -63,6 +58,11 @@ from slurm_colloc.store.calibrations import (
     read_calibration,
     shipped_folder,
 )
+from slurm_colloc_lab.calibration.calibrated_gpu import CPU
+from slurm_colloc_lab.calibration.cells import MPS, TIMESLICE
+from slurm_colloc_lab.calibration.gpu_bench import Bench
+from slurm_colloc_lab.calibration.measure_cells import check_table
+from slurm_colloc_lab.calibration.workloads import BY_NAME, FULL, TINY, Room, WorkloadNeed
 
 # Ending the last group and closing files.
 _RESERVE_S = 4.0

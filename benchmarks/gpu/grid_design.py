@@ -6,8 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_colloc.calibration.cells import ALONE, MPS, SAME, TIMESLICE, Cell, CellTraining, Group
-from slurm_colloc.calibration.workloads import (
+from slurm_colloc_lab.calibration.cells import (
+    ALONE,
+    MPS,
+    SAME,
+    TIMESLICE,
+    Cell,
+    CellTraining,
+    Group,
+)
+from slurm_colloc_lab.calibration.workloads import (
     MOST_WORKERS,
     Room,
     WorkloadNeed,

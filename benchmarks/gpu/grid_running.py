@@ -20,10 +20,10 @@ from benchmarks.gpu.grid_design import (
 )
 from benchmarks.gpu.grid_table import Measured, read_cells
 from benchmarks.gpu.grid_turns import Compared, Turns, build_turns, choose_turns, estimate_turns_s
-from slurm_colloc.calibration.cells import Group
-from slurm_colloc.calibration.gpu_bench import Bench
-from slurm_colloc.calibration.measured_packs import IDLE, read_number, read_rows
 from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc_lab.calibration.cells import Group
+from slurm_colloc_lab.calibration.gpu_bench import Bench
+from slurm_colloc_lab.calibration.measured_packs import IDLE, read_number, read_rows
 
 _ALONE_FIRST, _ALONE_LATER = 3, 2
 _ALONE_EVERY_S = 120.0

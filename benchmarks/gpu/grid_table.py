@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.gpu.grid_choice import Choice
 from benchmarks.gpu.grid_design import ALONE_SHARING, Sharing
 from benchmarks.gpu.grid_turns import AGAIN, RIVALS
-from slurm_colloc.calibration.measured_packs import IDLE, read_number
+from slurm_colloc_lab.calibration.measured_packs import IDLE, read_number
 
 BOUND_SLACK = 1.02
 """A measured slowdown may pass the bound by this: cells of seconds are no better known."""

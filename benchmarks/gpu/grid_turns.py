@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.gpu.grid_design import Ask, Sharing, estimate_s, make_group
-from slurm_colloc.calibration.cells import Group
+from slurm_colloc_lab.calibration.cells import Group
 
 AGAIN = "again"
 """Groups in which what csub chose and its rivals are measured in turn are called so."""

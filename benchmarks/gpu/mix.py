@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.calibration.workloads import BY_NAME
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
@@ -26,6 +25,7 @@ from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.plan_packs import ask, plan
 from slurm_colloc.planning.predict.pack_duration import compute_ends_s
 from slurm_colloc.planning.priced_packs import Setting
+from slurm_colloc_lab.calibration.workloads import BY_NAME
 
 CONTEXT_MB = 512
 """GPU memory that a CUDA context takes on an H200, about."""

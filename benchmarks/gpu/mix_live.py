@@ -16,7 +16,7 @@ from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.hard_limits import find_broken
 from slurm_colloc.planning.plan_packs import ask
 from slurm_colloc.planning.priced_packs import Setting, Subject
-from slurm_colloc.planning.search.other_rules import (
+from slurm_colloc_lab.rules.other_rules import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,
     CARMA_ROOM_MB,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.calibration.calibrated_gpu import CPU
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.model.calibration import Load
@@ -16,6 +15,7 @@ from slurm_colloc.model.plan import Capacity
 from slurm_colloc.model.usage.profile import (
     PCIE_MIB_S,
 )
+from slurm_colloc_lab.calibration.calibrated_gpu import CPU
 
 _NVML_S = 60.0
 

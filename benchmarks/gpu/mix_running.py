@@ -12,13 +12,13 @@ from typing import Self
 from benchmarks.gpu.mix import Alone
 from benchmarks.gpu.mix_readings import EnergyMeter, build_load
 from benchmarks.gpu.mix_worker import StepPool
-from slurm_colloc.calibration.training_group import PrivateMps
-from slurm_colloc.calibration.training_server import Worker
-from slurm_colloc.calibration.whole_gpu import Readings
-from slurm_colloc.calibration.workloads import BY_NAME, TINY
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_support import build_member_environment
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc_lab.calibration.training_group import PrivateMps
+from slurm_colloc_lab.calibration.training_server import Worker
+from slurm_colloc_lab.calibration.whole_gpu import Readings
+from slurm_colloc_lab.calibration.workloads import BY_NAME, TINY
 
 Choose = Callable[[Sequence[int], Sequence[int]], int | None]
 

@@ -1,8 +1,8 @@
 """The calibration's fork server, whose trainings can also do a given number of steps.
 
 As a program: `python -m benchmarks.gpu.mix_worker`, which speaks as
-slurm_colloc.calibration.training_worker does. A run whose end lies before its begin does as many
-steps as `mark` says.
+slurm_colloc_lab.calibration.training_worker does. A run whose end lies before its begin does as
+many steps as `mark` says.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.calibration import training_server, training_worker
-from slurm_colloc.calibration.training_window import Ran, Stepper, choose_unit, pin
+from slurm_colloc_lab.calibration import training_server, training_worker
+from slurm_colloc_lab.calibration.training_window import Ran, Stepper, choose_unit, pin
 
 _MODULE = "benchmarks.gpu.mix_worker"
 _FIRST_STEPS = 2

@@ -33,8 +33,6 @@ from benchmarks.gpu.mix_readings import find_gpu
 from benchmarks.gpu.mix_running import MixGpu, RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
-from slurm_colloc.calibration.calibrated_gpu import CPU
-from slurm_colloc.calibration.workloads import FULL, TINY
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Rule
@@ -44,6 +42,8 @@ from slurm_colloc.store.calibrations import (
     read_calibration,
     shipped_folder,
 )
+from slurm_colloc_lab.calibration.calibrated_gpu import CPU
+from slurm_colloc_lab.calibration.workloads import FULL, TINY
 
 USUAL_S = {FULL: 8.0, TINY: 0.3}
 INVENTED = Alone(1.0, 500.0, Load(engine=0.4, sm=0.1, dram=0.05, power_w=50.0))

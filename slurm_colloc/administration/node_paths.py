@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
 
 BASE_VARIABLE = "SLURM_COLLOC_BASE"
 """A directory that stands for `/` in all of these paths, to try an installation out next to the
@@ -25,14 +26,14 @@ class Places:
             diskless node; empty for this machine. No file names it.
         prefix: The nodes' own installation, with `bin/python`; empty for the usual one.
         hooks: Where our hooks lie unless the site has a directory of them; empty for the usual one.
-        simgpu: The sandbox's simulated GPUs; empty on real nodes.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
     """
 
     base: str = ""
     root: str = ""
     prefix: str = ""
     hooks: str = ""
-    simgpu: str = ""
+    driver: str = ""
 
     @property
     def prefix_path(self) -> str:
@@ -105,7 +106,7 @@ class Places:
         Raises:
             UsageProblem: One of them is relative, or holds other characters.
         """
-        for name in ("base", "root", "prefix", "hooks", "simgpu"):
+        for name in ("base", "root", "prefix", "hooks", "driver"):
             value = getattr(self, name)
             if value and (not _PLAIN.fullmatch(value) or ".." in value.split("/")):
                 raise UsageProblem(
@@ -120,8 +121,8 @@ def find_places(
 ) -> Places:
     """The places that an environment and options lead to.
 
-    Simulated GPUs are taken over from the environment only where the whole installation is a
-    trial: a real node's hooks never name any.
+    Another driver is taken over from the environment only where the whole installation is a trial:
+    no user's environment names one that root's hooks load.
 
     Raises:
         UsageProblem: A path cannot be used.
@@ -132,7 +133,7 @@ def find_places(
         root=_trim(root),
         prefix=_trim(prefix),
         hooks=_trim(hooks),
-        simgpu=environ.get("SIMGPU_ROOT", "") if base else "",
+        driver=environ.get(DRIVER_VARIABLE, "") if base else "",
     ).check()
 
 

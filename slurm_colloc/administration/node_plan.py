@@ -96,7 +96,7 @@ def build_constants(places: Places) -> dict[str, str]:
         "prefix": places.prefix_path,
         "run": places.run_path,
         "policy": places.policy_path,
-        "simgpu": places.simgpu,
+        "driver": places.driver,
     }
 
 
@@ -127,7 +127,7 @@ def render_hook(text: str, constants: Mapping[str, str]) -> str:
 def read_constants(text: str) -> dict[str, str]:
     """The constants of an installed hook; without those that it lacks."""
     found = {}
-    for name in ("prefix", "run", "policy", "simgpu"):
+    for name in ("prefix", "run", "policy", "driver"):
         match = re.search(rf"^{name}=(.*)$", text, re.MULTILINE)
         if match:
             found[name] = match[1]

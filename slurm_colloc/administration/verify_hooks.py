@@ -165,18 +165,18 @@ def check_policy(found: Verification, path: str) -> NodePolicy | None:
     return policy
 
 
-def build_plain_environment(simgpu: str = "") -> dict[str, str]:
+def build_plain_environment(driver: str = "") -> dict[str, str]:
     """What programs get that are not hooks."""
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    if simgpu:
-        environ |= {"SIMGPU_ROOT": simgpu, "LD_LIBRARY_PATH": f"{simgpu}/lib"}
+    if driver:
+        environ["LD_LIBRARY_PATH"] = f"{driver}/lib"
     return environ
 
 
-def ask_nvml(prefix: str, simgpu: str) -> NvmlAnswer:
+def ask_nvml(prefix: str, driver: str) -> NvmlAnswer:
     """Ask NVML as the hooks do: with the nodes' interpreter and a clean environment."""
     return probe_gpus(
-        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_plain_environment(simgpu)
+        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_plain_environment(driver)
     )
 
 
@@ -197,8 +197,8 @@ def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str
     """Run prolog and epilog for a job that does not exist, and look at what each did."""
     with open(found.prolog, encoding="utf-8") as file:
         constants = read_constants(file.read())
-    run, simgpu = constants.get("run", ""), constants.get("simgpu", "")
-    before = describe_gpu(ask_nvml(prefix, simgpu).find(str(job.gpu.uuid)))
+    run, driver = constants.get("run", ""), constants.get("driver", "")
+    before = describe_gpu(ask_nvml(prefix, driver).find(str(job.gpu.uuid)))
     found.add("GPU before", ok=None, detail=render_gpu(before))
     _run_hook(found, "prolog of a job that is not ours", found.prolog, job, _FOREIGN_COMMENT)
     if os.path.lexists(f"{run}/{job.job_id}") or os.path.lexists(f"{run}/jobs/{job.job_id}.json"):
@@ -207,7 +207,7 @@ def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str
     try:
         if _run_hook(found, "prolog", found.prolog, job):
             daemons = _check_setup(found, f"{run}/{job.job_id}/setup.json", job)
-            during = describe_gpu(ask_nvml(prefix, simgpu).find(str(job.gpu.uuid)))
+            during = describe_gpu(ask_nvml(prefix, driver).find(str(job.gpu.uuid)))
             found.add("GPU during", ok=None, detail=render_gpu(during))
     finally:
         _run_hook(found, "epilog", found.epilog, job)
@@ -216,7 +216,7 @@ def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str
         left_paths = [path for path in paths if os.path.lexists(path)]
         words = [f"process {daemon.pid}" for daemon in left] + left_paths
         found.add("left behind", not words, ", ".join(words) or "nothing")
-        after = describe_gpu(ask_nvml(prefix, simgpu).find(str(job.gpu.uuid)))
+        after = describe_gpu(ask_nvml(prefix, driver).find(str(job.gpu.uuid)))
         differences = find_differences(before, after)
         found.add("GPU after", not differences, "; ".join(differences) or render_gpu(after))
     _check_log(found, policy.audit_log, job.job_id)

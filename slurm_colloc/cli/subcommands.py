@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choos
 from slurm_colloc.cli.help_groups import GroupedCommands
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.extensions import COMMANDS, list_extensions
 
 
 def shell(
@@ -168,6 +170,10 @@ def check() -> None:
     """Say what in a script would collide on a shared GPU: csub check [OPTIONS] SCRIPT."""
 
 
+def calibrate() -> None:
+    """Measure how trainings share this GPU, for csub's plans on GPUs of its model."""
+
+
 def tutorial() -> None:
     """Try csub for five minutes on a private Slurm, which is removed at the end."""
 
@@ -188,9 +194,11 @@ _HELP = (
     "prints the manual page."
 )
 _FOR_HELP = (
-    submit, pack, sweep, batch, retry, probe, plan, notebook, check, tutorial, sandbox, admin,
+    submit, pack, sweep, batch, retry, probe, plan, notebook, check, admin,
 )  # fmt: skip
 """Commands that read their own words: typer only lists them."""
+_OF_LAB = (calibrate, tutorial, sandbox)
+"""The same of another package's, listed where that is installed."""
 _HERE = (cancel, hold, release, requeue, wait, config, clean)
 _ELSEWHERE = {
     "queue": "look.queue_and_history", "history": "look.queue_and_history",
@@ -198,7 +206,7 @@ _ELSEWHERE = {
     "explain": "look.queue_and_history", "logs": "look.queue_and_history",
     "report": "look.report_command", "compare": "look.compare_command",
     "track": "look.track_command", "top": "look.top_command", "profile": "look.profile_command",
-    "doctor": "look.doctor_command", "calibrate": "change.calibrate_gpu",
+    "doctor": "look.doctor_command",
 }  # fmt: skip
 """Where the function, or the group of commands, of that name is declared."""
 
@@ -220,7 +228,7 @@ def build_app(only: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(root)
-    for command in _FOR_HELP if not only else ():
+    for command in _list_for_help() if not only else ():
         app.command(context_settings=_RAW)(command)
     for name, module in _ELSEWHERE.items():
         if only in ("", name):
@@ -235,3 +243,8 @@ def build_app(only: str = "") -> typer.Typer:
     if only in ("", shell.__name__):
         app.command(context_settings={"allow_interspersed_args": False})(shell)
     return app
+
+
+def _list_for_help() -> tuple[Callable[[], None], ...]:
+    installed = list_extensions(COMMANDS)
+    return (*_FOR_HELP, *(command for command in _OF_LAB if command.__name__ in installed))

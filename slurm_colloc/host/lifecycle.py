@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.hook_job import HookJob, read_hook_job
-from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
+from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, NodePolicy, read_policy
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{USAGE}\n")
         return UsageProblem.exit_code
     # From a constant line of the hook's script, never from the job.
-    place = HookPlace(run, policy, os.environ.get("SIMGPU_ROOT", ""))
+    place = HookPlace(run, policy, os.environ.get(DRIVER_VARIABLE, ""))
     try:
         if os.geteuid() != 0:
             raise StateError("this is for slurmd to call, as root")

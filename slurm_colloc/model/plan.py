@@ -55,13 +55,17 @@ class Goal(enum.StrEnum):
 
 
 class Rule(enum.StrEnum):
-    """What makes the packs: csub's own search, or another rule (planning.search.other_rules)."""
+    """What makes the packs: csub's own search, or another rule."""
 
     CSUB = "csub"
     EXCLUSIVE = "exclusive"
     FIRST_FIT = "first-fit"
     CARMA = "carma"
     ADDITIVE = "additive"
+
+
+OWN_RULES = frozenset({Rule.CSUB, Rule.FIRST_FIT})
+"""Those that csub has without slurm-colloc-lab (planning.other_rules)."""
 
 
 class PeakSource(enum.StrEnum):

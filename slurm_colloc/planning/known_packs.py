@@ -22,10 +22,11 @@ from slurm_colloc.planning.limits.gpu_limits import build_limits, list_modes
 from slurm_colloc.planning.limits.lone_reasons import Declining
 from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
 from slurm_colloc.planning.mig.layout_packs import merge_parts
-from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
+from slurm_colloc.planning.other_rules import find_rule
+from slurm_colloc.planning.pack_prediction import build_lone, build_prediction, predict_pack
 from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
 from slurm_colloc.planning.priced_packs import Priced, Setting, Subject
-from slurm_colloc.planning.search import other_rules, pack_search
+from slurm_colloc.planning.search import pack_search
 from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.time_limits import SLOWDOWN_MARGIN
 from slurm_colloc.planning.unknown_packs import plan_unknown
@@ -225,7 +226,8 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
     """Packs by a rule of others, which knows no bound on slowdowns; predicted where it can be."""
     policy = question.policy
     limits = build_limits(question, subjects)
-    parts = other_rules.partition(policy.rule, subjects, limits, question.capacity.gpu_memory_mb)
+    rule = find_rule(policy.rule)
+    parts = rule.partition(subjects, limits, question.capacity.gpu_memory_mb)
     packs = []
     for members in parts:
         if len(members) == 1:
@@ -237,7 +239,7 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
             )
             continue
         chosen = [subjects[i] for i in members]
-        sums = other_rules.describe_sums(policy.rule, chosen)
+        sums = rule.describe_sums(chosen)
         told = f"the rule {policy.rule} put them together: {sums}"
         if policy.mode is SharingMode.MIG:
             planned = plan_seats(question, chosen)
@@ -246,7 +248,7 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
             packs.append(build_instance_pack(question, needs, chosen, planned, notes=[told]))
             continue
         setting = Setting(policy.mode, (None,) * len(chosen))
-        slowdowns, finish_s = other_rules.predict_pack(chosen, setting, question.calibration)
+        slowdowns, finish_s = predict_pack(chosen, setting, question.calibration)
         prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
         prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))
         # What no bound was heeded for is not ended at one either.

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import KnownBy, PackPlan, Rule, UsageProfile
 from slurm_colloc.planning.job_needs import Question, are_timed
 from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.limits.hard_limits import is_borrowed
 from slurm_colloc.planning.pack_description import describe_setting, describe_sources
-from slurm_colloc.planning.pack_request import Prediction, build_lone_pack
+from slurm_colloc.planning.pack_request import (
+    Prediction,
+    build_lone_pack,
+    compute_thread_percentage,
+)
+from slurm_colloc.planning.predict.pack_duration import compute_ends_s
 from slurm_colloc.planning.priced_packs import Setting, Subject
 
 _MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
@@ -102,3 +108,36 @@ def build_lone(question: Question, subject: Subject, reason: str, *, known: bool
         predicted_finish_s=subject.run_s if are_timed(question, [subject]) else None,
         known=known,
     )
+
+
+def predict_pack(
+    subjects: Sequence[Subject], setting: Setting, calibration: Calibration | None
+) -> tuple[tuple[float, ...] | None, float | None]:
+    """What a pack comes to that was made without looking at the model, by that model.
+
+    Args:
+        subjects: The members, which all run at once.
+        setting: How they share.
+        calibration: How jobs slow each other down.
+
+    Returns:
+        Each member's slowdown while all run, and seconds until the last ends, as
+        planning.predict.pack_duration has it; None where a load or the model is unknown.
+    """
+    slowdowns = predict_setting(subjects, setting, calibration)
+    if slowdowns is None:
+        return None, None
+    are_limited = any(percentage is not None for percentage in setting.percentages)
+
+    def rate(running: tuple[int, ...]) -> Sequence[float]:
+        count = len(running)
+        percentage = compute_thread_percentage(count, setting.mode) if are_limited else None
+        left = Setting(setting.mode, (percentage,) * count)
+        return predict_setting([subjects[i] for i in running], left, calibration) or ()
+
+    floors = [
+        (predict_setting([subject], Setting(setting.mode, (own,)), calibration) or (1.0,))[0]
+        for subject, own in zip(subjects, setting.percentages, strict=True)
+    ]
+    ends = compute_ends_s([subject.run_s for subject in subjects], floors, rate)
+    return slowdowns, max(ends)

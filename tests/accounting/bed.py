@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.daemons import choose_free_ports, is_port_listening
-from slurm_colloc.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.daemons import choose_free_ports, is_port_listening
+from slurm_colloc_lab.sandbox.installation import find_installation
 
 from ..cluster.conftest import require_slurm, running_sandbox
 

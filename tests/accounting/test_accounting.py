@@ -20,8 +20,8 @@ from slurm_colloc.cli.admin.admin_fleet import write_comment, write_comments
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.fleet_record import FleetRecord, build_mapping
 from slurm_colloc.model.queue_waits import LEAST_JOBS
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.slurm.job_accounts import read_accounts, set_admin_comment
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of
 from ..wait_until import wait_until

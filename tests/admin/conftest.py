@@ -14,8 +14,8 @@ import pytest
 
 from slurm_colloc.administration.node_paths import Places
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60

@@ -30,7 +30,7 @@ MADE_AT = 1_790_000_000.0
 def node(base: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """A node with a policy, on which nothing was ever prepared."""
     monkeypatch.setenv(BASE_VARIABLE, str(base))
-    monkeypatch.delenv("SIMGPU_ROOT", raising=False)
+    monkeypatch.delenv("SLURM_COLLOC_DRIVER", raising=False)
     # `recover` leaves the directory that it was called in, and changes the umask.
     monkeypatch.chdir(Path.cwd())
     umask = os.umask(0o022)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.administration.node_paths import Places
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.sandbox_record import read_record
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.sandbox_record import read_record
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..wait_until import wait_until
 from .conftest import PATIENCE_S

@@ -39,7 +39,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def node(base: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """A node with a policy and no log yet."""
     monkeypatch.setenv(BASE_VARIABLE, str(base))
-    monkeypatch.delenv("SIMGPU_ROOT", raising=False)
+    monkeypatch.delenv("SLURM_COLLOC_DRIVER", raising=False)
     places = Places(base=str(base))
     for path in (places.policy_path, Path(places.log_path).parent, Path(places.totals_path).parent):
         Path(path).parent.mkdir(parents=True)

@@ -24,8 +24,8 @@ from slurm_colloc.administration.mig_parted import (
 )
 from slurm_colloc.administration.node_paths import BASE_VARIABLE
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.simgpu.gpu_models import A30, H100_80
-from slurm_colloc.simgpu.install import make_simulation, simulation_environment
+from slurm_colloc_lab.simgpu.gpu_models import A30, H100_80
+from slurm_colloc_lab.simgpu.install import make_simulation, simulation_environment
 
 # As in mig-parted's examples/config.yaml.
 EXAMPLE = """\

@@ -80,7 +80,7 @@ def site(
     capsys: pytest.CaptureFixture[str],
 ) -> Site:
     monkeypatch.setenv(BASE_VARIABLE, str(base))
-    monkeypatch.delenv("SIMGPU_ROOT", raising=False)
+    monkeypatch.delenv("SLURM_COLLOC_DRIVER", raising=False)
     found = Site(base, places, capsys)
     found.tell()
     return found
@@ -128,7 +128,7 @@ def test_what_is_installed_is_roots_and_has_this_nodes_paths(site: Site) -> None
             "prefix": f"{site.base}/opt/slurm_colloc",
             "run": f"{site.base}/run/slurm_colloc",
             "policy": f"{site.etc}/node.toml",
-            "simgpu": "",
+            "driver": "",
         }
         assert subprocess.run(["sh", "-n", hook], check=False).returncode == 0
     policy = read_policy(str(site.etc / "node.toml"))
@@ -445,7 +445,7 @@ def test_files_are_compared_and_removed_as_recorded(places: Places) -> None:
 @pytest.mark.parametrize("kind", ["prolog", "epilog"])
 def test_the_scripts_have_each_constant_once(kind: str) -> None:
     text = data_path("hooks", f"{kind}.sh").read_text()
-    constants = dict.fromkeys(("prefix", "run", "policy", "simgpu"), "/a/b")
+    constants = dict.fromkeys(("prefix", "run", "policy", "driver"), "/a/b")
     assert read_constants(render_hook(text, constants)) == constants
     with pytest.raises(StateError, match="no single line prefix="):
         render_hook(text.replace("prefix=", "other="), constants)

@@ -217,6 +217,7 @@ def test_a_path_that_a_shell_would_read_is_refused(path: str) -> None:
         find_places({}, prefix=path)
 
 
-def test_simulated_gpus_reach_no_real_installation() -> None:
-    assert find_places({"SIMGPU_ROOT": "/var/tmp/sim"}).simgpu == ""
-    assert find_places({"SIMGPU_ROOT": "/s", "SLURM_COLLOC_BASE": "/b"}).simgpu == "/s"
+def test_another_driver_reaches_no_real_installation() -> None:
+    assert find_places({"SLURM_COLLOC_DRIVER": "/var/tmp/sim"}).driver == ""
+    found = find_places({"SLURM_COLLOC_DRIVER": "/s", "SLURM_COLLOC_BASE": "/b"})
+    assert found.driver == "/s"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.administration.node_paths import Places
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..wait_until import wait_until
 

@@ -27,6 +27,7 @@ LIGHT_RUNTIME = "What runs on the node stays light"
 LIGHT_SUBMISSION = "Submission loads no numerical library"
 LIGHT_MONITOR = "The monitor stays small"
 READING = "Reading writes nothing that is learned"
+LAB = "csub works without the lab"
 ONE_SIGNALLER = "One module of the node side signals"
 
 # How import-linter prints a broken contract, and in it what is forbidden and which imports do it.
@@ -45,8 +46,6 @@ PLANTED_IMPORTS = (
     ("submission", "import slurm_colloc.diagnosis", LAYERS),
     ("diagnosis", "import slurm_colloc.cli", LAYERS),
     ("runtime", "import slurm_colloc.cli", LAYERS),
-    ("cli", "import slurm_colloc.sandbox", LAYERS),
-    ("sandbox", "import slurm_colloc.cli", LAYERS),
     ("cli", "import slurm_colloc.__main__", LAYERS),
     ("model", "import subprocess", PURE),
     ("model", "import jinja2", PURE),
@@ -106,8 +105,9 @@ class Findings:
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy what the contracts look at: the package and pyproject.toml."""
+    """Copy what the contracts look at: the packages and pyproject.toml."""
     unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lab", folder / "lab", ignore=unwanted)
     shutil.copytree(ROOT / "slurm_colloc", folder / "slurm_colloc", ignore=unwanted)
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
@@ -118,7 +118,7 @@ def lint_imports(checkout: Path) -> Findings:
     done = subprocess.run(
         [LINT_IMPORTS, "--no-cache"],
         cwd=checkout,
-        env={**os.environ, "COLUMNS": "1000"},
+        env={**os.environ, "COLUMNS": "1000", "PYTHONPATH": str(checkout / "lab")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -140,6 +140,8 @@ def planted_imports(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     for number, (package, statement, _) in enumerate(PLANTED_IMPORTS):
         path = checkout / "slurm_colloc" / package / f"planted_{number}.py"
         path.write_text(f"{statement}\n")
+    late = checkout / "slurm_colloc" / "planning" / "planted_lab.py"
+    late.write_text("def late():\n    import slurm_colloc_lab.rules\n")
     return lint_imports(checkout)
 
 
@@ -169,6 +171,12 @@ def test_a_planted_import_breaks_its_contract(
     assert rule in planted_imports.broken[contract], planted_imports.output
     chain = re.escape(f"slurm_colloc.{package}.planted_{number} -> {target} ") + r"\(l\.\d+\)$"
     assert re.search(rf"^-\s+{chain}", planted_imports.broken[contract][rule], re.MULTILINE)
+
+
+def test_csub_imports_nothing_of_the_lab_not_even_late(planted_imports: Findings) -> None:
+    broken = planted_imports.broken[LAB]
+    chains = broken["slurm_colloc is not allowed to import slurm_colloc_lab"]
+    assert "slurm_colloc.planning.planted_lab -> slurm_colloc_lab.rules (l.2)" in chains
 
 
 def test_a_module_without_a_place_in_the_layers_is_refused(tmp_path: Path) -> None:

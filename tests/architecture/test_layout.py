@@ -6,12 +6,18 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "slurm_colloc"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (ROOT / "slurm_colloc", ROOT / "lab" / "slurm_colloc_lab")
 LINES_MOST = 800
 
 
 def list_modules() -> list[Path]:
-    return [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    return [
+        path
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if not path.name.startswith("__")
+    ]
 
 
 def test_no_module_is_too_long_to_be_read_at_once() -> None:

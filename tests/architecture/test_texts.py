@@ -16,7 +16,7 @@ HIDDEN_BUT_OURS = {".ci", ".gitignore"}
 UNFINISHED = re.compile("TO" + "DO|FIX" + "ME")
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
 FENCE = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
-TOP_LEVEL = ("slurm_colloc", "templates", "hooks", "site-config", "tests", "docs", r"\.ci")
+TOP_LEVEL = ("slurm_colloc", "lab", "templates", "hooks", "site-config", "tests", "docs", r"\.ci")
 REPOSITORY_PATH = re.compile(rf"(?<![\w./~-])(?:{'|'.join(TOP_LEVEL)})/[\w./-]*[\w/]")
 
 

@@ -38,9 +38,6 @@ from benchmarks.gpu.grid_turns import (
     estimate_turns_s,
 )
 from benchmarks.gpu.mix import Alone
-from slurm_colloc.calibration.cells import MPS, TIMESLICE
-from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
-from slurm_colloc.calibration.workloads import MOST_WORKERS, Room, WorkloadNeed
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.store.calibrations import (
@@ -49,6 +46,9 @@ from slurm_colloc.store.calibrations import (
     read_calibration,
     shipped_folder,
 )
+from slurm_colloc_lab.calibration.cells import MPS, TIMESLICE
+from slurm_colloc_lab.calibration.measured_packs import build_measurements, read_rows
+from slurm_colloc_lab.calibration.workloads import MOST_WORKERS, Room, WorkloadNeed
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = read_calibration(calibration_path(shipped_folder(), SHIPPED))

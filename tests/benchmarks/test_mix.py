@@ -20,7 +20,6 @@ from benchmarks.gpu.mix_running import RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, compute_results, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 from benchmarks.gpu.policies import parse_cores, read_all, write_rows
-from slurm_colloc.calibration.workloads import BY_NAME
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity, Rule, SharingMode
@@ -30,6 +29,7 @@ from slurm_colloc.store.calibrations import (
     read_calibration,
     shipped_folder,
 )
+from slurm_colloc_lab.calibration.workloads import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = read_calibration(calibration_path(shipped_folder(), SHIPPED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_colloc.calibration.cells import Cell, CellTraining, Group
+from slurm_colloc_lab.calibration.cells import Cell, CellTraining, Group
 
 PATIENCE_S = 60.0
 

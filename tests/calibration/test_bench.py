@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.cells import COLUMNS, RowWriter
-from slurm_colloc.calibration.gpu_bench import Bench
-from slurm_colloc.calibration.training_server import Pool
-from slurm_colloc.calibration.workloads import TINY, WORKLOADS
 from slurm_colloc.errors import NodeError
+from slurm_colloc_lab.calibration.cells import COLUMNS, RowWriter
+from slurm_colloc_lab.calibration.gpu_bench import Bench
+from slurm_colloc_lab.calibration.training_server import Pool
+from slurm_colloc_lab.calibration.workloads import TINY, WORKLOADS
 
 from ..wait_until import wait_until
 from .bed import PATIENCE_S, cell, group, is_running, list_descendants
@@ -159,8 +159,8 @@ def test_nothing_outlives_a_bench(tmp_path: Path) -> None:
 _PROGRAM = """
 import sys, time
 from pathlib import Path
-from slurm_colloc.calibration.gpu_bench import Bench
-from slurm_colloc.calibration.cells import Group, make_cell
+from slurm_colloc_lab.calibration.gpu_bench import Bench
+from slurm_colloc_lab.calibration.cells import Group, make_cell
 cells = (make_cell("pair", ("loader", "mlp")),)
 bench = Bench(None, (), Path(sys.argv[1]), scale="tiny", say=print)
 bench.open(Group("some", "timeslice", cells))

@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.calibration.calibrated_gpu import list_needs
-from slurm_colloc.calibration.cells import ALONE, MPS, TIMESLICE, Cell, CellTraining, Group, shorten
-from slurm_colloc.calibration.choose_cells import choose_design, estimate_minutes
-from slurm_colloc.calibration.workloads import (
+from slurm_colloc_lab.calibration.calibrated_gpu import list_needs
+from slurm_colloc_lab.calibration.cells import (
+    ALONE,
+    MPS,
+    TIMESLICE,
+    Cell,
+    CellTraining,
+    Group,
+    shorten,
+)
+from slurm_colloc_lab.calibration.choose_cells import choose_design, estimate_minutes
+from slurm_colloc_lab.calibration.workloads import (
     MOST_WORKERS,
     Room,
     choose_names,

@@ -9,33 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.calibrated_gpu import check_packages
-from slurm_colloc.calibration.calibration_words import render_fit
-from slurm_colloc.calibration.fit_model import (
+from slurm_colloc.errors import NodeError, UsageProblem
+from slurm_colloc.model.calibration import Load, ModeModel
+from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc_lab.calibration.calibrated_gpu import check_packages
+from slurm_colloc_lab.calibration.calibration_words import render_fit
+from slurm_colloc_lab.calibration.fit_model import (
     Fit,
     build_columns,
     fit,
     fit_mode,
     predict_columns,
 )
-from slurm_colloc.calibration.measured_packs import (
+from slurm_colloc_lab.calibration.measured_packs import (
     Alone,
     MeasuredPack,
     Measurements,
     build_measurements,
     read_rows,
 )
-from slurm_colloc.calibration.model_error import (
+from slurm_colloc_lab.calibration.model_error import (
     compute_errors,
     compute_noise,
     evaluate,
     judge,
     split,
 )
-from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.model.calibration import Load, ModeModel
-from slurm_colloc.planning.predict.contention import predict_slowdowns
-from slurm_colloc.store.calibrations import find_calibration
 
 from .tables import TABLES
 
@@ -236,5 +236,5 @@ def test_the_calibration_that_comes_with_csub_is_the_fit_of_our_tables(tmp_path:
 
 
 def test_a_missing_package_is_named_with_the_extra() -> None:
-    with pytest.raises(NodeError, match=r"no_such_package.*slurm_colloc\[calibrate\]"):
+    with pytest.raises(NodeError, match=r"no_such_package.*lab\[calibrate\]"):
         check_packages("csv", "no_such_package")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.calibration.measured_packs import build_measurements, read_rows
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc_lab.calibration.measured_packs import build_measurements, read_rows
 
 from .tables import TABLES
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.calibration.training_group import PrivateMps
-from slurm_colloc.calibration.whole_gpu import NAMES
 from slurm_colloc.errors import NodeError
-from slurm_colloc.simgpu.gpu_models import A100_40, H200
+from slurm_colloc_lab.calibration.training_group import PrivateMps
+from slurm_colloc_lab.calibration.whole_gpu import NAMES
+from slurm_colloc_lab.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
 from ..wait_until import wait_until
@@ -29,7 +29,7 @@ def simulation() -> Iterator[Simulation]:
 
 _READ = """
 import json, sys, time
-from slurm_colloc.calibration.whole_gpu import Readings
+from slurm_colloc_lab.calibration.whole_gpu import Readings
 readings = Readings(sys.argv[1])
 now = time.monotonic()
 readings.start(now + 0.1, now + 0.9)
@@ -95,7 +95,7 @@ def test_without_the_gpu_there_is_no_daemon(simulation: Simulation) -> None:
 
 _HOLD = """
 import os, sys, time
-from slurm_colloc.calibration.training_group import PrivateMps
+from slurm_colloc_lab.calibration.training_group import PrivateMps
 mps = PrivateMps(sys.argv[1], os.environ)
 print(mps.daemon_pid, flush=True)
 time.sleep(600)
@@ -122,7 +122,7 @@ def test_a_daemon_ends_with_the_process_that_was_killed(simulation: Simulation) 
 
 _CALIBRATE = """
 import sys
-from slurm_colloc.calibration import calibrated_gpu
+from slurm_colloc_lab.calibration import calibrated_gpu
 from slurm_colloc.__main__ import run
 # Whatever machine this is, its cores are enough: none of the trainings will run.
 calibrated_gpu.list_cores = lambda: range(16)

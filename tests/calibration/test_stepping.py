@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.calibration.gpu_bench import give_cores
-from slurm_colloc.calibration.training_window import choose_unit, measure
-from slurm_colloc.calibration.whole_gpu import compute_power
+from slurm_colloc_lab.calibration.gpu_bench import give_cores
+from slurm_colloc_lab.calibration.training_window import choose_unit, measure
+from slurm_colloc_lab.calibration.whole_gpu import compute_power
 
 
 def test_steps_at_the_ends_of_a_window_lie_on_straight_lines() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
 

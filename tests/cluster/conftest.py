@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 from slurm_colloc.slurm.choose_access import VARIABLE
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 # Names of their own, so that two runs on one machine do not end each other's users.
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")

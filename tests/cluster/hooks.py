@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import can_reach_checkout, running_sandbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from .conftest import CsubUser, user_of
 from .hooks import require_other_users, sandbox_with_hooks

@@ -16,9 +16,9 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.host.system.own_directory import BASES, PREFIX
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.install import list_nodes, snapshot
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.simgpu.install import list_nodes, snapshot
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
 from ..wait_until import wait_until

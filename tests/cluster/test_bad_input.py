@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..commands.refusals import (
     check_refused,

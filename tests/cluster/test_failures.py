@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, administrate, running_sandbox, user_of

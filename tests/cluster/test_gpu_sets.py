@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.pack.gpu_division import read_division
 from slurm_colloc.store.pack.runner_process import read_runner
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, user_of

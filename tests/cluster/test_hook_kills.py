@@ -23,7 +23,7 @@ import pytest
 from slurm_colloc.host.hooks.recover_jobs import UNSEEN_S
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.system.node_processes import ProcessId, identify
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..signalling import send_signal
 from ..wait_until import wait_until

@@ -16,8 +16,8 @@ from slurm_colloc.host.mps.daemon_limits import DAEMON_GID
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.system.control_groups import read_hierarchies
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, require_slurm, user_of

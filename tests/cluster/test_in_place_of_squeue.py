@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, user_of

@@ -21,8 +21,8 @@ import pytest
 
 from slurm_colloc.host.hooks.recover_jobs import UNSEEN_S
 from slurm_colloc.host.system.node_processes import identify, list_processes, read_command_line
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.install import snapshot
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.simgpu.install import snapshot
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
@@ -156,7 +156,7 @@ def recover(cluster: Sandbox) -> None:
             *("--policy", str(cluster.layout.hooks / "node.toml")),
         ],
         env={
-            "SIMGPU_ROOT": str(cluster.layout.simgpu),
+            "SLURM_COLLOC_DRIVER": str(cluster.layout.simgpu),
             "SLURMD_NODENAME": cluster.node_names[0],
         },
         capture_output=True,

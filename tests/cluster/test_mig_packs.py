@@ -14,8 +14,8 @@ import pytest
 
 from slurm_colloc.host.hooks.recover_jobs import STARTING_S
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.install import simulation_environment
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.simgpu.install import simulation_environment
 
 from ..signalling import send_signal
 from ..wait_until import wait_until

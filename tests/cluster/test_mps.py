@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu
 
 from ..wait_until import wait_until
 from .conftest import CsubUser

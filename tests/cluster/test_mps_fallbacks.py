@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from .conftest import CsubUser
 from .mps import (

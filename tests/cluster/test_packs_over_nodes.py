@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.pack.gpu_division import read_division
 from slurm_colloc.store.pack.pack_directory import read_pack
 from slurm_colloc.store.pack.runner_process import read_runner
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, administrate, running_sandbox, user_of

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.simgpu.install import list_nodes
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.simgpu.install import list_nodes
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, running_sandbox, user_of

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm

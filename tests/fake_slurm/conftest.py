@@ -13,8 +13,8 @@ from typing import Protocol
 import pytest
 
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import running_sandbox
 from ..wait_until import wait_until

@@ -24,8 +24,8 @@ import pytest
 from slurm_colloc.host.nvml import nvml_child
 from slurm_colloc.host.system.node_processes import list_processes, read_uid
 from slurm_colloc.host.system.own_directory import BASES, PREFIX
-from slurm_colloc.sandbox.cluster import Sandbox
 from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, can_reach_checkout, running_sandbox, user_of
 from .driver_use import read_settings

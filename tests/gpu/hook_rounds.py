@@ -30,7 +30,7 @@ from slurm_colloc.host.mps.mps_control import (
 from slurm_colloc.host.mps.mps_options import build_node_environment
 from slurm_colloc.host.system.own_directory import Owner
 from slurm_colloc.resources import data_path
-from slurm_colloc.sandbox.sandbox_hooks import set_constants
+from slurm_colloc_lab.sandbox.sandbox_hooks import set_constants
 
 from .bed import HERE, Bed
 from .driver_use import measure_nvml, to_ms
@@ -75,7 +75,7 @@ class Rounds:
             "prefix": str(self._directory / "prefix"),
             "run": str(self.run),
             "policy": str(policy),
-            "simgpu": self._simulation,
+            "driver": self._simulation,
         }
         for name in ("prolog", "epilog"):
             script = self._directory / f"{name}.sh"
@@ -254,7 +254,7 @@ def open_control(bed: Bed, pipe_directory: str) -> ControlProgram:
         gpus=(bed.gpu_before["uuid"],),
         pipe_directory=pipe_directory,
         log_directory=f"{Path(pipe_directory).parent}/l",
-        added=build_node_environment(simulation, bed.sandbox.node_names[0]),
+        added=build_node_environment(bed.sandbox.node_names[0]),
     )
     return ControlProgram(programs, environment, Owner(bed.user.uid, bed.user.gid, (bed.user.gid,)))
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import list_processes, read_environment
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..cluster.hooks import read_prepared_setup
 from .bed import Bed

@@ -107,8 +107,8 @@ fi
 if ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$top/slurm_colloc/__main__.py" ||
     [ "${top#/tmp/}" != "$top" ]; then
     mkdir "$work/checkout"
-    (cd "$top" && tar -c --exclude='__pycache__' pyproject.toml slurm_colloc templates hooks \
-        site-config tests benchmarks) | tar -x -C "$work/checkout"
+    (cd "$top" && tar -c --exclude='__pycache__' pyproject.toml slurm_colloc lab templates \
+        hooks site-config tests benchmarks) | tar -x -C "$work/checkout"
     top=$work/checkout
     chmod -R a+rX "$top"
 fi
@@ -119,7 +119,19 @@ python3 -m venv --system-site-packages --without-pip "$venv"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # A virtual environment made inside another one sees the packages of neither by itself.
 python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/outer.pth"
-printf '%s\n' "$top" >"$site/slurm_colloc.pth"
+printf '%s\n' "$top" "$top/lab" >"$site/slurm_colloc.pth"
+# There is no pip: what it would write for csub to find the lab's commands.
+python3 - "$top/lab/pyproject.toml" "$site/slurm_colloc_lab-0.dist-info" <<'END'
+import pathlib, sys, tomllib
+project = tomllib.loads(pathlib.Path(sys.argv[1]).read_text())["project"]
+info = pathlib.Path(sys.argv[2])
+info.mkdir()
+(info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+lines = []
+for group, entries in project["entry-points"].items():
+    lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
+(info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+END
 printf '#!/bin/sh\nexec "%s" -m slurm_colloc "$@"\n' "$venv/bin/python" >"$venv/bin/csub"
 for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet timm=timm; do
     "$venv/bin/python" -c "import ${pair%=*}" 2>/dev/null && continue
@@ -135,8 +147,8 @@ for wheel in "$packages"/frameworks/*.whl; do
         "$venv/bin/python" -m zipfile -e "$wheel" "$site"
 done
 # As in the nodes' own tree: hooks write no bytecode.
-"$venv/bin/python" -m compileall -q "$site" "$top/slurm_colloc" || true
-chmod -R a+rX "$venv" "$top/slurm_colloc"
+"$venv/bin/python" -m compileall -q "$site" "$top/slurm_colloc" "$top/lab" || true
+chmod -R a+rX "$venv" "$top/slurm_colloc" "$top/lab"
 chmod a+x "$venv/bin/csub"
 
 {

@@ -14,8 +14,8 @@ from subprocess import run
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root]
 TRAIN = Path(__file__).with_name("train_gpu.py")

@@ -69,7 +69,7 @@ def build_step(size: str, device: str, fused: int = 1) -> tuple[Callable[[], Non
 
 
 def _build_calibrations(name: str, device: str) -> Callable[[], None]:
-    from slurm_colloc.calibration.workloads import BY_NAME
+    from slurm_colloc_lab.calibration.workloads import BY_NAME
 
     return BY_NAME[name].build(device, "full" if device == "cuda" else "tiny").step
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.comment_token import parse_token
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
 from .test_shell import ANY_COMMENT, HOSTILE_COMMENTS, TOKENS

@@ -171,9 +171,9 @@ def test_the_program_gets_what_it_is_to_know_and_nothing_else(
         "PATH": str(planted), "HOME": str(planted), "LD_LIBRARY_PATH": str(planted),
         "PYTHONPATH": str(planted), "PYTHONSTARTUP": str(planted / "x"), "IFS": "4_",
         "SPANK_X": "1", "SLURM_JOB_EXTRA": "x", "SLURM_JOB_WORK_DIR": "/", "CDPATH": str(planted),
-        "SIMGPU_ROOT": str(planted), "SLURM_COLLOC_RUN": str(planted),
+        "SLURM_COLLOC_DRIVER": str(planted), "SLURM_COLLOC_RUN": str(planted),
         "SLURM_COLLOC_POLICY": str(planted), "prefix": str(planted), "run": str(planted),
-        "policy": str(planted), "simgpu": str(planted), "job": "1", "comment": "x",
+        "policy": str(planted), "driver": str(planted), "job": "1", "comment": "x",
     }  # fmt: skip
     both = {os.fsencode(key): os.fsencode(value) for key, value in {**hostile, **passed}.items()}
     opened = 'exec 3</etc/passwd 5</etc/passwd 9</etc/passwd; exec "$@"'
@@ -196,7 +196,7 @@ def test_the_program_gets_what_it_is_to_know_and_nothing_else(
 
 
 def test_what_slurm_did_not_set_is_not_set(tmp_path: Path) -> None:
-    installed = install(tmp_path, {"simgpu": "/var/tmp/gpus"})
+    installed = install(tmp_path, {"driver": "/var/tmp/gpus"})
     (installed.jobs / "8.json").touch()
     # As for a job that the controller does not know any more: no comment, no user.
     assert installed.run("epilog", {b"SLURM_JOB_ID": b"8"}).returncode == STARTED
@@ -204,7 +204,7 @@ def test_what_slurm_did_not_set_is_not_set(tmp_path: Path) -> None:
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C",
         "SLURM_JOB_ID": "8",
-        "SIMGPU_ROOT": "/var/tmp/gpus",
+        "SLURM_COLLOC_DRIVER": "/var/tmp/gpus",
     }
 
 

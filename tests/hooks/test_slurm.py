@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
 from ..cluster.joins import list_packs

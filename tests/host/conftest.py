@@ -21,9 +21,9 @@ from slurm_colloc.host.system.node_processes import (
     list_processes,
     read_environment,
 )
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import make_simulation
-from slurm_colloc.simgpu.nvml.build_library import NoCompiler
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import make_simulation
+from slurm_colloc_lab.simgpu.nvml.build_library import NoCompiler
 
 from ..mps.nvidia import find_control
 from ..signalling import send_signal

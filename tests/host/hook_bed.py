@@ -20,8 +20,8 @@ import pytest
 from slurm_colloc.host.mps.mps_control import Peer, read_peer
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.system.node_processes import list_processes, read_environment
-from slurm_colloc.simgpu.install import snapshot
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.simgpu.install import snapshot
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 NOBODY = 65534
 OTHER = 61234
@@ -86,7 +86,7 @@ class Bed:
         found: dict[str, str | None] = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C",
-            "SIMGPU_ROOT": str(self.simulation),
+            "SLURM_COLLOC_DRIVER": str(self.simulation),
             "SLURMD_NODENAME": NODE,
             "SLURM_JOB_ID": job_id,
             "SLURM_JOB_UID": str(NOBODY),
@@ -131,7 +131,7 @@ class Bed:
         """`recover` or `status`."""
         ended = subprocess.run(
             self.argv(name),
-            env={"SIMGPU_ROOT": str(self.simulation), "SLURMD_NODENAME": NODE},
+            env={"SLURM_COLLOC_DRIVER": str(self.simulation), "SLURMD_NODENAME": NODE},
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_colloc.simgpu.mps import wire_format
+from slurm_colloc_lab.simgpu.mps import wire_format
 
 _PROOF = b"get_default_active_thread_percentage"
 

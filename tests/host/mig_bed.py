@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import list_processes, read_command_line
-from slurm_colloc.simgpu.nvml.mig_instances import switch_mig_mode
+from slurm_colloc_lab.simgpu.nvml.mig_instances import switch_mig_mode
 
 from .hook_bed import NOBODY, Bed
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import make_simulation
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import make_simulation
 
 from ..signalling import send_signal
 from .hook_bed import DEFAULT, EXCLUSIVE_PROCESS, NOBODY, NODE, OTHER, Bed, check_clean

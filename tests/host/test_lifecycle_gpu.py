@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.simgpu.install import simulation_environment
+from slurm_colloc_lab.simgpu.install import simulation_environment
 
 from .hook_bed import (
     COMMENT,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.simgpu.nvml.mig_instances import restart_gpu
+from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 
 from .hook_bed import NODE, PATIENCE_S, Bed, check_clean
 from .mig_bed import COMMENT, list_profiles, mig_on
@@ -56,7 +56,7 @@ def recover_at_boot(bed: Bed) -> dict[str, Any]:
         ["unshare", "--pid", "--fork", "--mount-proc", *bed.argv("recover")],
         env={
             "PATH": os.environ["PATH"],
-            "SIMGPU_ROOT": str(bed.simulation),
+            "SLURM_COLLOC_DRIVER": str(bed.simulation),
             "SLURMD_NODENAME": NODE,
         },
         capture_output=True,

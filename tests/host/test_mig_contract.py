@@ -48,7 +48,7 @@ def session(bed: Bed) -> Iterator[MigSession]:
     with MigSession(
         str(lock),
         {gpu.uuid: gpu.minor},
-        simulation=str(bed.simulation),
+        driver=str(bed.simulation),
         node=NODE,
         ends_at=time.monotonic() + 600,
     ) as found:
@@ -165,7 +165,7 @@ def test_a_call_that_hangs_is_given_up_and_the_next_session_waits_for_its_lock(
     with MigSession(
         str(bed.home / "lock"),
         {gpu.uuid: 0},
-        simulation=str(bed.simulation),
+        driver=str(bed.simulation),
         node=NODE,
         ends_at=time.monotonic() + 60,
     ) as again:
@@ -181,7 +181,7 @@ def test_a_second_session_for_a_gpu_waits_until_the_first_has_ended(
         MigSession(
             str(lock),
             {gpu.uuid: gpu.minor_number or 0},
-            simulation=str(bed.simulation),
+            driver=str(bed.simulation),
             node=NODE,
             ends_at=time.monotonic() + 1.0,
         ) as second,

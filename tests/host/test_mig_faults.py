@@ -177,7 +177,7 @@ def test_what_else_is_left_makes_no_gpu_unfit(mig: Bed, monkeypatch: pytest.Monk
     monkeypatch.setattr(run, "remove_directory", lambda _job: ("its directory is busy",))
     known = run.read("11")
     assert known is not None
-    undone = JobUndo(run, known, simulation=str(mig.simulation), node=NODE).undo()
+    undone = JobUndo(run, known, driver=str(mig.simulation), node=NODE).undo()
     assert (undone.unsafe, undone.left) == ([], ["its directory is busy"])
     assert mig.snapshot() == before
     left = run.read("11")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.simgpu.nvml.mig_instances import restart_gpu
+from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 
 from ..signalling import send_signal
 from ..wait_until import wait_until

@@ -107,12 +107,12 @@ def test_the_environment_of_a_daemon_is_clean_and_finds_its_server() -> None:
         gpus=("GPU-1", "GPU-2"),
         pipe_directory="/tmp/m/p",
         log_directory="/tmp/m/l",
-        added={"SIMGPU_ROOT": "/s", "PATH": "/evil", "CUDA_VISIBLE_DEVICES": "7"},
+        added={"SLURMD_NODENAME": "n1", "PATH": "/evil", "CUDA_VISIBLE_DEVICES": "7"},
     )
     assert built == {
         "PATH": "/opt/n:/opt/m:/usr/bin:/bin:/usr/sbin:/sbin",
         "LANG": "C",
-        "SIMGPU_ROOT": "/s",
+        "SLURMD_NODENAME": "n1",
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/m/p",
         "CUDA_MPS_LOG_DIRECTORY": "/tmp/m/l",

@@ -172,10 +172,7 @@ def test_a_daemon_is_for_named_gpus_only(gpus: tuple[str, ...], limits: dict[str
         MpsOptions(gpus=gpus, default_gpu_memory_limits_mb=limits)
 
 
-def test_a_daemon_is_told_its_node_and_its_simulation_and_no_more() -> None:
-    user = {"LD_PRELOAD": "x.so", "SLURMD_NODENAME": "n1"}
-    assert choose_passed_environment(user) == {"SLURMD_NODENAME": "n1"}
-    assert choose_passed_environment({**user, "SIMGPU_ROOT": "/s"}) == {
-        "SIMGPU_ROOT": "/s",
-        "SLURMD_NODENAME": "n1",
-    }
+def test_a_daemon_is_told_its_node_and_no_more() -> None:
+    user = {"LD_PRELOAD": "x.so", "LD_LIBRARY_PATH": "/s", "SLURM_COLLOC_DRIVER": "/s"}
+    assert choose_passed_environment(user) == {}
+    assert choose_passed_environment({**user, "SLURMD_NODENAME": "n1"}) == {"SLURMD_NODENAME": "n1"}

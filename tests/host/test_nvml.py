@@ -184,10 +184,8 @@ def test_a_compute_mode_is_set_before_the_answer(tmp_path: Path) -> None:
     assert question.ask(60).gpus[0].compute_mode == "EXCLUSIVE_PROCESS"
 
 
-@pytest.mark.parametrize("simulation", ["", "/simulated"])
-def test_a_hook_asks_in_a_clean_environment(
-    monkeypatch: pytest.MonkeyPatch, simulation: str
-) -> None:
+@pytest.mark.parametrize("driver", ["", "/another"])
+def test_a_hook_asks_in_a_clean_environment(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     started: list[Mapping[str, str]] = []
 
     def refuse(_argv: list[str], environ: Mapping[str, str], **_: int) -> None:
@@ -195,11 +193,13 @@ def test_a_hook_asks_in_a_clean_environment(
         raise OSError(errno.EAGAIN, "no process is left")
 
     monkeypatch.setenv("LD_PRELOAD", "/tmp/mine.so")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/tmp/mine")
+    monkeypatch.setenv("SLURM_COLLOC_DRIVER", "/tmp/mine")
     monkeypatch.setattr("slurm_colloc.host.nvml.nvml_query.start_program", refuse)
-    found = start_question(simulation, "node").ask(60)
+    found = start_question(driver, "node").ask(60)
     assert found.problem == f"{sys.executable} cannot be started: no process is left"
-    simulated = {"SIMGPU_ROOT", "SLURMD_NODENAME", "LD_LIBRARY_PATH"} if simulation else set()
-    assert set(started[0]) == {"PATH", "LANG"} | simulated
+    assert started[0].get("LD_LIBRARY_PATH") == (f"{driver}/lib" if driver else None)
+    assert set(started[0]) - {"LD_LIBRARY_PATH"} == {"PATH", "LANG", "SLURMD_NODENAME"}
 
 
 GOOD = Gpu(0, uuid=UUIDS[0], gpu_memory_total_mb=100, gpu_memory_used_mb=100)

@@ -37,9 +37,9 @@ from slurm_colloc.host.mps.mps_support import build_member_environment, judge_su
 from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, choose_job_gpus
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import make_simulation, simulation_environment
-from slurm_colloc.simgpu.nvml.build_library import NoCompiler
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import make_simulation, simulation_environment
+from slurm_colloc_lab.simgpu.nvml.build_library import NoCompiler
 
 from .conftest import PATIENCE_S, end_programs_below
 

@@ -189,7 +189,7 @@ def make_root(root: Root, privilege: Sequence[str]) -> bool:
 
 
 def prepare_python(root: Root, privilege: Sequence[str]) -> None:
-    """Make the root's virtual environment, with the project as an editable install.
+    """Make the root's virtual environment, with the project as editable installs.
 
     The machine's own pip fetches the packages, as it is configured; the root has no network.
 
@@ -197,9 +197,10 @@ def prepare_python(root: Root, privilege: Sequence[str]) -> None:
         MatrixImpossible: A package has no wheel for this Python, or there is no network.
     """
     project = (CHECKOUT / "pyproject.toml").read_text()
+    lab = (CHECKOUT / "lab" / "pyproject.toml").read_text()
     python = read_python_version(root)
     prepared = root.home / "python"
-    key = _build_key(project, python, (_HERE / "enter.sh").read_text())
+    key = _build_key(project, lab, python, (_HERE / "enter.sh").read_text())
     if _read(prepared) == key:
         return
     prepared.unlink(missing_ok=True)
@@ -223,7 +224,7 @@ def prepare_python(root: Root, privilege: Sequence[str]) -> None:
     steps = (
         "set -e; python3 -m venv /opt/csub; "
         f"{pip} {shlex.join(wanted)}; "
-        f"{pip} --no-build-isolation --no-deps -e /src"
+        f"{pip} --no-build-isolation --no-deps -e /src -e /src/lab"
     )
     run_logged(build_entry_argv(privilege, root, "rw", ["sh", "-c", steps]), root.log)
     prepared.write_text(key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.simgpu.gpu_models import A100_40, H200
+from slurm_colloc_lab.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
 from .bed import Bed

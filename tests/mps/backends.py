@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import ProcessId, identify
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedGpu
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 from ..signalling import send_signal
 

@@ -42,13 +42,13 @@ class Simulated:
     """On a simulated GPU."""
 
     def __init__(self, count: int) -> None:
-        from slurm_colloc.simgpu.mps.client_process import attach
+        from slurm_colloc_lab.simgpu.mps.client_process import attach
 
         self._attached = [attach(os.environ, os.getpid()) for _ in range(count)]
 
     def describe(self) -> dict[str, object]:
-        from slurm_colloc.simgpu.mps.client_limits import count_sms
-        from slurm_colloc.simgpu.nvml.gpu_state import open_node
+        from slurm_colloc_lab.simgpu.mps.client_limits import count_sms
+        from slurm_colloc_lab.simgpu.nvml.gpu_state import open_node
 
         gpus = {gpu.uuid: gpu for gpu in open_node(os.environ).read_visible_gpus()}
         attached = self._attached[0]
@@ -126,7 +126,7 @@ def main(kind: str, count: int) -> None:
     else:
         # A program, so the package is found by its path.
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # noqa: PTH120
-        from slurm_colloc.simgpu.training.cuda_errors import CudaError
+        from slurm_colloc_lab.simgpu.training.cuda_errors import CudaError
 
         try:
             cuda = Simulated(count)

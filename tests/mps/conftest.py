@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import make_simulation, simulation_environment
-from slurm_colloc.simgpu.nvml.build_library import NoCompiler
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import make_simulation, simulation_environment
+from slurm_colloc_lab.simgpu.nvml.build_library import NoCompiler
 
 from . import nvidia
 from .backends import CONTROL, SYSTEM_PATH, Backend, Mps

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.simgpu.mps.client_limits import count_sms
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.simgpu.mps.client_limits import count_sms
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 from .backends import ClientProcess, Mps, name_gpu, read_gpus
 

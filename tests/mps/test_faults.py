@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.simgpu.mps.server_faults import compute_linked
+from slurm_colloc_lab.simgpu.mps.server_faults import compute_linked
 
 from .backends import PATIENCE_S, ClientProcess, Mps
 

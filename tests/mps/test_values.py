@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.simgpu.mps.client_limits import (
+from slurm_colloc_lab.simgpu.mps.client_limits import (
     count_sms,
     parse_limit_bytes,
     parse_limits_mb,
@@ -13,10 +13,10 @@ from slurm_colloc.simgpu.mps.client_limits import (
     render_limit,
     tighten,
 )
-from slurm_colloc.simgpu.mps.control_commands import render_clients
-from slurm_colloc.simgpu.mps.daemon_logs import CONTROL, OTHER, pack_record, parse_records
-from slurm_colloc.simgpu.mps.driver_versions import choose_profile
-from slurm_colloc.simgpu.mps.server_link import ClientRow
+from slurm_colloc_lab.simgpu.mps.control_commands import render_clients
+from slurm_colloc_lab.simgpu.mps.daemon_logs import CONTROL, OTHER, pack_record, parse_records
+from slurm_colloc_lab.simgpu.mps.driver_versions import choose_profile
+from slurm_colloc_lab.simgpu.mps.server_link import ClientRow
 
 SIZES_MB = {"GPU-a": 40960, "GPU-b": 40960}
 

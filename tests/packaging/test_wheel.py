@@ -9,6 +9,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Built:
     source: Path
     wheel: Path
     sdist: Path
+    lab: Path
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         source=source,
         wheel=build("wheel", source, top / "wheel"),
         sdist=build("sdist", source, top / "sdist"),
+        lab=build("wheel", source / "lab", top / "lab"),
     )
 
 
@@ -114,6 +117,15 @@ def installed_bin(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Pat
     pip = [str(environment / "bin/python"), "-m", "pip", "install", "--quiet"]
     run([*pip, str(built.wheel)], cwd=environment)
     return environment / "bin"
+
+
+@pytest.fixture(scope="module")
+def lab_bin(built: Built, installed_bin: Path) -> Iterator[Path]:
+    """The same environment with the lab's wheel in it."""
+    pip = [str(installed_bin / "python"), "-m", "pip"]
+    run([*pip, "install", "--quiet", "--no-deps", str(built.lab)], cwd=installed_bin)
+    yield installed_bin
+    run([*pip, "uninstall", "--quiet", "--yes", "slurm-colloc-lab"], cwd=installed_bin)
 
 
 def test_the_wheel_holds_every_data_file_inside_the_package(built: Built) -> None:
@@ -141,6 +153,16 @@ def test_the_wheel_holds_every_module_and_nothing_else_of_the_tree(built: Built)
         if not name.startswith("slurm_colloc/_data/") and ".dist-info/" not in name
     }
     assert in_wheel == modules
+
+
+def test_the_labs_wheel_holds_its_package_of_the_same_version(built: Built) -> None:
+    files = {
+        path.relative_to(built.source / "lab").as_posix()
+        for path in (built.source / "lab" / "slurm_colloc_lab").rglob("*")
+        if path.is_file()
+    }
+    assert {name for name in read_wheel(built.lab) if ".dist-info/" not in name} == files
+    assert built.lab.name.split("-")[1] == built.wheel.name.split("-")[1]
 
 
 def test_the_sdist_holds_every_data_file_at_its_place(built: Built) -> None:
@@ -200,14 +222,31 @@ def test_an_installed_package_finds_its_data_with_its_mode(
     assert stat.S_IMODE(found.stat().st_mode) == 0o755
 
 
+def test_an_installed_csub_has_no_sandbox(installed_bin: Path) -> None:
+    done = subprocess.run(
+        ["env", "-i", str(installed_bin / "csub"), "sandbox", "--help"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "slurm-colloc-lab, which is not installed" in done.stderr
+
+
+def test_with_the_lab_it_has_one(lab_bin: Path) -> None:
+    printed = run(["env", "-i", str(lab_bin / "csub"), "sandbox", "--help"], cwd=Path("/"))
+    assert "A private Slurm cluster on this machine" in printed
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_an_installed_package_simulates_a_gpu(installed_bin: Path, tmp_path: Path) -> None:
+def test_an_installed_lab_simulates_a_gpu(lab_bin: Path, tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from slurm_colloc.simgpu import gpu_models, install; "
+        "from pathlib import Path; from slurm_colloc_lab.simgpu import gpu_models, install; "
         f"install.make_simulation(Path({str(tmp_path / 'sim')!r}), {{'n': [gpu_models.H200]}})"
     )
     bare = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={tmp_path}"]
-    run([*bare, str(installed_bin / "python"), "-I", "-c", code], cwd=Path("/"))
+    run([*bare, str(lab_bin / "python"), "-I", "-c", code], cwd=Path("/"))
     simgpu = str(tmp_path / "sim" / "bin" / "simgpu")
     assert "NVIDIA H200" in run([*bare, simgpu, "status"], cwd=Path("/"))
     printed = run([*bare, simgpu, "run", "--steps", "2", "--report"], cwd=Path("/"))

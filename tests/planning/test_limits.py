@@ -16,7 +16,7 @@ from slurm_colloc.planning.limits.hard_limits import (
     find_broken,
 )
 from slurm_colloc.planning.priced_packs import Limits, Subject
-from slurm_colloc.planning.search.other_rules import place_additively, place_by_carma
+from slurm_colloc_lab.rules.other_rules import place_additively, place_by_carma
 from tests.planning import known_jobs
 from tests.planning.known_jobs import ROOMY, SMALL, build_job, build_profile
 

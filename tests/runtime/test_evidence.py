@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.runtime.outcome.output_evidence import MPS_SIGNS, OutputFinding, Sign, find_signs
-from slurm_colloc.simgpu.training import cuda_errors
-from slurm_colloc.simgpu.training.failure_output import render_failure
+from slurm_colloc_lab.simgpu.training import cuda_errors
+from slurm_colloc_lab.simgpu.training.failure_output import render_failure
 
 # PyTorch 2.11 on an H200 with driver 580.159.04, unless it says otherwise.
 LINES = [

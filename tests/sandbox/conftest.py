@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import find_installation
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import find_installation
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 _REPOSITORY = Path(__file__).parents[2]
 _USERS = ("sbtest1", "sbtest2")
@@ -150,13 +150,16 @@ def run_as(users: tuple[str, str]) -> RunAs:  # noqa: ARG001 - it makes them
 def user_python(users: tuple[str, str], run_as: RunAs) -> UserPython:
     """The interpreter of the tests, or the system's, whichever an ordinary user can run."""
     packages = sysconfig.get_path("purelib")
-    environment = {"PYTHONPATH": f"{_REPOSITORY}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        "PYTHONPATH": f"{_REPOSITORY}:{_REPOSITORY}/lab:{packages}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     reasons = []
     for program in (sys.executable, "/usr/bin/python3"):
         try:
             ended = run_as(
                 users[0],
-                [program, "-c", "import slurm_colloc.sandbox.sandbox_command"],
+                [program, "-c", "import slurm_colloc_lab.sandbox.sandbox_command"],
                 environment=environment,
                 check=False,
             )

@@ -18,11 +18,11 @@ from slurm_colloc.host.system.node_processes import (
     read_command_line,
     read_environment,
 )
-from slurm_colloc.sandbox.cgroups import find_node_groups
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_processes import send_signal, wait_until
-from slurm_colloc.sandbox.sandbox_record import read_record, write_record
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox.cgroups import find_node_groups
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_processes import send_signal, wait_until
+from slurm_colloc_lab.sandbox.sandbox_record import read_record, write_record
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 pytestmark = pytest.mark.slurm
 
@@ -251,9 +251,9 @@ def test_an_up_that_was_killed_half_way_is_repaired_by_the_next_command(
     code = f"""
 import os, signal
 from pathlib import Path
-from slurm_colloc.sandbox import daemons
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox import daemons
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 start = daemons.start_daemon
 def interrupted(name, argv, layout):
     start(name, argv, layout)
@@ -292,7 +292,7 @@ def test_a_down_that_was_killed_half_way_is_finished_by_the_next_up(sandbox: San
 def test_concurrent_ups_make_one_cluster(sandbox: Sandbox) -> None:
     code = f"""
 from pathlib import Path
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 print(len(Sandbox(Path({str(sandbox.directory)!r})).up().started))
 """
     children = [

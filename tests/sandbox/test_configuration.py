@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.sandbox.cgroups import CgroupSupport
-from slurm_colloc.sandbox.installation import parse_version
-from slurm_colloc.sandbox.sandbox_record import SandboxRecord, write_record
-from slurm_colloc.sandbox.sandbox_spec import (
+from slurm_colloc_lab.sandbox.cgroups import CgroupSupport
+from slurm_colloc_lab.sandbox.installation import parse_version
+from slurm_colloc_lab.sandbox.sandbox_record import SandboxRecord, write_record
+from slurm_colloc_lab.sandbox.sandbox_spec import (
     Layout,
     SandboxSpec,
     check_directory_name,
     choose_directory,
     choose_node_names,
 )
-from slurm_colloc.sandbox.sandbox_status import count_gpus, parse_nodes
-from slurm_colloc.sandbox.slurm_conf import (
+from slurm_colloc_lab.sandbox.sandbox_status import count_gpus, parse_nodes
+from slurm_colloc_lab.sandbox.slurm_conf import (
     ClusterPlan,
     Host,
     NodePlan,

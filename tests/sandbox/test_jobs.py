@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_processes import wait_until
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_processes import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 

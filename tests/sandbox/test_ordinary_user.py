@@ -19,7 +19,7 @@ from slurm_colloc.host.system.node_processes import (
     read_environment,
     read_uid,
 )
-from slurm_colloc.sandbox.sandbox_processes import wait_until
+from slurm_colloc_lab.sandbox.sandbox_processes import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 
@@ -65,7 +65,7 @@ def test_an_ordinary_user_brings_up_uses_and_takes_down_a_cluster(
     assert slurm is None
     user = user_python.user
     environment = {**user_python.environment, "XDG_STATE_HOME": str(state)}
-    code = "import sys; from slurm_colloc.sandbox.sandbox_command import main; "
+    code = "import sys; from slurm_colloc_lab.sandbox.sandbox_command import main; "
     code += "sys.exit(main(sys.argv[1:]))"
 
     def csub(*words: str) -> str:

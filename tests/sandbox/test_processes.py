@@ -22,14 +22,14 @@ from slurm_colloc.host.system.node_processes import (
     read_environment,
     read_process,
 )
-from slurm_colloc.sandbox.daemons import start_daemon
-from slurm_colloc.sandbox.sandbox_processes import (
+from slurm_colloc_lab.sandbox.daemons import start_daemon
+from slurm_colloc_lab.sandbox.sandbox_processes import (
     find_socket_owners,
     send_signal,
     stop_processes,
     wait_until,
 )
-from slurm_colloc.sandbox.sandbox_spec import Layout
+from slurm_colloc_lab.sandbox.sandbox_spec import Layout
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_daemon_that_does_not_go_into_the_background_is_ended(
 ) -> None:
     layout = Layout(short_directory)
     layout.log.mkdir(parents=True)
-    monkeypatch.setattr("slurm_colloc.sandbox.daemons._START_S", 0.5)
+    monkeypatch.setattr("slurm_colloc_lab.sandbox.daemons._START_S", 0.5)
     script = f"echo error: stuck >&2; echo $$ >{short_directory}/pid; exec sleep 600"
     with pytest.raises(SlurmError, match="error: stuck"):
         start_daemon("daemon", ["/bin/sh", "-c", script], layout)

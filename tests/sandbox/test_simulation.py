@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_command import main
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
-from slurm_colloc.simgpu.install import list_nodes, snapshot
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_command import main
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.simgpu.install import list_nodes, snapshot
 
 pytestmark = pytest.mark.slurm
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_colloc.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.simgpu.gpu_models import A100_40, H200, GpuModel
-from slurm_colloc.simgpu.install import (
+from slurm_colloc_lab.simgpu.gpu_models import A100_40, H200, GpuModel
+from slurm_colloc_lab.simgpu.install import (
     make_simulation,
     simulation_environment,
     snapshot,
 )
-from slurm_colloc.simgpu.nvml.gpu_state import Node
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
 from ..wait_until import wait_until
 

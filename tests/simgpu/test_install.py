@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.simgpu.gpu_models import A30, A100_40, H100_80, H200, MODELS, choose_model
-from slurm_colloc.simgpu.install import (
+from slurm_colloc_lab.simgpu.gpu_models import A30, A100_40, H100_80, H200, MODELS, choose_model
+from slurm_colloc_lab.simgpu.install import (
     list_nodes,
     make_simulation,
     remove,
     simulation_environment,
     snapshot,
 )
-from slurm_colloc.simgpu.nvml import build_library
-from slurm_colloc.simgpu.nvml.build_library import (
+from slurm_colloc_lab.simgpu.nvml import build_library
+from slurm_colloc_lab.simgpu.nvml.build_library import (
     _HEADERS,
     _SOURCES,
     NoCompiler,
@@ -57,7 +57,7 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     for name in (*_SOURCES, *_HEADERS):
         text = (Path(build_library.__file__).parent / name).read_text()
         (sources / name).write_text(text.replace('"Unknown Error"', '"Newer"'))
-    monkeypatch.setattr("slurm_colloc.simgpu.nvml.build_library._HERE", sources)
+    monkeypatch.setattr("slurm_colloc_lab.simgpu.nvml.build_library._HERE", sources)
     install_library(tmp_path / "second.so", environment)
     assert b"Newer" in (tmp_path / "second.so").read_bytes()
     assert b"Newer" not in (tmp_path / "first.so").read_bytes()
@@ -175,6 +175,7 @@ def test_its_environment_goes_before_the_given_one() -> None:
     base = {"PATH": "/a:/sim/bin:/b", "LD_LIBRARY_PATH": "/c", "OTHER": "x"}
     assert simulation_environment(Path("/sim"), base) == {
         "SIMGPU_ROOT": "/sim",
+        "SLURM_COLLOC_DRIVER": "/sim",
         "PATH": "/sim/bin:/a:/b",
         "LD_LIBRARY_PATH": "/sim/lib:/c",
     }

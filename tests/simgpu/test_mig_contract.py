@@ -19,8 +19,8 @@ import pytest
 
 from slurm_colloc.model.mig.mig_profiles import InstanceProfile
 from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
-from slurm_colloc.simgpu.gpu_models import MODELS
-from slurm_colloc.simgpu.nvml.partition_profiles import choose_engines, choose_number
+from slurm_colloc_lab.simgpu.gpu_models import MODELS
+from slurm_colloc_lab.simgpu.nvml.partition_profiles import choose_engines, choose_number
 
 from .conftest import running_simulation
 from .mig_look import ALL_IDS, STRANGE_IDS

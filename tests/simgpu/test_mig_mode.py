@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.simgpu.gpu_models import A100_40, A100_80, H100_80
-from slurm_colloc.simgpu.install import make_simulation
-from slurm_colloc.simgpu.nvml.mig_instances import read_instances
+from slurm_colloc_lab.simgpu.gpu_models import A100_40, A100_80, H100_80
+from slurm_colloc_lab.simgpu.install import make_simulation
+from slurm_colloc_lab.simgpu.nvml.mig_instances import read_instances
 
 from ..wait_until import wait_until
 from .conftest import Simulation, running_simulation

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.simgpu.gpu_models import H100_80, H200
-from slurm_colloc.simgpu.training.cuda_devices import choose_cuda_devices, list_cuda_devices
-from slurm_colloc.simgpu.training.shared_speed import GpuPart, ProcessLoad, compute_use
+from slurm_colloc_lab.simgpu.gpu_models import H100_80, H200
+from slurm_colloc_lab.simgpu.training.cuda_devices import choose_cuda_devices, list_cuda_devices
+from slurm_colloc_lab.simgpu.training.shared_speed import GpuPart, ProcessLoad, compute_use
 
 from ..wait_until import wait_until
 from .conftest import Simulation, running_simulation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.simgpu.install import DRIVER_VERSION
+from slurm_colloc_lab.simgpu.install import DRIVER_VERSION
 
 from ..wait_until import wait_until
 from .conftest import Simulation

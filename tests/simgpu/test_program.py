@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
-from slurm_colloc.simgpu.training.cuda_devices import choose_devices
+from slurm_colloc_lab.simgpu.nvml.gpu_records import COMPUTE_MODES
+from slurm_colloc_lab.simgpu.training.cuda_devices import choose_devices
 
 from ..wait_until import wait_until
 from .conftest import Simulation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.simgpu.training.shared_speed import (
+from slurm_colloc_lab.simgpu.training.shared_speed import (
     ProcessLoad,
     compute_rates,
     compute_use,

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.simgpu.gpu_models import H200
-from slurm_colloc.simgpu.install import build_gpu
-from slurm_colloc.simgpu.nvml.gpu_records import (
+from slurm_colloc_lab.simgpu.gpu_models import H200
+from slurm_colloc_lab.simgpu.install import build_gpu
+from slurm_colloc_lab.simgpu.nvml.gpu_records import (
     SUMS,
     SimulatedGpu,
     SimulatedProcess,
@@ -29,7 +29,7 @@ from slurm_colloc.simgpu.nvml.gpu_records import (
     render_process,
     render_totals,
 )
-from slurm_colloc.simgpu.nvml.gpu_state import Node, open_node, read_starttime
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node, open_node, read_starttime
 
 from .conftest import Simulation
 
@@ -180,8 +180,8 @@ answer = sorted(answer)
 _WRITER = """
 import os, sys
 from pathlib import Path
-from slurm_colloc.simgpu.nvml.gpu_records import SimulatedProcess
-from slurm_colloc.simgpu.nvml.gpu_state import Node, read_starttime
+from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedProcess
+from slurm_colloc_lab.simgpu.nvml.gpu_state import Node, read_starttime
 node, pid, count = Node(Path(sys.argv[1])), os.getpid(), 0.0
 while True:
     node.write_process(SimulatedProcess(pid, read_starttime(pid), 0, (sys.argv[2],), 100,
@@ -265,7 +265,7 @@ def test_a_stranger_cannot_take_away_what_is_anothers(
 def test_a_held_lock_is_told_after_a_while(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_colloc.simgpu.nvml.gpu_state._LOCK_S", 0.05)
+    monkeypatch.setattr("slurm_colloc_lab.simgpu.nvml.gpu_state._LOCK_S", 0.05)
     start = time.monotonic()
     with (
         simulation.node.locked(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.simgpu.nvml.gpu_records import COMPUTE_MODES
+from slurm_colloc_lab.simgpu.nvml.gpu_records import COMPUTE_MODES
 
 from ..wait_until import wait_until
 from .conftest import PATIENCE_S, Simulation

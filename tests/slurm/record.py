@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.host.system.node_processes import list_running_processes
-from slurm_colloc.sandbox import daemons
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.installation import parse_version
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
 from slurm_colloc.slurm import run_command, slurm_commands
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
+from slurm_colloc_lab.sandbox import daemons
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.installation import parse_version
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 from tests.slurm import scenario
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -137,8 +137,8 @@ def _install_node(
         if only_says and word not in _AS_IT_IS:
             word = f"would {'make' if word == 'directory' else word}"
         outcome.say(f"{word:<14} {places.here(step.path)} ({step.detail})")
-    if places.simgpu:
-        outcome.note(f"these hooks see the simulated GPUs of {places.simgpu}")
+    if places.driver:
+        outcome.note(f"these hooks take NVIDIA's library and programs from {places.driver}")
 
 
 def _complete(hook: HookPlan, options: argparse.Namespace, places: Places) -> HookPlan:

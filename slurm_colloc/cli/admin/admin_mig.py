@@ -73,8 +73,8 @@ def read_divided_gpus() -> tuple[DividedGpu, ...]:
         NodeError: NVML does not say all of it.
     """
     need_root("see what a GPU is divided into", hint="call it with sudo")
-    simulation, node = find_places(os.environ).simgpu, os.environ.get("SLURMD_NODENAME", "")
-    answer = start_question(simulation, node).ask(NVML_S)
+    driver, node = find_places(os.environ).driver, os.environ.get("SLURMD_NODENAME", "")
+    answer = start_question(driver, node).ask(NVML_S)
     if answer.problem:
         raise NodeError(f"this node's GPUs cannot be read: {answer.problem}")
     minors = {}
@@ -83,7 +83,7 @@ def read_divided_gpus() -> tuple[DividedGpu, ...]:
             raise NodeError(f"NVML does not say what GPU {gpu.nvml_index} is")
         minors[gpu.uuid] = gpu.minor_number
     with MigSession(
-        "", minors, simulation=simulation, node=node, ends_at=time.monotonic() + _READ_S
+        "", minors, driver=driver, node=node, ends_at=time.monotonic() + _READ_S
     ) as session:
         found = {gpu.uuid: gpu for gpu in session.read()}
     divided = []

@@ -16,7 +16,7 @@ from slurm_colloc.administration.node_paths import Places, find_places
 from slurm_colloc.cli.admin.admin_hooks import need_root
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.host.hooks.audit_log import write_audit
-from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
+from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import read_policy
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
@@ -117,8 +117,8 @@ def list_places(places: Places) -> list[HookPlace]:
     """
     elsewhere, run = os.environ.get(POLICY_VARIABLE), os.environ.get(RUN_VARIABLE, "")
     if elsewhere and run and not places.base:
-        simulation = os.environ.get("SIMGPU_ROOT", "")
-        return [HookPlace(found, elsewhere, simulation) for found in _list_runs(run)]
+        driver = os.environ.get(DRIVER_VARIABLE, "")
+        return [HookPlace(found, elsewhere, driver) for found in _list_runs(run)]
     return [_find_installed(places)]
 
 
@@ -141,7 +141,7 @@ def _find_installed(places: Places) -> HookPlace:
     return HookPlace(
         run=run if isinstance(run, str) else places.run_path,
         policy=policy if isinstance(policy, str) else places.policy_path,
-        simulation=places.simgpu,
+        driver=places.driver,
     )
 
 

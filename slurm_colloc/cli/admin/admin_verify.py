@@ -58,7 +58,7 @@ def verify(options: argparse.Namespace) -> int:
         check_limits(found, policy, config or {})
     check_tracing(found)
     if found.passed and policy is not None:
-        answer = verify_hooks.ask_nvml(places.prefix_path, places.simgpu)
+        answer = verify_hooks.ask_nvml(places.prefix_path, places.driver)
         gpu = choose_gpu(answer, options.gpu, verify_hooks.read_held_gpus(places.run_path))
         job = FakeJob(
             job_id=str(FIRST_JOB_ID + os.getpid()),

@@ -63,7 +63,7 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
             undone = JobUndo(
                 run,
                 checkpoint,
-                simulation=place.simulation,
+                driver=place.driver,
                 node=job.node,
                 slow_until=slow_until,
             ).undo()

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 
+DRIVER_VARIABLE = "SLURM_COLLOC_DRIVER"
+"""Names the driver to the hooks, from a constant line of their script; else see HookPlace."""
+
 TELL_S = 1.5
 """What is kept of a hook's time for telling how undoing went."""
 
@@ -30,12 +33,12 @@ class HookPlace:
     Args:
         run: Root's directory.
         policy: The policy's path.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
     """
 
     run: str = DEFAULT_RUN
     policy: str = DEFAULT_POLICY
-    simulation: str = ""
+    driver: str = ""
 
 
 class OutOfTime(BaseException):

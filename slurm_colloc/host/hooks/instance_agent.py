@@ -1,6 +1,6 @@
 """Changes a job's MIG instances while it runs, as its runner asks; who: root; one for each job.
 
-    python -m slurm_colloc.host.hooks.instance_agent RUN POLICY JOB SIMULATION NODE <LISTENER
+    python -m slurm_colloc.host.hooks.instance_agent RUN POLICY JOB DRIVER NODE <LISTENER
 
 Standard input is the listening socket, which the prolog has made. A request is one line of JSON, at
 most 4096 bytes, and so is the answer:
@@ -66,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
     act_as_hook()
     os.umask(0o077)
     os.chdir("/")
-    _, path, policy, job_id, simulation, node = argv
+    _, path, policy, job_id, driver, node = argv
     run = RunDirectory(path, makes=False)
     with socket.socket(fileno=os.dup(0)) as listener:
         # A client that is gone again must not be waited for.
         listener.setblocking(False)
-        agent = InstanceAgent(run, policy, job_id, simulation, node)
+        agent = InstanceAgent(run, policy, job_id, driver, node)
         while agent.is_wanted():
             readable, _, _ = select.select([listener], [], [], _LOOK_S)
             if readable:
@@ -87,17 +87,17 @@ class InstanceAgent:
         run: Root's directory.
         policy: The policy's path.
         job_id: The job.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
     """
 
     def __init__(
-        self, run: RunDirectory, policy: str, job_id: str, simulation: str = "", node: str = ""
+        self, run: RunDirectory, policy: str, job_id: str, driver: str = "", node: str = ""
     ) -> None:
         self._run = run
         self._policy = policy
         self._job_id = job_id
-        self._place = (simulation, node)
+        self._place = (driver, node)
         self._changes: deque[float] = deque(maxlen=_CHANGES_MAX)
 
     def is_wanted(self) -> bool:
@@ -148,7 +148,7 @@ class InstanceAgent:
         with MigSession(
             self._run.lock_path,
             {claim.gpu: claim.minor_number},
-            simulation=self._place[0],
+            driver=self._place[0],
             node=self._place[1],
             ends_at=time.monotonic() + _CHANGE_S,
         ) as session:

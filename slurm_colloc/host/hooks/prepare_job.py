@@ -43,7 +43,7 @@ class JobPreparation:
         job: The job.
         token: What it asks for.
         policy_path: Where that is.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         daemon_name: The name of Slurm's daemon that runs the hook.
     """
 
@@ -52,7 +52,7 @@ class JobPreparation:
     job: HookJob
     token: Token
     policy_path: str = DEFAULT_POLICY
-    simulation: str = ""
+    driver: str = ""
     daemon_name: str = ""
     notes: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)

@@ -78,7 +78,7 @@ class MigPreparation(JobPreparation):
         if any((gpu := answer.find(uuid)) is None or gpu.mig_enabled is None for uuid in minors):
             raise NodeError(f"{', '.join(minors)} cannot be divided by MIG")
         with open_sessions(
-            self.run.lock_path, minors, simulation=self.simulation, node=job.node, ends_at=ends_at
+            self.run.lock_path, minors, driver=self.driver, node=job.node, ends_at=ends_at
         ) as sessions:
             claims = tuple(
                 plan_cut(
@@ -138,7 +138,7 @@ class MigPreparation(JobPreparation):
             open_session=lambda gpus: MigSession(
                 self.run.lock_path,
                 gpus,
-                simulation=self.simulation,
+                driver=self.driver,
                 node=self.job.node,
                 ends_at=ends_at,
             ),
@@ -199,9 +199,9 @@ class MigPreparation(JobPreparation):
                                 "slurm_colloc.host.hooks.instance_agent",
                             ),
                             *(self.run.path, self.policy_path, job.job_id),
-                            *(self.simulation, job.node),
+                            *(self.driver, job.node),
                         ],
-                        build_nvml_environment(self.simulation, job.node),
+                        build_nvml_environment(self.driver, job.node),
                         stdin=listener.fileno(),
                         confinement=Confinement(groups, record),
                         own_session=True,

@@ -94,7 +94,7 @@ class MpsPreparation(JobPreparation):
 
     @property
     def _path(self) -> str:
-        return f"{self.simulation}/bin" if self.simulation else ""
+        return f"{self.driver}/bin" if self.driver else ""
 
     def _split_gpus(self) -> list[tuple[str, ...]]:
         """The GPUs of each daemon: a fault reaches all GPUs of its daemon."""
@@ -131,7 +131,7 @@ class MpsPreparation(JobPreparation):
         if not changes:
             return
         question = start_question(
-            self.simulation, self.job.node, uuids=tuple(changes), compute_modes=changes
+            self.driver, self.job.node, uuids=tuple(changes), compute_modes=changes
         )
         after = question.ask(NVML_S)
         for uuid in changes:
@@ -160,7 +160,7 @@ class MpsPreparation(JobPreparation):
         for name, gpus in zip(checkpoint.daemons, self._split_gpus(), strict=True):
             options = MpsOptions(
                 gpus=gpus,
-                environment=build_node_environment(self.simulation, self.job.node),
+                environment=build_node_environment(self.job.node),
                 path=self._path,
                 label=self.job.job_id,
                 control_cap_s=max(0.5, ends_at - time.monotonic()),

@@ -77,7 +77,7 @@ def _start_question(
         check_permission(policy, job, token)
     except Denied:
         return None
-    return start_question(place.simulation, job.node, minors=job.gpus or ())
+    return start_question(place.driver, job.node, minors=job.gpus or ())
 
 
 def _fail(report: HookReport, policy: NodePolicy) -> HookReport:
@@ -115,7 +115,7 @@ class _Prolog:
             job,
             token,
             place.policy,
-            place.simulation,
+            place.driver,
             daemon_name=find_slurm_daemon(os.getppid()),
         )
         self._report = HookReport()
@@ -179,7 +179,7 @@ class _Prolog:
         if not any(one.is_on for one in found):
             return answer
         minors = self._job.gpus or ()
-        return start_question(self._place.simulation, self._job.node, minors=minors).ask(NVML_S)
+        return start_question(self._place.driver, self._job.node, minors=minors).ask(NVML_S)
 
     def _prepare_mps(self, answer: NvmlAnswer, why_no_mig: str) -> Checkpoint:
         preparing = self._preparing
@@ -260,7 +260,7 @@ class _Prolog:
         undone = JobUndo(
             self._run,
             checkpoint,
-            simulation=self._place.simulation,
+            driver=self._place.driver,
             node=self._job.node,
             # In time to say what is left.
             mig_s=min(MIG_UNDO_S, self._ends_at - time.monotonic() - TELL_S),
@@ -284,7 +284,7 @@ class _Prolog:
             self._run,
             besides=self._job.job_id,
             claimed=claimed,
-            simulation=self._place.simulation,
+            driver=self._place.driver,
             node=self._job.node,
             holders_only=holders_only,
             budget_s=budget_s,

@@ -97,7 +97,7 @@ def recover(
     *,
     besides: str = "",
     claimed: Collection[str] = (),
-    simulation: str = "",
+    driver: str = "",
     node: str = "",
     holders_only: bool = False,
     budget_s: float = RECOVERY_S,
@@ -108,7 +108,7 @@ def recover(
         run: Root's directory.
         besides: A job that is left out, because its own prolog looks after it.
         claimed: GPUs that Slurm has just given to that job.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
         holders_only: Look only at jobs that hold one of those GPUs.
         budget_s: How long it may take in all; what is left is for the next hook.
@@ -151,7 +151,7 @@ def recover(
                     undone = JobUndo(
                         run,
                         checkpoint,
-                        simulation=simulation,
+                        driver=driver,
                         node=node,
                         budget_s=min(left_s, UNDOING_S),
                         nvml_s=min(left_s, NVML_S),

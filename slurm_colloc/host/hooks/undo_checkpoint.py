@@ -77,7 +77,7 @@ class JobUndo:
     Args:
         run: Root's directory.
         checkpoint: The job's checkpoint.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
         budget_s: How long ending its processes may take.
         nvml_s: How long NVML is waited for.
@@ -90,7 +90,7 @@ class JobUndo:
         run: RunDirectory,
         checkpoint: Checkpoint,
         *,
-        simulation: str = "",
+        driver: str = "",
         node: str = "",
         budget_s: float = UNDOING_S,
         nvml_s: float = NVML_S,
@@ -99,7 +99,7 @@ class JobUndo:
     ) -> None:
         self._run = run
         self._checkpoint = checkpoint
-        self._place = (simulation, node)
+        self._place = (driver, node)
         self._is_of_this_boot = checkpoint.boot == read_boot_id()
         self._budget_s = budget_s
         self._nvml_s = nvml_s
@@ -257,10 +257,10 @@ class JobUndo:
         ends_at = time.monotonic() + self._mig_s
         slow_until = max(ends_at, self._slow_until)
         minors = {claim.gpu: claim.minor_number for claim in claims.values()}
-        simulation, node = self._place
+        driver, node = self._place
         try:
             with open_sessions(
-                self._run.lock_path, minors, simulation=simulation, node=node, ends_at=slow_until
+                self._run.lock_path, minors, driver=driver, node=node, ends_at=slow_until
             ) as sessions:
                 found = run_for_each(
                     sessions,

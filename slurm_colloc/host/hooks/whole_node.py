@@ -35,7 +35,7 @@ def run_recover(place: HookPlace, node: str) -> tuple[HookReport, list[dict[str,
             report.details["mig"] = [problem]
         return report, []
     try:
-        found = recover(run, simulation=place.simulation, node=node)
+        found = recover(run, driver=place.driver, node=node)
         modes = _restore_modes(place, node, run, lost) if lost else ()
         run.sweep_aside(time.monotonic() + RECOVERY_S)
     finally:
@@ -79,14 +79,14 @@ def _restore_modes(
         )
     policy = _read_policy(place)
     return restore_modes(
-        start_question(place.simulation, node, uuids=lost).ask(NVML_S),
+        start_question(place.driver, node, uuids=lost).ask(NVML_S),
         lost,
         state=policy.state_directory,
         may_switch=policy.mig == MIG_SWITCH,
         open_session=lambda gpus: MigSession(
             run.lock_path,
             gpus,
-            simulation=place.simulation,
+            driver=place.driver,
             node=node,
             ends_at=time.monotonic() + _MODES_S,
         ),

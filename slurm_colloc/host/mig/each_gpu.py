@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def open_sessions(
-    lock: str, minors: Mapping[str, int], *, simulation: str, node: str, ends_at: float
+    lock: str, minors: Mapping[str, int], *, driver: str, node: str, ends_at: float
 ) -> Iterator[dict[str, MigSession]]:
     """A session for each GPU, by UUID; arguments as MigSession's.
 
@@ -30,7 +30,7 @@ def open_sessions(
     with contextlib.ExitStack() as stack:
         yield {
             uuid: stack.enter_context(
-                MigSession(lock, {uuid: minor}, simulation=simulation, node=node, ends_at=ends_at)
+                MigSession(lock, {uuid: minor}, driver=driver, node=node, ends_at=ends_at)
             )
             for uuid, minor in minors.items()
         }

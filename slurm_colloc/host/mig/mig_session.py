@@ -44,7 +44,7 @@ class MigSession:
     Args:
         lock: Path of root's lock file; empty for a session that only reads.
         gpus: The GPUs that it is about, with their minor numbers.
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
         ends_at: When the last answer has to be there, on the monotonic clock.
 
@@ -57,7 +57,7 @@ class MigSession:
         lock: str,
         gpus: Mapping[str, int],
         *,
-        simulation: str = "",
+        driver: str = "",
         node: str = "",
         ends_at: float,
     ) -> None:
@@ -65,7 +65,7 @@ class MigSession:
             *(sys.executable, "-IB", "-m", "slurm_colloc.host.nvml.mig_child", lock),
             *(f"{uuid}={minor}" for uuid, minor in gpus.items()),
         ]
-        self._environ = build_nvml_environment(simulation, node)
+        self._environ = build_nvml_environment(driver, node)
         self._ends_at = ends_at
         self._problem = ""
         self._starts = 0

@@ -105,7 +105,7 @@ def build_daemon_environment(
         gpus: UUIDs.
         pipe_directory: The daemon's sockets.
         log_directory: Its logs.
-        added: What the caller adds, such as the place of a simulated GPU.
+        added: What the caller adds, such as the node's name.
     """
     own = (os.path.dirname(programs.control), os.path.dirname(programs.server))
     return {

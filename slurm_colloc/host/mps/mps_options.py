@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from slurm_colloc.errors import UsageProblem
 
-PASSED_ON = ("SIMGPU_ROOT", "SLURMD_NODENAME")
+NODE_VARIABLE = "SLURMD_NODENAME"
+"""One machine may be several nodes, with GPUs of their own."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,17 @@ class MpsOptions:
 
 
 def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells the daemon of a simulated GPU whose GPUs it has; a real one does not look at it.
-
-    The batch script's environment has the node's name alone: the simulated programs know their
-    own directory.
+    """What of an environment a daemon's clean one has, too, apart from a PATH.
 
     Args:
         environ: The runner's environment.
     """
-    return {name: environ[name] for name in PASSED_ON if name in environ}
+    return build_node_environment(environ.get(NODE_VARIABLE, ""))
 
 
-def build_node_environment(simulation: str, node: str) -> dict[str, str]:
-    """What the daemon of a node has in its environment apart from a PATH.
-
-    Args:
-        simulation: The directory of a simulated GPU; empty on a real node.
-        node: Slurm's name of this node.
-    """
-    return dict(zip(PASSED_ON, (simulation, node), strict=True)) if simulation else {}
+def build_node_environment(node: str) -> dict[str, str]:
+    """The same where only Slurm's name of this node is known; empty for none."""
+    return {NODE_VARIABLE: node} if node else {}
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def probe_gpus(
 
 
 def start_question(
-    simulation: str = "",
+    driver: str = "",
     node: str = "",
     *,
     uuids: Collection[str] = (),
@@ -130,32 +130,30 @@ def start_question(
     """Get a question ready as root does: with this interpreter, in a clean environment.
 
     Args:
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
         uuids: The GPUs that are asked about, by UUID.
         minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
         compute_modes: Compute modes to set first, by UUID.
     """
     return NvmlQuestion(
-        environ=build_nvml_environment(simulation, node),
+        environ=build_nvml_environment(driver, node),
         uuids=uuids,
         minors=minors,
         compute_modes=compute_modes,
     )
 
 
-def build_nvml_environment(simulation: str, node: str) -> dict[str, str]:
+def build_nvml_environment(driver: str, node: str) -> dict[str, str]:
     """The clean environment in which root asks NVML; pure.
 
     Args:
-        simulation: The directory of a simulated GPU; empty on a real node.
+        driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         node: Slurm's name of this node.
     """
     environ = dict(_CLEAN)
-    if simulation:
-        environ |= {
-            "SIMGPU_ROOT": simulation,
-            "SLURMD_NODENAME": node,
-            "LD_LIBRARY_PATH": f"{simulation}/lib",
-        }
+    if node:
+        environ["SLURMD_NODENAME"] = node
+    if driver:
+        environ["LD_LIBRARY_PATH"] = f"{driver}/lib"
     return environ

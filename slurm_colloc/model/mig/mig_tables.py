@@ -1,4 +1,4 @@
-"""MIG profiles by GPU model, for where no GPU can be asked: before a node is known, and simulated.
+"""MIG profiles by GPU model, for where no GPU can be asked: before a node is known.
 
 On a node NVML is read instead. The H100's and H200's numbers were read from NVML with driver
 580.159.04 (MIG off); those of A100, A30 and B200 are as NVIDIA's MIG guide and listings of

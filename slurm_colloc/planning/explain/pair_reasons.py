@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from slurm_colloc.model.plan import Goal, PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import OWN_RULES, Goal, PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.explain.explanation import PairExplanation
 from slurm_colloc.planning.explain.requested_separation import find_differences
-from slurm_colloc.planning.explain.rule_reasons import find_by_rule
 from slurm_colloc.planning.job_needs import Question, compute_needs, is_host_memory_assumed
 from slurm_colloc.planning.known_packs import is_known, weigh
 from slurm_colloc.planning.limits.broken_limits import (
@@ -21,6 +20,7 @@ from slurm_colloc.planning.limits.broken_limits import (
 )
 from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
+from slurm_colloc.planning.other_rules import find_rule
 from slurm_colloc.planning.pack_request import compute_places_most, find_cut_gpu
 from slurm_colloc.planning.plan_packs import find_keys
 from slurm_colloc.planning.priced_packs import Subject
@@ -108,9 +108,9 @@ class PairReasons:
         spread = self._find_spread(i, j)
         if spread is not None:
             return (spread,), ()
-        if policy.rule not in (Rule.CSUB, Rule.FIRST_FIT):
+        if policy.rule not in OWN_RULES:
             packs = [_list_jobs(self._plan.packs[self.places[index]]) for index in (i, j)]
-            return find_by_rule(
+            return find_rule(policy.rule).find_broken(
                 self._question, self._subjects, self._names, (packs[0], packs[1]), (i, j)
             )
         known = [self._is_known(index) for index in (i, j)]

@@ -35,11 +35,11 @@ from slurm_colloc.planning.job_needs import (
     has_run_s,
 )
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.pack_prediction import predict_pack
 from slurm_colloc.planning.plan_packs import ask
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
-from slurm_colloc.planning.search import other_rules
 
 _J_PER_WH = 3600
 
@@ -164,7 +164,7 @@ def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
         # Who of those that wait runs alongside whom, nothing tells.
         return pack
     setting = Setting(pack.mode, tuple(member.thread_percentage for member in pack.members))
-    slowdowns, finish_s = other_rules.predict_pack(subjects, setting, question.calibration)
+    slowdowns, finish_s = predict_pack(subjects, setting, question.calibration)
     if slowdowns is None:
         return pack
     members = tuple(

@@ -6,6 +6,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
+    OWN_RULES,
     Goal,
     Policy,
     Rule,
@@ -35,10 +36,14 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
 
     Raises:
         UsageProblem: `--share`, `--goal` or `--policy` has another value, or contradicts another
-            option.
+            option, or the rule is of a package that is not installed.
     """
     goal = Goal(_choose_word(call.goals, "goal", GOAL_CHOICES) or settings.goal)
     rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
+    if rule not in OWN_RULES:
+        from slurm_colloc.planning.other_rules import find_rule
+
+        find_rule(rule)
     most = settings.caps.members_per_pack or None
     share = choose_share(call, settings)
     if share.mode is SharingMode.MIG and share.strict and settings.hooks == "never":

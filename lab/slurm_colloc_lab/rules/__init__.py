@@ -1,0 +1,1 @@
+"""Rules of others for who shares a GPU, to compare csub's own search with."""

@@ -1,0 +1,70 @@
+"""What csub says where slurm-colloc-lab is not installed, and what it finds where it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from slurm_colloc.__main__ import _OF_LAB, run
+from slurm_colloc.cli.subcommands import build_app
+from slurm_colloc.extensions import COMMANDS, RULES, list_extensions
+from slurm_colloc.model.plan import OWN_RULES, Rule
+from slurm_colloc.planning.other_rules import find_rule
+
+LAB = Path(__file__).resolve().parents[2] / "lab"
+ABSENT = (
+    "is in the package slurm-colloc-lab, which is not installed: "
+    "pip install ./lab in a checkout of csub"
+)
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment without entry points, and a home of its own."""
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.sh").write_text("#!/bin/sh\n#SBATCH --gres=gpu:1\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(_OF_LAB))
+@pytest.mark.parametrize("word", ["--help", "up"])
+def test_without_the_lab_its_commands_say_where_they_are(
+    without: Path, capsys: pytest.CaptureFixture[str], name: str, word: str
+) -> None:
+    assert run([name, word]) == 2
+    assert capsys.readouterr().err == f"csub: error: csub {name} {ABSENT}\n"
+    assert not (without / "home").exists()
+
+
+@pytest.mark.parametrize("rule", sorted(set(Rule) - OWN_RULES))
+def test_without_the_lab_its_rules_are_refused_before_anything_is_submitted(
+    without: Path, capsys: pytest.CaptureFixture[str], rule: Rule
+) -> None:
+    assert run(["--local", f"--policy={rule}", "a.sh"]) == 2
+    assert capsys.readouterr().err == f"csub: error: the rule --policy={rule} {ABSENT}\n"
+    assert not list(without.rglob("pack.json"))
+
+
+@pytest.mark.usefixtures("without")
+def test_without_the_lab_the_help_does_not_list_its_commands() -> None:
+    commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
+    assert "admin" in commands
+    assert not _OF_LAB & set(commands)
+
+
+def test_all_that_the_lab_declares_is_found_under_a_name_that_csub_knows() -> None:
+    declared = tomllib.loads((LAB / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(declared[COMMANDS]) == _OF_LAB <= list_extensions(COMMANDS)
+    assert set(declared[RULES]) == set(Rule) - OWN_RULES <= list_extensions(RULES)
+    for group, entries in declared.items():
+        for name, place in entries.items():
+            (entry,) = importlib.metadata.entry_points(group=group, name=name)
+            assert entry.value == place
+            assert callable(entry.load() if group == COMMANDS else find_rule(Rule(name)).partition)
