@@ -44,7 +44,7 @@ from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_process import read_runner
 
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
+from .conftest import CsubUser, running_sandbox, user_of
 from .mps import read_parent, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
@@ -276,13 +276,12 @@ def submit(user: CsubUser, layer: str) -> list[str]:
 
 def has_ended(user: CsubUser) -> bool:
     """Whether no member is open any more; what was never started is submitted again."""
-    user.csub("queue", check=False)
-    # Slurm holds a job whose batch script a killed slurmd could not start, for an administrator.
-    waiting = user.run(["squeue", "-h", "--states=PENDING", "-r", "-o%i %r"], check=False).stdout
-    for line in waiting.splitlines():
-        job_id, reason = line.split(maxsplit=1)
-        if reason.replace("_", " ").startswith("launch failed"):
-            administrate(user, "scontrol", "release", job_id, check=False)
+    listed = user.csub("queue", "--json", check=False).stdout
+    # Slurm holds a job whose batch script a killed slurmd could not start, until it is released.
+    rows = json.loads(listed) if listed else []
+    held = [row["member"] for row in rows if (row["reason"] or "").startswith("launch failed")]
+    if held:
+        user.csub("release", *held, check=False)
     return not list((user.state / "open").iterdir())
 
 
