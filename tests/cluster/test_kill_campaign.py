@@ -44,7 +44,7 @@ from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_process import read_runner
 
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
+from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .mps import read_parent, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]
@@ -282,7 +282,20 @@ def has_ended(user: CsubUser) -> bool:
     held = [row["member"] for row in rows if (row["reason"] or "").startswith("launch failed")]
     if held:
         user.csub("release", *held, check=False)
+    resume_nodes(user)
     return not list((user.state / "open").iterdir())
+
+
+def resume_nodes(user: CsubUser) -> None:
+    """Slurm drains a node whose slurmd died in the middle of a launch, for an administrator."""
+    told = user.run(["sinfo", "-h", "-N", "-o%N %T %E"], check=False).stdout
+    for line in sorted(set(told.splitlines())):
+        node, state, reason = line.split(maxsplit=2)
+        if state.startswith("drain"):
+            print(f"resumed {node}: {reason}")
+            administrate(
+                user, "scontrol", "update", f"nodename={node}", "state=resume", check=False
+            )
 
 
 def list_places(user: CsubUser) -> dict[str, list[tuple[Path, int]]]:
@@ -385,6 +398,7 @@ def run_campaign(account: str, layer: str = "") -> None:
             error.add_note(f"seed {SEED}; done: {dict(campaign.done)}")
             error.add_note("\n".join(campaign.log))
             error.add_note(f"stopped: {list_stopped(user)}")
+            error.add_note(user.run(["sinfo", "-N", "-o%N %T %E"], check=False).stdout)
             for job_id in jobs:
                 error.add_note(user.describe(job_id))
             raise
