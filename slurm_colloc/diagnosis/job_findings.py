@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurm_colloc.diagnosis.findings import Finding, green, red, yellow
 from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.report.words.waiting_reasons import find_reason
+from slurm_colloc.report.words.waiting_reasons import find_reason, normalise_reason
 
 _ASK = "ask the administrators"
 
@@ -133,7 +133,7 @@ def _judge_given_up(
             f"{outcome.node or 'the node'}",
             **values,
         )
-    word = normalise_reason(outcome.reason)
+    word = "" if outcome.reason in ("None", "(null)") else normalise_reason(outcome.reason)
     reason = find_reason(word)
     meaning = f"{reason.meaning} ({word})" if reason else f"Slurm's reason is {word or 'not known'}"
     what = f"{name} did not start within {after}, and was cancelled: {meaning}"
@@ -149,13 +149,6 @@ def _judge_given_up(
         "sinfo shows idle nodes, --partition and --nodelist name them",
         **values,
     )
-
-
-def normalise_reason(reason: str) -> str:
-    """Slurm's reason as squeue's manual spells it."""
-    if reason.startswith(("Nodes_required_for_job_are_DOWN", "Nodes required for job are DOWN")):
-        return "ReqNodeNotAvail"
-    return "" if reason in ("None", "(null)") else reason.replace(",_", ", ")
 
 
 def is_hopeless(reason: str) -> bool:

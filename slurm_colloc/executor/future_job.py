@@ -307,10 +307,10 @@ def _parse_one(text: str) -> tuple[str, int | None]:
 
 
 def _find_member(job: str, number: int | None) -> MemberId:
-    from slurm_colloc.cli.session import Session
+    from slurm_colloc.executor.job_states import open_session
 
     wanted = Selection(job) if number is None else Selection.of(job, (number,))
-    found = [m for _, members in Session.open().survey([wanted], follow_all=False) for m in members]
+    found = [m for _, members in open_session().survey([wanted], follow_all=False) for m in members]
     if len(found) != 1:
         raise UsageProblem(f"{wanted} names {len(found)} jobs", hint="a Job is one, as in 4711_3")
     return found[0].member

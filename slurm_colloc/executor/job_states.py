@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import MemberFailed, NotFound
+from slurm_colloc.errors import MemberFailed, NotFound, StateError
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:
@@ -39,16 +40,37 @@ class SeenMember:
     owner: int | None
 
 
+def open_session() -> Session:
+    """The caller's state, to read it; another user's, where the settings lead there.
+
+    A command of csub reads that as root with its owner's rights alone. Here they would be those of
+    all threads of a program that is not csub's, so root is refused.
+
+    Raises:
+        CollocError: The state cannot be read.
+    """
+    from slurm_colloc.cli.session import Session
+    from slurm_colloc.store.all_packs import State
+
+    session = Session.open()
+    if os.geteuid() == 0 and not isinstance(session.state, State):
+        owner = session.state.owner_name
+        raise StateError(
+            f"root reads no state of another user from Python, and {session.state.root} belongs to "
+            f"{owner}",
+            hint=f"csub show --user {owner}, or run Python as {owner}",
+        )
+    return session
+
+
 def read_states(members: Iterable[MemberId]) -> dict[MemberId, SeenMember]:
     """Look at members with one question to Slurm; those that csub does not know are left out.
 
     Raises:
         CollocError: The state cannot be read.
     """
-    from slurm_colloc.cli.session import Session
-
     wanted = set(members)
-    session = Session.open()
+    session = open_session()
     found: dict[MemberId, SeenMember] = {}
     for view, member in _survey(session, sorted({member.job for member in wanted})):
         if member.member not in wanted:

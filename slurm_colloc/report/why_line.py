@@ -209,6 +209,9 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
     if not view.job_id:
         return "its submission is not complete: Slurm has not answered yet"
     text = facts.fields.get("Reason", "") if view.slurm is None else view.slurm.reason
+    reason = find_reason(text)
+    if reason is not None and reason.needs_release:
+        return f"{describe_reason(text)}; csub release {view.shown_id} lets it try again"
     word = text.split(",")[0]
     start = read_start(facts.fields)
     if word == "BeginTime":
@@ -227,7 +230,6 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
         said = describe_reason(text)
     if start:
         return f"{said}; Slurm expects to start it {start}"
-    reason = find_reason(text)
     waits = reason is not None and word in ("Resources", "Priority")
     return f"{said}; Slurm has not planned its start yet" if waits else said
 

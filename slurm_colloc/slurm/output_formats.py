@@ -202,6 +202,17 @@ def parse_accounting(text: str) -> dict[str, SlurmJobState]:
 _TASKS = re.compile(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]")
 
 
+_MERGED = re.compile(r",(?=\S)")
+
+
+def has_merged_reasons(job: SlurmJob) -> bool:
+    """Whether a row of squeue may stand for elements that wait for different reasons.
+
+    squeue folds waiting elements, and lists their reasons: `Resources,JobHeldUser`.
+    """
+    return _TASKS.fullmatch(job.job_id) is not None and _MERGED.search(job.reason) is not None
+
+
 def compute_element_states(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
     """Index squeue's rows by element id, with folded pending elements spelled out."""
     index: dict[str, SlurmJob] = {}

@@ -14,6 +14,7 @@ from slurm_colloc.slurm.output_formats import (
     NodeShape,
     SlurmJob,
     compute_element_states,
+    has_merged_reasons,
     parse_accounting,
     parse_job_fields,
     parse_moment,
@@ -97,10 +98,19 @@ class SlurmCommands:
 
     def list_jobs(self) -> dict[str, SlurmJob]:
         """All jobs of the user that Slurm still shows, by id or element id; one question."""
+        rows = self._ask_queue()
+        jobs = compute_element_states(rows)
+        if any(has_merged_reasons(row) for row in rows):
+            each = compute_element_states(self._ask_queue("--array"))
+            jobs |= {name: job for name, job in each.items() if name in jobs}
+        return jobs
+
+    def _ask_queue(self, *options: str) -> list[SlurmJob]:
         environment = self._environment
         whose = "--me" if self._uid is None else f"--user={self._uid}"
+        chosen = ("--noheader", whose, "--all", "--states=all", *options)
         output = run_slurm(
-            ["squeue", "--noheader", whose, "--all", "--states=all", f"--format={QUEUE_FORMAT}"],
+            ["squeue", *chosen, f"--format={QUEUE_FORMAT}"],
             environment={
                 **(build_client_environment(os.environ) if environment is None else environment),
                 # Waiting tasks of an array come folded and whole: `squeue --array` leaves out the
@@ -108,7 +118,7 @@ class SlurmCommands:
                 "SLURM_BITSTR_LEN": "0",
             },
         ).stdout
-        return compute_element_states(parse_queue(output))
+        return parse_queue(output)
 
     def list_dependencies(self) -> list[str]:
         """What the user's waiting jobs wait for, as squeue shows it; one question."""

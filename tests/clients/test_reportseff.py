@@ -1,4 +1,4 @@
-"""reportseff with csub in the place of sacct: each task of a pack has its own row."""
+"""reportseff on a sandbox with accounting, alone and with csub in the place of sacct."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ..accounting.bed import running_accounting
-from ..accounting.test_accounting import list_names
-from ..cluster.conftest import CsubUser, user_of
+from ..accounting.bed import require_accounting
+from ..cluster.conftest import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
 from .conftest import put_csub_in_place
 
@@ -22,9 +21,11 @@ OPTIONS = ("--array=0-3", "--time=5", "--job-name=sweep", "--cpus-per-task=1", "
 
 @pytest.fixture(scope="module")
 def accounted_user(accounts: tuple[str, ...]) -> Iterator[CsubUser]:
-    first = list_names(accounts)[0]
-    told = ("add account lab cluster=sandbox", f"add user {first} account=lab cluster=sandbox")
-    with running_accounting(prepare=told) as (_, sandbox), user_of(sandbox, first) as somebody:
+    require_accounting()
+    with (
+        running_sandbox(accounting=True, cpus_per_node=16) as sandbox,
+        user_of(sandbox, accounts[0]) as somebody,
+    ):
         yield somebody
 
 
@@ -66,3 +67,8 @@ def test_reportseff_tells_of_tasks_as_of_sbatch_s_own(
         "JOB_0": "COMPLETED", "JOB_1": "COMPLETED", "JOB_2": "FAILED", "JOB_3": "CANCELLED",
     }  # fmt: skip
     assert report(user, clients_python, packed, linked) == expected
+    # Slurm's own sacct knows the pack, and its members as steps.
+    of_pack = report(user, clients_python, packed, path)
+    assert [row[1] for row in of_pack.values()] == ["FAILED"]
+    steps = user.run(["sacct", "-n", "-P", "-o", "jobname,state", "-j", packed]).stdout.split()
+    assert {f"{packed}/0|COMPLETED", f"{packed}/1|COMPLETED", f"{packed}/2|FAILED"} <= set(steps)

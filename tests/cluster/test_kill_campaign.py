@@ -56,6 +56,9 @@ PACK_SIZE = 4
 KILLS_OF_RUNNER_MOST = 2
 """A pack whose runner is killed more often is not started again."""
 
+FORGETS_S = 30.0
+"""How old may be what a controller that is killed has not saved yet."""
+
 OPTIONS = ("--share=timeslice", "--gres=gpu:1", "-c1", "--mem=30M", "--time=20", "--requeue")
 
 # The runner, in which room for more was measured and which pauses and parks at random; where a
@@ -180,6 +183,7 @@ class Campaign:
         self._note("controller", "away")
         if self.chance.random() < 0.5:
             self.may_be_lost |= {pack.name for pack, _ in self.list_running()}
+            self.may_be_lost |= self._list_changed()
             (pid,) = [d.pid for d in self.sandbox.status().daemons if d.name == "slurmctld"]
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
@@ -193,6 +197,13 @@ class Campaign:
         time.sleep(self.chance.uniform(0.0, 8.0))
         self.sandbox.start_controller()
         self._note("controller", "there")
+
+    def _list_changed(self) -> set[str]:
+        """Packs just submitted, started or requeued: slurmctld saves that seconds later."""
+        names = ("slurm_job_id", "attempt", "killed.*")
+        since = time.time() - FORGETS_S
+        files = [f for name in names for f in (self.user.state / "packs").glob(f"*/{name}")]
+        return {file.parent.name for file in files if file.stat().st_mtime > since}
 
     def _look_at_hanging(self, *, waits: bool = False) -> None:
         """Of a pack whose runner hangs none is stopped any more; then it goes on or is killed."""
@@ -276,14 +287,26 @@ def submit(user: CsubUser, layer: str) -> list[str]:
 
 def has_ended(user: CsubUser) -> bool:
     """Whether no member is open any more; what was never started is submitted again."""
-    user.csub("queue", check=False)
-    # Slurm holds a job whose batch script a killed slurmd could not start, for an administrator.
-    waiting = user.run(["squeue", "-h", "--states=PENDING", "-r", "-o%i %r"], check=False).stdout
-    for line in waiting.splitlines():
-        job_id, reason = line.split(maxsplit=1)
-        if reason.replace("_", " ").startswith("launch failed"):
-            administrate(user, "scontrol", "release", job_id, check=False)
+    listed = user.csub("queue", "--json", check=False).stdout
+    # Slurm holds a job whose batch script a killed slurmd could not start, until it is released.
+    rows = json.loads(listed) if listed else []
+    held = [row["member"] for row in rows if (row["reason"] or "").startswith("launch failed")]
+    if held:
+        user.csub("release", *held, check=False)
+    resume_nodes(user)
     return not list((user.state / "open").iterdir())
+
+
+def resume_nodes(user: CsubUser) -> None:
+    """Slurm drains a node whose slurmd died in the middle of a launch, for an administrator."""
+    told = user.run(["sinfo", "-h", "-N", "-o%N %T %E"], check=False).stdout
+    for line in sorted(set(told.splitlines())):
+        node, state, reason = line.split(maxsplit=2)
+        if state.startswith("drain"):
+            print(f"resumed {node}: {reason}")
+            administrate(
+                user, "scontrol", "update", f"nodename={node}", "state=resume", check=False
+            )
 
 
 def list_places(user: CsubUser) -> dict[str, list[tuple[Path, int]]]:
@@ -294,9 +317,9 @@ def list_places(user: CsubUser) -> dict[str, list[tuple[Path, int]]]:
             if not (folder / "spec.json").exists():
                 continue
             job = read_spec(pack, int(folder.name)).job
-            found.setdefault(f"{job.arguments[0]}.{job.array_task}", []).append(
-                (pack, int(folder.name))
-            )
+            assert job.array_task is not None
+            key = f"{job.arguments[0]}.{job.array_task.task_id}"
+            found.setdefault(key, []).append((pack, int(folder.name)))
     return found
 
 
@@ -386,6 +409,7 @@ def run_campaign(account: str, layer: str = "") -> None:
             error.add_note(f"seed {SEED}; done: {dict(campaign.done)}")
             error.add_note("\n".join(campaign.log))
             error.add_note(f"stopped: {list_stopped(user)}")
+            error.add_note(user.run(["sinfo", "-N", "-o%N %T %E"], check=False).stdout)
             for job_id in jobs:
                 error.add_note(user.describe(job_id))
             raise

@@ -480,3 +480,22 @@ def test_the_end_that_a_sweep_writes_down_is_when_slurm_ended_the_job(helped: Cs
     rows = json.loads(helped.csub("history", "--json").stdout)
     assert [row["state"] for row in rows] == ["CANCELLED"] * 2
     assert all(row["ended_by"] <= cancelled_by for row in rows)
+
+
+def test_root_reads_no_state_of_another_user_from_python(helped: CsubUser, root: CsubUser) -> None:
+    job_id = start_pack(helped)
+    program = (
+        "import sys, slurm_colloc\n"
+        "try:\n"
+        "    print(slurm_colloc.Job(sys.argv[1]).state)\n"
+        "except slurm_colloc.errors.StateError as problem:\n"
+        "    print(problem)\n"
+    )
+    state = helped.home / ".local/state"
+    argv = [sys.executable, "-c", program, f"{job_id}/3"]
+    assert helped.run(argv).stdout == "FAILED\n"
+    told = root.run(argv, environment={"XDG_STATE_HOME": str(state)}).stdout
+    assert told.startswith("root reads no state of another user from Python, and ")
+    assert f"belongs to {helped.name}: csub show --user {helped.name}" in told
+    (helped.home / "go").touch()
+    helped.finish(job_id)

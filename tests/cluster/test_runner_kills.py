@@ -158,17 +158,23 @@ def test_what_had_not_ended_starts_again_and_what_had_ended_does_not(
 
 
 @pytest.mark.smoke
-def test_where_it_may_not_be_requeued_the_others_are_lost_and_it_is_said_why(
+def test_where_it_may_not_be_requeued_what_lives_ends_and_the_rest_is_lost_and_it_is_said_why(
     user: CsubUser,
 ) -> None:
     job_id = start_pack(user, "--no-requeue")
     ended = user.members(job_id)[1]
     runner = runner_pid(user, job_id)
-    processes = [identify(read_parent(runner)), kill(runner)]
-    rows = user.wait_for_states(job_id, {1: "FAILED", 2: "LOST", 3: "LOST", 4: "LOST"})
+    guard = identify(read_parent(runner))
+    processes = [guard, kill(runner)]
+    wait_until(lambda: journal(user, job_id, "runner_killed"), "its guard has noted it")
+    assert guard is not None
+    assert is_alive(guard)
+    assert states_of(user.members(job_id)) == ["FAILED", "RUNNING", "RUNNING", "PENDING"]
+    (user.home / "end").touch()
+    rows = user.wait_for_states(job_id, {1: "FAILED", 2: "COMPLETED", 3: "COMPLETED", 4: "LOST"})
     assert rows[1] == {**ended, "slurm_state": "FAILED"}
-    assert {rows[n]["reason"] for n in (2, 3, 4)} == {f"{KILLED}; it may not be requeued"}
-    assert f"LOST: {KILLED}; it may not be requeued; ran on" in user.csub("why", job_id).stdout
+    assert rows[4]["reason"] == f"{KILLED}; it may not be requeued"
+    assert f"LOST: {KILLED}; it may not be requeued" in user.csub("why", job_id).stdout
     assert "; it may not be requeued\n" in user.csub("show", job_id).stdout
     assert user.csub("wait", job_id, check=False).returncode == 3
     wait_until_gone(user, *processes)
@@ -189,12 +195,13 @@ def test_a_pack_whose_runner_is_killed_again_and_again_starts_twice_more_at_most
         assert read_attempt(user, job_id) == attempt
         user.wait_for_states(job_id, {2: "RUNNING", 3: "RUNNING"})
         kill(runner_pid(user, job_id))
+    wait_until(lambda: len(journal(user, job_id, "runner_killed")) == 3, "its guard has noted it")
+    (user.home / "end").touch()
     # Who never started is submitted again, as after every end of a pack.
-    states = {1: "FAILED", 2: "LOST", 3: "LOST", 4: "REQUEUED"}
+    states = {1: "FAILED", 2: "COMPLETED", 3: "COMPLETED", 4: "REQUEUED"}
     rows = user.wait_for_states(job_id, states)
-    for number in (2, 3):
-        assert rows[number]["starts"] == 3
-        assert rows[number]["reason"] == f"{KILLED}; it was restarted 2 times before"
+    assert [rows[number]["starts"] for number in (2, 3)] == [3, 3]
+    assert "; it was restarted 2 times before\n" in user.csub("show", job_id).stdout
     events = journal(user, job_id, "runner_killed")
     assert [event["requeued"] for event in events] == [True, True, False]
     assert len(journal(user, job_id, "attempt")) == 3
@@ -334,7 +341,10 @@ def test_what_has_ended_while_its_runner_hung_is_not_lost_with_its_pack(user: Cs
     os.kill(runner, signal.SIGSTOP)
     let_end(user, job_id, 1, 0)
     kill(runner)
-    rows = user.wait_for_states(job_id, {1: "COMPLETED", 2: "LOST"})
+    wait_until(lambda: journal(user, job_id, "runner_killed"), "its guard has noted it")
+    let_end(user, job_id, 2, 3)
+    rows = user.wait_for_states(job_id, {1: "COMPLETED", 2: "FAILED"})
+    assert rows[2]["exit_code"] == {"code": 3, "signal": 0}
     assert rows[1]["exit_code"] == {"code": 0, "signal": 0}
     assert rows[1]["ended_at"] is not None
     # It is written down, not only shown.

@@ -103,7 +103,7 @@ def test_a_job_that_is_refused_is_red_in_slurms_words() -> None:
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs", Level.RED, "drained"),
         ("InvalidAccount", Level.RED, "its account is not valid"),
         ("PartitionTimeLimit", Level.RED, "more time than its partition allows"),
-        ("launch_failed_requeued_held", Level.RED, "it failed to start on the node"),
+        ("launch_failed_requeued_held", Level.RED, "Slurm could not start it on its node"),
     ],
 )
 def test_a_job_that_waits_is_judged_by_its_reason(reason: str, level: Level, words: str) -> None:

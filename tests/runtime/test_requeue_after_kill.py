@@ -169,8 +169,9 @@ class Bed:
         return KilledRunner(self.pack, allocation, slurm, 9, killed_at).requeue()
 
     def list_requeues(self) -> list[str]:
-        asked = (self.programs / "asked").read_text().splitlines()
-        return [line for line in asked if line.startswith("requeue")]
+        asked = self.programs / "asked"
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        return [line for line in lines if line.startswith("requeue")]
 
     def read_journal(self) -> list[tuple[bool, str]]:
         path = self.pack / "events.jsonl"
@@ -280,6 +281,21 @@ def test_as_long_as_a_member_lives_slurm_is_asked(bed: Bed) -> None:
     member.process.terminate()
     member.process.wait(60)
     assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
+
+
+def test_where_it_is_refused_the_pack_stands_as_long_as_a_member_lives(bed: Bed) -> None:
+    bed.answer(Requeue="0")
+    member = RunningMember(bed.pack, 2, ["/bin/sleep", "600"])
+    assert bed.requeue() is None
+    # Slurm is not asked again for what it has refused.
+    (bed.programs / "job").unlink()
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is None
+    member.process.terminate()
+    member.process.wait(60)
+    assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
+    assert [kill.refusal for kill in list_kills(bed.pack)] == ["it may not be requeued"]
+    assert bed.read_journal() == [(False, "it may not be requeued")]
+    assert bed.list_requeues() == []
 
 
 def test_a_requeue_without_an_answer_that_was_done_is_found_done(bed: Bed) -> None:

@@ -159,6 +159,15 @@ class Sandbox:
                 "slurmctld", controller[0].pid if controller else None, record.controller_port
             ),
         ]
+        if record.accounting_port is not None:
+            slurmdbd = daemons.find_slurmdbd(self.layout, table, owner)
+            database = daemons.find_database(self.layout, table, owner)
+            found += [
+                DaemonStatus("database", database[0].pid if database else None, None),
+                DaemonStatus(
+                    "slurmdbd", slurmdbd[0].pid if slurmdbd else None, record.accounting_port
+                ),
+            ]
         for node, port in zip(record.node_names, record.node_ports, strict=True):
             slurmd = daemons.find_slurmd(self.layout, table, node, owner)
             found.append(DaemonStatus(f"slurmd.{node}", slurmd[0].pid if slurmd else None, port))

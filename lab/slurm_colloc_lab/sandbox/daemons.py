@@ -96,6 +96,25 @@ def find_slurmd(
     return _find_daemons(table, "slurmd", {str(layout.slurm_conf), node}, owner)
 
 
+def find_slurmdbd(
+    layout: Layout, table: Iterable[Process], owner: int | None = None
+) -> list[ProcessId]:
+    """This sandbox's slurmdbd, which was started through a link of its own."""
+    return _find_daemons(table, str(layout.slurmdbd), set(), owner)
+
+
+def find_database(
+    layout: Layout, table: Iterable[Process], owner: int | None = None
+) -> list[ProcessId]:
+    """The MariaDB of this sandbox's accounting."""
+    mark = {f"--socket={layout.database_socket}"}
+    return [
+        identity
+        for name in ("mariadbd", "mysqld")
+        for identity in _find_daemons(table, name, mark, owner)
+    ]
+
+
 def find_all_slurmd(layout: Layout, table: Iterable[Process]) -> list[ProcessId]:
     """Every slurmd of this sandbox, also of nodes that are no longer remembered."""
     return _find_daemons(table, "slurmd", {str(layout.slurm_conf)})
@@ -120,7 +139,7 @@ def _find_daemons(
         process.id
         for process in table
         if (argv := read_command_line(process.id.pid))
-        and Path(argv[0]).name in names
+        and (argv[0] == name or Path(argv[0]).name in names)
         and arguments <= set(argv[1:])
         and read_uid(process.id.pid) == owner
     ]
@@ -170,13 +189,16 @@ def build_daemon_environment(environment: Mapping[str, str], layout: Layout) -> 
     return kept
 
 
-def start_daemon(name: str, argv: Sequence[str], layout: Layout) -> None:
+def start_daemon(
+    name: str, argv: Sequence[str], layout: Layout, variables: Mapping[str, str] | None = None
+) -> None:
     """Start a daemon that puts itself into the background, and wait until it has done so.
 
     Args:
         name: What messages and the log file call it, for example `slurmd.node1`.
         argv: Its command line.
         layout: Where its log is.
+        variables: What it finds in its environment, besides what all daemons do.
 
     Raises:
         SlurmError: It refused to start.
@@ -186,7 +208,7 @@ def start_daemon(name: str, argv: Sequence[str], layout: Layout) -> None:
         try:
             child = start_program(
                 argv,
-                build_daemon_environment(os.environ, layout),
+                {**build_daemon_environment(os.environ, layout), **(variables or {})},
                 stderr=stderr.fileno(),
                 own_session=True,
                 umask=0o022,

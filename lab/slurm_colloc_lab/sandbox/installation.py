@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.host.system.child_programs import run_program
 
-_DAEMON_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin", "/sbin")
+DAEMON_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin", "/sbin")
 _OLDEST = (22, 5)
 
 
@@ -54,7 +54,7 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
     Raises:
         SlurmUnreachable: Something is missing, or the release is too old.
     """
-    path = os.pathsep.join((environment.get("PATH", os.defpath), *_DAEMON_DIRECTORIES))
+    path = os.pathsep.join((environment.get("PATH", os.defpath), *DAEMON_DIRECTORIES))
     found: dict[str, str] = {}
     for name in ("munged", "slurmctld", "slurmd", "slurmstepd", "scontrol"):
         # Debian's packages hold slurmd-wlm; the plain name is an alternative made at installation.

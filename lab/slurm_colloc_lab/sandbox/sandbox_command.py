@@ -126,6 +126,14 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
             show_default=False,
         ),
     ] = None,
+    accounting: Annotated[
+        bool | None,
+        typer.Option(
+            "--accounting/--no-accounting",
+            help="Keep accounts, for sacct: needs slurmdbd and MariaDB.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(help="A line for slurm.conf; may be repeated.", show_default=False),
@@ -147,6 +155,7 @@ def up(  # noqa: PLR0917 - typer calls it by keyword
         "slurmd_timeout_s": slurmd_timeout,
         "hooks": hooks,
         "mig": mig,
+        "accounting": accounting,
         "extra_conf": tuple(conf) if conf else None,
     }
     started = sandbox.up(choose_spec(sandbox, given)).started

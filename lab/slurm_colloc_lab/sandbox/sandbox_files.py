@@ -147,6 +147,7 @@ def write_files(
         ),
         cgroups=record.cgroups,
         plugin_directory=installation.plugin_directory,
+        accounting_port=record.accounting_port,
     )
     if spec.hooks:
         install_hooks(layout, has_simulation=spec.simgpu and not files.real, may_divide=spec.mig)
@@ -165,6 +166,7 @@ def remove_files(layout: Layout) -> None:
         layout.spool,
         layout.log,
         layout.state,
+        layout.accounts,
     ):
         shutil.rmtree(directory, ignore_errors=True)
     remove_simulated_gpus(layout)

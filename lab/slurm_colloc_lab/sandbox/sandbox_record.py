@@ -31,6 +31,7 @@ class SandboxRecord:
         version_text: Slurm's own words for its version.
         wanted: Whether the cluster should run; False after `down`.
         tried: Whether a trial step has run.
+        accounting_port: Port of slurmdbd; None where nothing is accounted.
     """
 
     spec: SandboxSpec
@@ -42,6 +43,7 @@ class SandboxRecord:
     version_text: str
     wanted: bool
     tried: bool
+    accounting_port: int | None = None
 
 
 def read_record(path: Path) -> SandboxRecord | None:
@@ -77,6 +79,7 @@ def read_record(path: Path) -> SandboxRecord | None:
             version_text=str(content["version_text"]),
             wanted=bool(content["wanted"]),
             tried=bool(content["tried"]),
+            accounting_port=content.get("accounting_port"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
@@ -102,6 +105,7 @@ def write_record(path: Path, record: SandboxRecord) -> None:
         "version_text": record.version_text,
         "wanted": record.wanted,
         "tried": record.tried,
+        "accounting_port": record.accounting_port,
     }
     # Another user's `csub sandbox env --dir` reads it.
     write_file(path, json.dumps(content, indent=2) + "\n", mode=0o644)

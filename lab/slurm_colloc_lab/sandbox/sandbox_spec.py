@@ -44,6 +44,7 @@ class SandboxSpec:
         requeue_delay_s: Seconds until a requeued job may start again (cred_expire).
         hooks: Let root's prolog and epilog prepare MPS for jobs of csub.
         mig: MIG mode of the simulated GPUs is on from their start, and the hooks may divide them.
+        accounting: Keep accounts of jobs, for sacct: slurmdbd with a MariaDB of its own.
         extra_conf: Lines added to slurm.conf, for example `Prolog=/etc/prolog.sh`.
     """
 
@@ -61,6 +62,7 @@ class SandboxSpec:
     requeue_delay_s: int = 10
     hooks: bool = False
     mig: bool = False
+    accounting: bool = False
     extra_conf: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -121,7 +123,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of a sandbox. `hooks`, `log` and `state` are not for others."""
+    """The paths of a sandbox. `accounts`, `hooks`, `log` and `state` are not for others."""
 
     directory: Path
 
@@ -189,6 +191,21 @@ class Layout:
     def prepared(self) -> Path:
         """What the hooks have prepared, a directory for each node."""
         return self.directory / "prepared"
+
+    @property
+    def accounts(self) -> Path:
+        """The database, which asks for no password."""
+        return self.directory / "accounts"
+
+    @property
+    def database_socket(self) -> Path:
+        """That of the database; also the mark by which it is recognised."""
+        return self.accounts / "socket"
+
+    @property
+    def slurmdbd(self) -> Path:
+        """A link to the program, by which it is recognised."""
+        return self.run / "slurmdbd"
 
     @property
     def record(self) -> Path:

@@ -67,6 +67,7 @@ class ClusterPlan:
     nodes: tuple[NodePlan, ...]
     cgroups: CgroupSupport
     plugin_directory: str | None = None
+    accounting_port: int | None = None
 
     @property
     def cpus_per_node(self) -> int:
@@ -141,6 +142,7 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
         "MinJobAge=300",
         "JobRequeue=1",
         "",
+        *render_accounting_lines(layout, plan.accounting_port),
         f"KillWait={spec.kill_wait_s}",
         "MessageTimeout=10",
         f"SlurmdTimeout={spec.slurmd_timeout_s}",
@@ -170,6 +172,20 @@ def render_slurm_conf(plan: ClusterPlan) -> str:
         f"PartitionName=whole {shared} PriorityTier=10 PreemptMode=OFF OverSubscribe=EXCLUSIVE",
     ]
     return "\n".join(lines) + "\n"
+
+
+def render_accounting_lines(layout: Layout, port: int | None) -> tuple[str, ...]:
+    """That slurmdbd listens on this port; nothing where there is none."""
+    if port is None:
+        return ()
+    return (
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={port}",
+        # With munge this is no password but the socket (slurm.conf(5)).
+        f"AccountingStoragePass={layout.munge_socket}",
+        "AccountingStorageTRES=gres/gpu",
+    )
 
 
 def render_hook_lines(layout: Layout) -> tuple[str, ...]:

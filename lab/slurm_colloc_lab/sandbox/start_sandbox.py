@@ -10,6 +10,7 @@ from dataclasses import replace
 from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.host.system.node_processes import list_running_processes
 from slurm_colloc_lab.sandbox import daemons, sandbox_gpus
+from slurm_colloc_lab.sandbox.accounting import find_accounting_programs, start_accounting
 from slurm_colloc_lab.sandbox.cgroups import CgroupSupport, detect_cgroups, find_node_groups
 from slurm_colloc_lab.sandbox.daemons import choose_free_ports, is_port_free, is_port_listening
 from slurm_colloc_lab.sandbox.installation import Installation
@@ -51,17 +52,20 @@ def plan_sandbox(layout: Layout, spec: SandboxSpec, installation: Installation) 
     names = choose_node_names(layout.directory, spec.nodes, plain=plain)
     if plain and find_node_groups(names):
         names = choose_node_names(layout.directory, spec.nodes, plain=False)
-    ports = choose_free_ports(1 + spec.nodes)
+    if spec.accounting:
+        find_accounting_programs(os.environ)
+    ports = choose_free_ports(1 + spec.nodes + spec.accounting)
     return SandboxRecord(
         spec=spec,
         node_names=names,
         controller_port=ports[0],
-        node_ports=ports[1:],
+        node_ports=ports[1 : 1 + spec.nodes],
         cgroups=detect_cgroups(is_root=is_root),
         gpu_reason=files.reason,
         version_text=installation.version_text,
         wanted=True,
         tried=False,
+        accounting_port=ports[-1] if spec.accounting else None,
     )
 
 
@@ -135,6 +139,9 @@ def start_missing(
         if munge_missing:
             daemons.start_daemon("munged", daemons.build_munged_argv(installation, layout), layout)
             started.append("munged")
+        if record.accounting_port is not None:
+            plugins = installation.plugin_directory
+            started += start_accounting(layout, record.accounting_port, plugins)
         if controller_missing:
             _start_controller(layout, record, installation, forget_jobs=forget_jobs)
             started.append("slurmctld")

@@ -51,7 +51,12 @@ def stop_everything(layout: Layout, record: SandboxRecord | None) -> bool:
     stop_surely(layout, jobs, term_s=0)
     stop_job_processes(layout, names)
     table = list_running_processes()
-    for found in (daemons.find_slurmctld(layout, table), daemons.find_munged(layout, table)):
+    for found in (
+        daemons.find_slurmctld(layout, table),
+        daemons.find_slurmdbd(layout, table),
+        daemons.find_database(layout, table),
+        daemons.find_munged(layout, table),
+    ):
         ended |= bool(found)
         stop_surely(layout, set(found), term_s=10.0)
     wait_until(lambda: not remove_groups(find_node_groups(names)), 2.0)

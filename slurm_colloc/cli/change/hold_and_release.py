@@ -2,7 +2,8 @@
 
 A member is held by a mark in the state directory, which its runner looks at
 (store.pack.member_holds). Where nothing else of a pack that waits for Slurm is left, the Slurm job
-is held too, so that no GPU is allocated for nothing.
+is held too, so that no GPU is allocated for nothing. A job that Slurm holds after a fault of a node
+is released as a whole.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
+from slurm_colloc.report.words.waiting_reasons import find_reason
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack.member_holds import (
     forget_hold,
@@ -197,9 +199,13 @@ def _release_in_pending(
     session: Session, view: PackView, waiting: list[MemberView], chosen: Chosen
 ) -> None:
     path = session.state.pack_path(view.record.pack_id)
-    is_job_held = view.slurm is not None and view.slurm.reason.startswith("JobHeld")
+    word = "" if view.slurm is None else view.slurm.reason
+    is_job_held = word.startswith("JobHeld")
+    reason = find_reason(word)
+    # Slurm holds it for a reason of its own, so this concerns all of its members.
+    is_stuck = reason is not None and reason.needs_release
     for member in waiting:
-        if not member.is_held and not is_job_held:
+        if not (member.is_held or is_job_held or is_stuck):
             note(f"{member.member} is not held")
     if is_job_held:
         numbers = {member.place for member in waiting}
@@ -211,7 +217,7 @@ def _release_in_pending(
             if not other.is_final:
                 write_held(Path(other.files.path).parent.parent, other.place)
     left = [member for member in waiting if not remove_held(path, member.place)]
-    if is_job_held:
+    if is_job_held or is_stuck:
         session.slurm.release(view.job_id)
     if left:
         _start_elsewhere(session, view, left)

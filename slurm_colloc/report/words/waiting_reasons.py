@@ -21,11 +21,13 @@ class Reason:
         advice: What the user can do, as a sentence without a full stop; empty for nothing but
             waiting.
         is_for_ever: Waiting does not help: the request or Slurm's configuration has to change.
+        needs_release: Slurm holds it after a fault that is not the job's; its user may release it.
     """
 
     meaning: str
     advice: str = ""
     is_for_ever: bool = False
+    needs_release: bool = False
 
 
 REASONS: dict[str, Reason] = {
@@ -118,11 +120,15 @@ REASONS: dict[str, Reason] = {
         "it cannot end before its --deadline", "submit it with a later --deadline", is_for_ever=True
     ),
     "launch_failed_requeued_held": Reason(
-        "it failed to start on the node, and Slurm holds it",
-        "scontrol release ID lets it try again; the node's prolog may have failed",
+        "Slurm could not start it on its node, and holds it since",
+        "csub release, or scontrol release, lets it try again; if that fails too, an "
+        "administrator must look at the node's prolog",
+        needs_release=True,
     ),
     "JobHoldMaxRequeue": Reason(
-        "Slurm requeued it too often and holds it", "scontrol release ID lets it try again"
+        "Slurm requeued it too often and holds it",
+        "csub release, or scontrol release, lets it try again",
+        needs_release=True,
     ),
     "None": Reason("Slurm has not looked at it yet"),
     "Degree": Reason(
@@ -150,7 +156,7 @@ def find_reason(text: str) -> Reason | None:
     Args:
         text: As squeue prints it: `Resources`, `ReqNodeNotAvail, UnavailableNodes:n1`.
     """
-    word = re.split(r"[,:( ]", text.strip(), maxsplit=1)[0]
+    word = re.split(r"[,:( ]", normalise_reason(text.strip()), maxsplit=1)[0]
     if word in REASONS:
         return REASONS[word]
     match = _LIMIT.fullmatch(word)
@@ -163,6 +169,16 @@ def find_reason(text: str) -> Reason | None:
         f"a limit of {whose} is reached: {' '.join(parts)} {bound}",
         "it starts when your other jobs end; sacctmgr show qos and show assoc list the limits",
     )
+
+
+def normalise_reason(text: str) -> str:
+    """Slurm's reason as its manual spells it: scontrol and squeue write some in sentences."""
+    spelled = text.replace("_", " ")
+    if spelled.startswith("Nodes required for job are DOWN"):
+        return "ReqNodeNotAvail"
+    if spelled == "launch failed requeued held":
+        return "launch_failed_requeued_held"
+    return text.replace(",_", ", ")
 
 
 def describe_reason(text: str) -> str:

@@ -4,8 +4,8 @@ Slurm ends all that a batch script has left in the moment in which its own proce
 process is this one. It does nothing but hand on signals and wait. After a runner that died of a
 signal it waits until the files of that pack's MPS daemon are gone, and has Slurm asked to start the
 job again; then all members have their time to end, as at every requeue. Where that is refused, the
-other runners of the job go on. Where Slurm does not answer it stands, its members run on, and it
-asks again.
+other runners of the job go on, and members of this one run to their ends. Where Slurm does not
+answer it stands, its members run on, and it asks again.
 
 A job with several GPU sets has a runner for each. What they need is loaded, and the job divided, by
 the guard's only child, the starter: it forks the runners, names them to the guard, which adopts

@@ -1,7 +1,8 @@
 """A pack whose runner was killed starts again, as it would after the loss of its node.
 
 The guard asks Slurm to requeue it, where Slurm itself would do so after a failure of the node. What
-Slurm is ending already it leaves to Slurm.
+Slurm is ending already it leaves to Slurm. Where the pack may not start again, members that live
+run to their ends, and its job ends with the last of them.
 """
 
 from __future__ import annotations
@@ -155,11 +156,15 @@ class KilledRunner:
 
         Returns:
             Slurm ends the job now, by this requeue or because it does anyway; None where it has
-            not answered, and is to be asked again: members live, or it was not long ago.
+            not answered, and is to be asked again: members live, or it was not long ago. None, too,
+            where it is refused and members live.
 
         Raises:
             StateError: It cannot be written down, so nothing was done.
         """
+        known = read_kill(self._pack, self._restarts)
+        if known is not None and known.refusal:
+            return self._wait_for_members()
         has_unfinished = self._has_unfinished()
         try:
             fields = self._slurm.read_job(self._job_id)
@@ -170,7 +175,7 @@ class KilledRunner:
             return self._refuse(what if has_unfinished else ALL_ENDED)
         if fields is None:
             return self._refuse("Slurm does not know its job any more")
-        asked_before = read_kill(self._pack, self._restarts) is not None
+        asked_before = known is not None
         standing = self._judge(fields)
         if standing is not JobStanding.RUNS:
             if asked_before:
@@ -239,10 +244,14 @@ class KilledRunner:
         is_cancelled = is_there(self._pack / "members" / format_number(number) / "cancelled")
         return not is_cancelled and not was_left(self._pack, number)
 
-    def _refuse(self, refusal: str) -> bool:
+    def _refuse(self, refusal: str) -> bool | None:
         write_kill(self._pack, dataclasses.replace(self._kill, refusal=refusal))
         self._tell(refusal)
-        return False
+        return self._wait_for_members()
+
+    def _wait_for_members(self) -> bool | None:
+        """What a refusal comes to: nothing is to be done as long as a member lives."""
+        return None if list_wrappers(str(self._pack)) else False
 
     def _tell(self, refusal: str) -> None:
         Journal(self._pack).write(
