@@ -41,15 +41,13 @@ from slurm_colloc.runtime.queue.allocation import (
     signals_tasks_alone,
 )
 from slurm_colloc.runtime.queue.door import Doors
-from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.job_sets import JobSets
-from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.may_start import StartQueue, WaitingFacts
 from slurm_colloc.runtime.queue.members import PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
+from slurm_colloc.runtime.queue.room import TimeLeft
+from slurm_colloc.runtime.queue.sister_packs import EmptiedJobs, JobSets
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings

@@ -6,8 +6,13 @@ import dataclasses
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode, UsageProfile
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
+from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
+    merge_policies,
+    plan_pending_join,
+    plan_running_join,
+    settle_bound,
+)
 from slurm_colloc.planning.plan_packs import plan
 
 from .known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job

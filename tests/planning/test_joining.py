@@ -17,11 +17,12 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
 from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
     compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
+    plan_running_join,
 )
 from slurm_colloc.planning.join.same_kind import compute_contradiction
 from tests.planning.known_jobs import (

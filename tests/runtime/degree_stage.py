@@ -24,12 +24,10 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
-from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.may_start import StartQueue, WaitingFacts
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.all_packs import State

@@ -11,7 +11,7 @@ import pytest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.queue import job_sets as job_sets_module
+from slurm_colloc.runtime.queue import sister_packs as job_sets_module
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.emptied_pack import read_emptied

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
 from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
 
 from .degree_stage import RATE, Stage
@@ -133,7 +133,7 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("slurm_colloc.runtime.queue.probe_members.judge_window", fail)
+    monkeypatch.setattr("slurm_colloc.runtime.queue.pause_windows.judge_window", fail)
     window.work()
     assert ended == [1]
     (event,) = stage.list_events("probed")

@@ -24,10 +24,9 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.store.pack.member_pauses import AT_DOOR, append_change
 from slurm_colloc.store.pack.pack_records import PackRecord

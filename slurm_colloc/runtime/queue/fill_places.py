@@ -21,11 +21,11 @@ from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.door import Doors
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
-from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.sister_packs import JobSets
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_home import read_home

@@ -10,42 +10,57 @@ store.pack.take_over for how a member moves.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from slurm_colloc.model.member import MemberId, is_guest
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import MemberId, MemberState, is_guest
+from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.queue.arriving_members import ArrivingMembers, keep_both_open
-from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs, empty_job
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
-from slurm_colloc.runtime.queue.fitting_members import FittingMembers
-from slurm_colloc.runtime.queue.job_sets import JobSets
+from slurm_colloc.runtime.queue.may_start import WaitingFacts
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.room import END_MARGIN_S, TimeLeft
 from slurm_colloc.runtime.queue.sister_packs import (
+    EmptiedJobs,
+    JobSets,
     SisterPack,
     count_begun,
+    empty_job,
     find_others,
     list_waiting_here,
     may_take_over,
     read_sister,
 )
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.emptied_pack import (
+    is_being_cancelled,
     read_emptied,
 )
+from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_home import (
     HomeRecord,
     choose_guest_number,
     find_guest,
+    read_home,
     write_home,
 )
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_spec, write_spec
+from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack.runner_requests import (
+    hand_on_requests,
+    is_cancel_asked,
+    list_dependents,
+)
 
 LOOK_EVERY_S = 1.0
 
@@ -326,3 +341,230 @@ class MemberTakeOver:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
         is_in_job = sister.path in self._job_sets.others
         return is_mine and not is_in_job and not read_emptied(sister.path)
+
+
+class ArrivingMembers:
+    """Fetches what was decided.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        state: The state directory.
+        intake: Takes in what has come.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self, pack: Path, record: PackRecord, state: State, intake: MemberIntake, journal: Journal
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._state = state
+        self._intake = intake
+        self._journal = journal
+        self._decided: dict[tuple[Path, int], int] = {}
+        self._has_looked_back = False
+
+    @property
+    def has_any(self) -> bool:
+        """Some are on their way."""
+        return bool(self._decided)
+
+    def expect(self, source: Path, number: int, there: int) -> None:
+        """Note a member that this runner has just taken over.
+
+        Args:
+            source: The pack where it waited.
+            number: Its number in that pack.
+            there: Its number in this one.
+        """
+        self._decided[source, number] = there
+
+    def list_sisters(self) -> list[Path]:
+        """The other packs of the submission that are there."""
+        ids = self._state.list_sisters(self._record)
+        paths = (self._state.pack_path(each) for each in ids if each != self._record.pack_id)
+        return [path for path in paths if path.is_dir()]
+
+    def _list_sources(self) -> list[Path]:
+        """The packs that members may be on their way from to this one."""
+        ids = self._state.list_sources(self._record.pack_id)
+        return [*self.list_sisters(), *map(self._state.pack_path, ids)]
+
+    def look_back(self) -> None:
+        """Once: what an earlier attempt has decided, wherever it was interrupted."""
+        if self._has_looked_back:
+            return
+        for source in self._list_sources():
+            for number, taking in take_over.list_leaving(str(source)).items():
+                if taking.taker == self._pack.name:
+                    self._decided[source, number] = taking.number
+        for there in take_over.list_arrived(str(self._pack)):
+            self._decided[self._find_home(there)] = there
+        self._intake.adopt_taken()
+        self._has_looked_back = True
+
+    def _find_home(self, there: int) -> tuple[Path, int]:
+        """The pack that a member here was planned for, and its number there."""
+        home = read_home(self._pack, there)
+        if home is not None:
+            return self._state.pack_path(home.pack_id), home.number
+        for source in self.list_sisters():
+            record = self._state.read_pack(source.name)
+            if record is not None and there in record.members:
+                return source, there
+        return self._pack, there
+
+    def fetch(self) -> None:
+        """Let those come that can.
+
+        Raises:
+            OSError: The file system fails; the others are fetched at the next call.
+            StateError: Likewise.
+        """
+        for (source, number), there in list(self._decided.items()):
+            if not take_over.move(str(source), str(self._pack), number, there):
+                # It was cancelled, or given back.
+                if not is_there(source / "members" / inbox.format_number(number)):
+                    del self._decided[source, number]
+                continue
+            if source != self._pack and source.is_dir():
+                hand_on_requests(source, number, self._pack, there)
+            if take_over.accept(str(self._pack), there):
+                self._intake.adopt(there)
+                self._journal.write("took_over", member=there, source=source.name)
+            del self._decided[source, number]
+
+
+@contextlib.contextmanager
+def keep_both_open(state: State, pack: Path, other: Path, attempt: int) -> Iterator[bool]:
+    """Keep csub from settling either of two packs; False where it does so, or has done it.
+
+    A pack of which it is told that no csub looks at it any more neither gives nor takes.
+
+    Args:
+        state: The state directory.
+        pack: The one that takes.
+        other: The one that gives.
+        attempt: The newest attempt of the other when it was looked at.
+    """
+    with hold_lock(pack / "lock", 0) as own, hold_lock(other / "lock", 0) as its:
+        yield bool(own and its) and (
+            all(is_there(state.open / path.name) for path in (pack, other))
+            and read_ended(pack) is None
+            and read_ended(other) is None
+            and read_attempt(other) == attempt
+            and not is_being_cancelled(other)
+            and not is_being_cancelled(pack)
+        )
+
+
+class FittingMembers:
+    """Chooses among those that wait in other packs.
+
+    Args:
+        record: The pack's pack.json.
+        members: Its members and places.
+        time_left: What is left of its time.
+    """
+
+    def __init__(self, record: PackRecord, members: PackMembers, time_left: TimeLeft) -> None:
+        self._record = record
+        self._members = members
+        self._time_left = time_left
+        self._gpus = 1 if record.request is None else record.request.gpus
+
+    def choose(
+        self, sister: SisterPack, waiting: Sequence[int], *, may_have_run: bool = False
+    ) -> Iterator[Member]:
+        """Those of them that could start here now, each counted into what is left.
+
+        Args:
+            sister: The pack where they wait.
+            waiting: Their numbers there.
+            may_have_run: Those may come that have run there.
+        """
+        places = PackMembers([dataclasses.replace(p) for p in self._members.places])
+        left_mb = self._find_host_memory_left_mb()
+        asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
+        for number in waiting:
+            is_known = not sister.guests_of and number in self._members.by_number
+            if number in asked_for or is_known:
+                continue
+            try:
+                spec = read_spec(sister.path, number)
+                record = read_state(sister.path, number, sister.attempt)
+                is_kept = is_held(sister.path, number) or bool(read_moved(sister.path, number))
+            except StateError:
+                # It is told of where it is taken in.
+                continue
+            needed_mb = self._choose_host_memory_mb(sister, spec)
+            taken = places.find_places(spec.plan.cpus)
+            if (
+                sum(place.wanted for place in taken) < spec.plan.cpus
+                or is_kept
+                or spec.job.depends
+                or spec.plan.gpus > max(1, self._gpus)
+                or (record is not None and record.is_final)
+                or (record is not None and record.starts > 0 and not may_have_run)
+                or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
+                or not self._has_time(spec.job.time_limit_s)
+                or is_cancel_asked([(sister.path, number)])
+            ):
+                continue
+            places.occupy(number, taken)
+            if left_mb is not None and needed_mb is not None:
+                left_mb -= needed_mb
+            record = record or StateRecord(MemberState.PENDING, sister.attempt)
+            yield Member(number, spec, record)
+
+    def settle_plan(self, sister: SisterPack, number: int) -> None:
+        """Give a member of another submission what holds for it among neighbours, before it comes.
+
+        Its own bound counts wherever it runs. A job that was to run alone was planned with its
+        `--time` and no more.
+
+        Args:
+            sister: The pack where it waits, whose lock is held.
+            number: Its number there.
+
+        Raises:
+            StateError: It cannot be read, or not be written.
+        """
+        spec, policy = read_spec(sister.path, number), sister.record.policy
+        assert policy is not None
+        bound = spec.plan.max_slowdown or choose_bound(spec.job, policy)
+        plan = dataclasses.replace(spec.plan, max_slowdown=bound)
+        if sister.record.request is None:
+            time_s = spec.job.time_limit_s
+            plan = dataclasses.replace(
+                plan,
+                host_memory_mb=self._choose_host_memory_mb(sister, spec),
+                wall_limit_s=None if time_s is None else round(time_s * bound),
+                gpu_memory_limit_mb=spec.job.gpu_memory_mb,
+            )
+        folder = sister.path / "members" / format_number(number)
+        write_spec(folder, dataclasses.replace(spec, plan=plan))
+
+    def _choose_host_memory_mb(self, sister: SisterPack, spec: MemberSpec) -> int | None:
+        """What a member is given here; a job alone that does not say has a place's share."""
+        stated_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
+        total_mb = None if self._record.request is None else self._record.request.host_memory_mb
+        if stated_mb is not None or total_mb is None or sister.record.request is not None:
+            return stated_mb
+        return total_mb // max(1, len(self._members.places))
+
+    def _has_time(self, wanted_s: int | None) -> bool:
+        left_s = self._time_left.left_s
+        if left_s is None:
+            return True
+        return wanted_s is not None and wanted_s + END_MARGIN_S <= left_s
+
+    def _find_host_memory_left_mb(self) -> int | None:
+        """What members that have not ended leave; None where the pack asked for no amount."""
+        assert self._record.request is not None
+        total_mb = self._record.request.host_memory_mb
+        if total_mb is None:
+            return None
+        members = self._members.by_number.values()
+        return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)

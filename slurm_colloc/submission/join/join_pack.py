@@ -40,8 +40,13 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.join.join_candidates import list_candidates
-from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Prospect
+from slurm_colloc.submission.join.join_terms import (
+    Chosen,
+    Joiner,
+    Present,
+    Prospect,
+    list_candidates,
+)
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment

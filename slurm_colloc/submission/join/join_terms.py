@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.degree.degree_reasons import say_no_more
@@ -15,9 +15,14 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
-from slurm_colloc.planning.join.same_kind import compute_contradiction
+from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
+    merge_policies,
+    plan_pending_join,
+    plan_running_join,
+    settle_bound,
+)
+from slurm_colloc.planning.join.same_kind import Asked, compute_contradiction, find_difference
 from slurm_colloc.planning.opened_pack import keep_open
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -39,6 +44,7 @@ from slurm_colloc.submission.plan.target_nodes import (
     describe_asked_type,
     match_gpu_type,
 )
+from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,3 +347,39 @@ def find_pack_gpu(
     if match.is_other or match.gpu_type is not None:
         knowledge = knowledge.as_of_another_gpu(match.reason)
     return PackGpu(gpu_type, complete_capacity(destination.capacity, knowledge), knowledge)
+
+
+def list_candidates(
+    candidate: Candidate,
+    state: State,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob],
+    *,
+    running: bool,
+) -> Iterator[tuple[str, SlurmJob]]:
+    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age.
+
+    Args:
+        candidate: The job.
+        state: The state directory.
+        packs: The open packs.
+        jobs: What squeue shows of them.
+        running: Running ones, too.
+    """
+    waiting: list[tuple[str, SlurmJob]] = []
+    wanted = Asked(candidate.job.group, candidate.job.gpu_type)
+    # Their ids tell seconds only.
+    for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
+        record = pack.record
+        if record is None or record.closed or record.policy is None or state.is_elsewhere(record):
+            continue
+        job = find_job(record, pack.job_id, jobs)
+        if job is None:
+            continue
+        if find_difference(wanted, Asked(record.group, record.gpu_type)):
+            continue
+        if job.state is SlurmJobState.RUNNING and running and record.request is not None:
+            yield pack.pack_id, job
+        elif job.state is SlurmJobState.PENDING:
+            waiting.append((pack.pack_id, job))
+    yield from waiting
