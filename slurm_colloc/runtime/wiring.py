@@ -42,7 +42,7 @@ from slurm_colloc.runtime.queue.allocation import (
 )
 from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.may_start import StartQueue, WaitingFacts
+from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
 from slurm_colloc.runtime.queue.room import TimeLeft
@@ -185,9 +185,9 @@ def build_parts(
     # Which member may start.
     # As csub asks it, which submits them again.
     time_left = TimeLeft(pack, record, members, site_requeues=config.get("JobRequeue") == "1")
-    waiting = WaitingFacts(pack, shown_id, members, time_left)
     probe_window = ProbeWindow(
         pack=pack,
+        members=members,
         journal=journal,
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
@@ -229,8 +229,8 @@ def build_parts(
     )
     start_queue = StartQueue(
         pack=pack,
+        shown_id=shown_id,
         members=members,
-        waiting=waiting,
         time_left=time_left,
         judge=lambda job: judge_own_dependency(state, slurm, job),
         slurm_decision=slurm_decision,
@@ -259,7 +259,7 @@ def build_parts(
         state=state,
         members=members,
         time_left=time_left,
-        waiting=waiting,
+        start_queue=start_queue,
         is_refused=lambda: bool(gpu_mode.refusal),
         intake=intake,
         job_sets=job_sets,
@@ -288,7 +288,6 @@ def build_parts(
         members=members,
         start_queue=start_queue,
         doors=doors,
-        probe_window=probe_window,
         memory=memory,
         gpu_mode=gpu_mode,
         starter=starter,

@@ -122,11 +122,11 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     )
     ended: list[int] = []
     window = ProbeWindow(
-        pack=stage.pack, journal=Journal(stage.pack), why_unwatched=lambda: "",
+        pack=stage.pack, members=stage.members, journal=Journal(stage.pack),
+        why_unwatched=lambda: "",
         end=lambda member: ended.append(member.number),
     )  # fmt: skip
     assert stage.start() == 1
-    window.open_for(member)
     window.work()
     assert ended == []
 

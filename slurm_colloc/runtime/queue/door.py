@@ -122,7 +122,7 @@ class Doors:
     def may_wait_there(self, member: Member) -> bool:
         """Whether a member that has a place, and no room on the GPU, may start up to the door."""
         job = member.spec.job
-        if not self._is_on or not job.instrument or job.only_probe:
+        if not self._is_on or not job.instrument:
             return False
         if self._measured_degree.is_measuring or any(m.is_parked for m in self._members.running()):
             # What loads would disturb; who is parked goes on before any that waits.

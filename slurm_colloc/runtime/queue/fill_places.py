@@ -23,7 +23,6 @@ from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.sister_packs import JobSets
 from slurm_colloc.store.pack import inbox
@@ -43,7 +42,6 @@ class PlaceFiller:
         members: Its members and places.
         start_queue: Which member starts next.
         doors: Starts members ahead of their turn.
-        probe_window: Told of a member that starts.
         memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
         starter: Starts members.
@@ -62,7 +60,6 @@ class PlaceFiller:
         members: PackMembers,
         start_queue: StartQueue,
         doors: Doors,
-        probe_window: ProbeWindow,
         memory: GpuMemoryRoom,
         gpu_mode: GpuMode,
         starter: MemberStarter,
@@ -78,7 +75,6 @@ class PlaceFiller:
         self._members = members
         self._start_queue = start_queue
         self._doors = doors
-        self._probe_window = probe_window
         self._memory = memory
         self._gpu_mode = gpu_mode
         self._starter = starter
@@ -99,7 +95,6 @@ class PlaceFiller:
             return
         self._doors.work()
         while (member := self._start_queue.find_start()) is not None:
-            self._probe_window.open_for(member)
             self._check_fence()
             self._start(member)
         while (member := self._start_queue.find_for_door()) is not None:
@@ -188,12 +183,8 @@ class PlaceFiller:
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
         limit_mb, gpus = self._memory.reserve(member, is_later=member.is_at_door)
-        likely = self._memory.find_likely_degree(member)
-        if member.spec.job.only_probe:
-            # It is to show what it does without limits.
-            likely, limit_mb = 1, None
         return GpuShare(
-            likely,
+            self._memory.find_likely_degree(member),
             limit_mb,
             self._choose_client_priority(member),
             gpus,

@@ -52,7 +52,7 @@ class StartQueue:
     Args:
         pack: The pack's directory.
         members: Its members.
-        waiting: What decides which of them is next.
+        shown_id: The pack's job id as users know it.
         time_left: Knows which would be ended half-way.
         judge: Judges a job's dependency on members of other packs.
         slurm_decision: Whether Slurm lets the pack go on.
@@ -76,7 +76,7 @@ class StartQueue:
         *,
         pack: Path,
         members: PackMembers,
-        waiting: WaitingFacts,
+        shown_id: str,
         time_left: TimeLeft,
         judge: Judge,
         slurm_decision: SlurmDecision,
@@ -89,7 +89,7 @@ class StartQueue:
     ) -> None:
         self._pack = pack
         self._members = members
-        self._waiting = waiting
+        self._shown_id = shown_id
         self._time_left = time_left
         self._judge = judge
         self._slurm_decision = slurm_decision
@@ -120,13 +120,13 @@ class StartQueue:
 
     def gather(self, member: Member) -> StartFacts:
         """What decides whether a waiting member starts, up to the first thing in its way."""
-        facts = self._gather_own(member, self._waiting.gather_pack())
+        facts = self._gather_own(member, self._gather_pack())
         facts = dataclasses.replace(facts, pack_waits=self.describe_pack_wait())
         if why_not_now(facts) is not None:
             return facts
         cpus = member.spec.plan.cpus
         if not self._members.find_places(cpus):
-            name = self._waiting.name(member)
+            name = str(member.name(self._shown_id))
             return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
         instances = self._gpu_mode.instances
         if instances is not None:
@@ -144,10 +144,63 @@ class StartQueue:
         return instances.describe(member)
 
     def _gather_own(self, member: Member, pack: StartFacts) -> StartFacts:
-        facts = self._waiting.gather(member, pack)
+        facts = self._gather_files(member, pack)
         if why_not_now(facts) is not None:
             return facts
         return dataclasses.replace(facts, dependency=self._find_open_dependency(member))
+
+    def _gather_pack(self) -> StartFacts:
+        """What holds for each of them."""
+        now = time.monotonic()
+        occupants = [place.occupant for place in self._members.places if place.occupant is not None]
+        running = [
+            self._members.by_number[number]
+            for number in sorted(occupants)
+            if number in self._members.by_number
+        ]
+        return StartFacts(
+            degree=len(self._members.places),
+            takes_one=self._members.takes_one,
+            running=tuple(
+                RunningMember(
+                    str(member.name(self._shown_id)),
+                    member.record.retries.alone,
+                    None if member.deadline is None else int(member.deadline - now),
+                )
+                for member in running
+            ),
+        )
+
+    def _gather_files(self, member: Member, pack: StartFacts) -> StartFacts:
+        """What is a member's own; its files are looked at only where all else lets it start.
+
+        Args:
+            member: The member.
+            pack: From `_gather_pack`.
+        """
+        facts = dataclasses.replace(
+            pack,
+            too_late=self._time_left.describe(member),
+            alone=member.record.retries.alone,
+            has_run=member.record.starts > 0,
+        )
+        if why_not_now(facts) is not None:
+            return facts
+        held = is_held(self._pack, member.number)
+        return dataclasses.replace(
+            facts,
+            is_held=held,
+            dependency=read_dependency(member.record.reason) if held else "",
+            is_moved=read_moved(self._pack, member.number) is not None,
+        )
+
+    def list_next(self) -> list[Member]:
+        """The waiting members that have no reason of their own to wait, dependencies apart."""
+        pack = self._gather_pack()
+        members = [self._members.by_number[number] for number in self._members.waiting]
+        return [
+            member for member in members if why_not_now(self._gather_files(member, pack)) is None
+        ]
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -182,7 +235,7 @@ class StartQueue:
             or self._passed.get(front.number, 0) >= PASSES_MOST
         ):
             return None
-        for member in self._waiting.list_next():
+        for member in self.list_next():
             if member is front or (instances is not None and not instances.has_free(member)):
                 continue
             if why_not_now(self.gather(member)) is None:
@@ -191,16 +244,10 @@ class StartQueue:
                 return member
         return None
 
-    def _lets_pass(self, front: Member, facts: StartFacts) -> bool:
-        """Whether only room for the front one is missing, and few have passed it so far."""
-        if facts.degree_reason or facts.pack_waits or not facts.room_reason:
-            return False
-        return self._passed.get(front.number, 0) < PASSES_MOST
-
     def find_next(self) -> Member | None:
         """The first waiting member that has no reason of its own to wait."""
         self.is_undecided = False
-        pack = self._waiting.gather_pack()
+        pack = self._gather_pack()
         for number in list(self._members.waiting):
             member = self._members.by_number[number]
             facts = self._gather_own(member, pack)
@@ -287,77 +334,3 @@ class StartQueue:
             write_ended(self._pack, SlurmJobState.TIMEOUT)
             self.has_handed_back = True
         return not released
-
-
-class WaitingFacts:
-    """Gathers the facts of `model.why_not_now`.
-
-    Args:
-        pack: The pack's directory.
-        shown_id: The pack's job id as users know it.
-        members: Its members.
-        time_left: What is left of the pack's time.
-    """
-
-    def __init__(
-        self, pack: Path, shown_id: str, members: PackMembers, time_left: TimeLeft
-    ) -> None:
-        self._pack = pack
-        self._shown_id = shown_id
-        self._members = members
-        self._time_left = time_left
-
-    def name(self, member: Member) -> str:
-        """`4711/3`."""
-        return str(member.name(self._shown_id))
-
-    def gather_pack(self) -> StartFacts:
-        """What holds for each of them."""
-        now = time.monotonic()
-        occupants = [place.occupant for place in self._members.places if place.occupant is not None]
-        running = [
-            self._members.by_number[number]
-            for number in sorted(occupants)
-            if number in self._members.by_number
-        ]
-        return StartFacts(
-            degree=len(self._members.places),
-            takes_one=self._members.takes_one,
-            running=tuple(
-                RunningMember(
-                    self.name(member),
-                    member.record.retries.alone,
-                    None if member.deadline is None else int(member.deadline - now),
-                )
-                for member in running
-            ),
-        )
-
-    def gather(self, member: Member, pack: StartFacts) -> StartFacts:
-        """What is a member's own; its files are looked at only where all else lets it start.
-
-        Args:
-            member: The member.
-            pack: From `gather_pack`.
-        """
-        facts = dataclasses.replace(
-            pack,
-            too_late=self._time_left.describe(member),
-            alone=member.record.retries.alone,
-            has_run=member.record.starts > 0,
-        )
-        if why_not_now(facts) is not None:
-            return facts
-        held = is_held(self._pack, member.number)
-        return dataclasses.replace(
-            facts,
-            is_held=held,
-            dependency=read_dependency(member.record.reason) if held else "",
-            is_moved=read_moved(self._pack, member.number) is not None,
-        )
-
-    def list_next(self) -> list[Member]:
-        """The waiting members that have no reason of their own to wait, dependencies apart."""
-        pack = self.gather_pack()
-        members = [self._members.by_number[number] for number in self._members.waiting]
-        return [member for member in members if why_not_now(self.gather(member, pack)) is None]

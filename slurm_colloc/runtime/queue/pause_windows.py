@@ -19,7 +19,7 @@ from slurm_colloc.model.degree.measurement_windows import (
 from slurm_colloc.model.degree.probe_window import ProbeProgress, choose_patience, judge_window
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.latest_json import read_latest
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.store.pack.member_pauses import PARKED
@@ -200,6 +200,7 @@ class ProbeWindow:
 
     Args:
         pack: The pack's directory.
+        members: Its members.
         journal: The pack's log.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
         end: Ends the member.
@@ -209,50 +210,47 @@ class ProbeWindow:
         self,
         *,
         pack: Path,
+        members: PackMembers,
         journal: Journal,
         why_unwatched: Callable[[], str],
         end: Callable[[Member], None],
     ) -> None:
         self._pack = pack
+        self._members = members
         self._journal = journal
         self._why_unwatched = why_unwatched
         self._end = end
-        self._probed: Member | None = None
-        self._begun_at = 0.0
-
-    def open_for(self, member: Member) -> None:
-        """Open a window for a member that starts now, if it is only to be probed."""
-        if member.spec.job.only_probe:
-            self._probed, self._begun_at = member, time.monotonic()
-            self._journal.write("probe", member=member.number)
+        self._begun_at: dict[tuple[int, int], float] = {}
 
     def work(self) -> None:
         """See whether the window is over."""
-        member = self._probed
-        if member is None:
-            return
-        try:
-            reason = self._judge(member)
-        except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
-            reason = f"what it shows cannot be judged: {error!r}"
-        if not reason:
-            return
-        elapsed_s = round(time.monotonic() - self._begun_at, 1)
-        self._journal.write("probed", member=member.number, seconds=elapsed_s, reason=reason)
-        self._probed = None
-        if member.process is not None:
-            self._end(member)
+        for member in self._members.running():
+            if not member.spec.job.only_probe or member.asked is not None:
+                continue
+            elapsed_s = self._count_s(member)
+            try:
+                reason = self._judge(member, elapsed_s)
+            except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
+                reason = f"what it shows cannot be judged: {error!r}"
+            if reason:
+                seconds = round(elapsed_s, 1)
+                self._journal.write("probed", member=member.number, seconds=seconds, reason=reason)
+                self._end(member)
 
-    def _judge(self, member: Member) -> str:
-        if member.process is None:
-            return "it has ended"
-        job = member.spec.job
+    def _count_s(self, member: Member) -> float:
+        """Seconds since its window was opened: as its start was seen."""
+        now, key = time.monotonic(), (member.number, member.record.starts)
+        if key not in self._begun_at:
+            self._journal.write("probe", member=member.number)
+        return now - self._begun_at.setdefault(key, now)
+
+    def _judge(self, member: Member, elapsed_s: float) -> str:
         unwatched = self._why_unwatched()
         if unwatched:
             return f"nothing is measured: {unwatched}"
         latest = self._read_latest(member)
         progress = ProbeProgress(
-            elapsed_s=time.monotonic() - self._begun_at,
+            elapsed_s=elapsed_s,
             steps=latest.get("steps"),
             steady=bool(latest.get("steady")),
             settled_s=latest.get("settled_s") or 0.0,
@@ -260,7 +258,7 @@ class ProbeWindow:
             mean_steps_per_s=latest.get("mean_steps_per_s"),
             mean_error=latest.get("mean_error"),
         )
-        return judge_window(progress, choose_patience(job))
+        return judge_window(progress, choose_patience(member.spec.job))
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
         """The monitor's newest figures of the member's present start; empty without."""

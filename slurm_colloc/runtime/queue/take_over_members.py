@@ -22,7 +22,7 @@ from slurm_colloc.model.member import MemberId, MemberState, is_guest
 from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
-from slurm_colloc.runtime.queue.may_start import WaitingFacts
+from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import END_MARGIN_S, TimeLeft
 from slurm_colloc.runtime.queue.sister_packs import (
@@ -80,7 +80,7 @@ class MemberTakeOver:
         state: The state directory.
         members: Its members and places.
         time_left: What is left of its time.
-        waiting: Knows which of its own members are next.
+        start_queue: Knows which of its own members are next.
         is_refused: Whether no member may start here at all.
         intake: Takes in what has come.
         job_sets: The other GPU sets of its Slurm job.
@@ -101,7 +101,7 @@ class MemberTakeOver:
         state: State,
         members: PackMembers,
         time_left: TimeLeft,
-        waiting: WaitingFacts,
+        start_queue: StartQueue,
         is_refused: Callable[[], bool],
         intake: MemberIntake,
         job_sets: JobSets,
@@ -117,8 +117,8 @@ class MemberTakeOver:
         self._attempt = attempt
         self._state = state
         self._members = members
-        self._fitting = FittingMembers(record, members, time_left)
-        self._waiting = waiting
+        self._time_left = time_left
+        self._start_queue = start_queue
         self._is_refused = is_refused
         self._intake = intake
         self._job_sets = job_sets
@@ -127,7 +127,9 @@ class MemberTakeOver:
         self._check_fence = check_fence
         self._find_room = find_room
         self._describe_wait = describe_wait
-        self._arriving = ArrivingMembers(pack, record, state, intake, journal)
+        self._decided: dict[tuple[Path, int], int] = {}
+        """Who is on the way here, decided in this attempt or earlier, and its number here."""
+        self._has_looked_back = False
         self._taken: dict[str, int] = {}
         self._guests = 0
         self._look_at = 0.0
@@ -135,14 +137,14 @@ class MemberTakeOver:
     @property
     def is_busy(self) -> bool:
         """Members are on their way here, or Slurm is asked whether some may come."""
-        return self._arriving.has_any or self._jobs.is_asking
+        return bool(self._decided) or self._jobs.is_asking
 
     def find_elsewhere(self, number: int) -> tuple[Path, int] | None:
         """Where a member is that has left this pack: in which other one, and its number there."""
         if is_guest(number):
             # One that has come moves no more.
             return None
-        for path in self._arriving.list_sisters():
+        for path in self._list_sisters():
             if is_there(path / "members" / inbox.format_number(number)):
                 return path, number
         for name in self._state.list_takers(self._shown_id):
@@ -164,8 +166,8 @@ class MemberTakeOver:
         """
         if self._record.local or self._record.carried or self._record.request is None:
             return
-        self._arriving.look_back()
-        self._arriving.fetch()
+        self._look_back()
+        self._fetch()
         now = time.monotonic()
         if now < self._look_at and not at_once:
             return
@@ -179,7 +181,7 @@ class MemberTakeOver:
         room = self._count_room()
         if room > 0:
             self._take(room)
-            self._arriving.fetch()
+            self._fetch()
 
     # -- what may come ------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class MemberTakeOver:
         is_full = self._members.takes_one and bool(self._members.running())
         if not free or is_full or self._is_refused():
             return 0
-        return 0 if self._waiting.list_next() else free
+        return 0 if self._start_queue.list_next() else free
 
     def _count_room(self) -> int:
         """How many members of other Slurm jobs may start here now."""
@@ -243,7 +245,7 @@ class MemberTakeOver:
     def _take(self, room: int) -> None:
         found = [
             read_sister(self._state, path, self._record)
-            for path in self._arriving.list_sisters()
+            for path in self._list_sisters()
             if path not in self._job_sets.others
         ]
         found += [
@@ -298,7 +300,7 @@ class MemberTakeOver:
         with keep_both_open(self._state, self._pack, sister.path, sister.attempt) as may:
             if not may:
                 return 0
-            fits = self._fitting.choose(sister, waiting, may_have_run=may_have_run)
+            fits = self._choose(sister, waiting, may_have_run=may_have_run)
             for number in (member.number for member in fits if not describe_wait(member)):
                 if count >= most:
                     break
@@ -307,10 +309,10 @@ class MemberTakeOver:
                 if there is None:
                     break
                 if take_over.decide(str(sister.path), str(self._pack), number, there):
-                    self._arriving.expect(sister.path, number, there)
+                    self._decided[sister.path, number] = there
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
-            self._arriving.fetch()
+            self._fetch()
             if self._may_be_empty(sister) and empty_job(self._state, sister, self._pack.name):
                 self._journal.write("emptied", pack=sister.name)
                 self._jobs.cancel(sister)
@@ -334,7 +336,7 @@ class MemberTakeOver:
                 submit_host=sister.record.submit_host,
             )
             write_home(sister.path, number, home)
-            self._fitting.settle_plan(sister, number)
+            self._settle_plan(sister, number)
         return there
 
     def _may_be_empty(self, sister: SisterPack) -> bool:
@@ -342,45 +344,9 @@ class MemberTakeOver:
         is_in_job = sister.path in self._job_sets.others
         return is_mine and not is_in_job and not read_emptied(sister.path)
 
+    # -- on their way here ------------------------------------------------------------------
 
-class ArrivingMembers:
-    """Fetches what was decided.
-
-    Args:
-        pack: The pack's directory.
-        record: Its pack.json.
-        state: The state directory.
-        intake: Takes in what has come.
-        journal: The pack's log.
-    """
-
-    def __init__(
-        self, pack: Path, record: PackRecord, state: State, intake: MemberIntake, journal: Journal
-    ) -> None:
-        self._pack = pack
-        self._record = record
-        self._state = state
-        self._intake = intake
-        self._journal = journal
-        self._decided: dict[tuple[Path, int], int] = {}
-        self._has_looked_back = False
-
-    @property
-    def has_any(self) -> bool:
-        """Some are on their way."""
-        return bool(self._decided)
-
-    def expect(self, source: Path, number: int, there: int) -> None:
-        """Note a member that this runner has just taken over.
-
-        Args:
-            source: The pack where it waited.
-            number: Its number in that pack.
-            there: Its number in this one.
-        """
-        self._decided[source, number] = there
-
-    def list_sisters(self) -> list[Path]:
+    def _list_sisters(self) -> list[Path]:
         """The other packs of the submission that are there."""
         ids = self._state.list_sisters(self._record)
         paths = (self._state.pack_path(each) for each in ids if each != self._record.pack_id)
@@ -389,9 +355,9 @@ class ArrivingMembers:
     def _list_sources(self) -> list[Path]:
         """The packs that members may be on their way from to this one."""
         ids = self._state.list_sources(self._record.pack_id)
-        return [*self.list_sisters(), *map(self._state.pack_path, ids)]
+        return [*self._list_sisters(), *map(self._state.pack_path, ids)]
 
-    def look_back(self) -> None:
+    def _look_back(self) -> None:
         """Once: what an earlier attempt has decided, wherever it was interrupted."""
         if self._has_looked_back:
             return
@@ -409,13 +375,13 @@ class ArrivingMembers:
         home = read_home(self._pack, there)
         if home is not None:
             return self._state.pack_path(home.pack_id), home.number
-        for source in self.list_sisters():
+        for source in self._list_sisters():
             record = self._state.read_pack(source.name)
             if record is not None and there in record.members:
                 return source, there
         return self._pack, there
 
-    def fetch(self) -> None:
+    def _fetch(self) -> None:
         """Let those come that can.
 
         Raises:
@@ -435,46 +401,9 @@ class ArrivingMembers:
                 self._journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]
 
+    # -- who fits -----------------------------------------------------------------------------
 
-@contextlib.contextmanager
-def keep_both_open(state: State, pack: Path, other: Path, attempt: int) -> Iterator[bool]:
-    """Keep csub from settling either of two packs; False where it does so, or has done it.
-
-    A pack of which it is told that no csub looks at it any more neither gives nor takes.
-
-    Args:
-        state: The state directory.
-        pack: The one that takes.
-        other: The one that gives.
-        attempt: The newest attempt of the other when it was looked at.
-    """
-    with hold_lock(pack / "lock", 0) as own, hold_lock(other / "lock", 0) as its:
-        yield bool(own and its) and (
-            all(is_there(state.open / path.name) for path in (pack, other))
-            and read_ended(pack) is None
-            and read_ended(other) is None
-            and read_attempt(other) == attempt
-            and not is_being_cancelled(other)
-            and not is_being_cancelled(pack)
-        )
-
-
-class FittingMembers:
-    """Chooses among those that wait in other packs.
-
-    Args:
-        record: The pack's pack.json.
-        members: Its members and places.
-        time_left: What is left of its time.
-    """
-
-    def __init__(self, record: PackRecord, members: PackMembers, time_left: TimeLeft) -> None:
-        self._record = record
-        self._members = members
-        self._time_left = time_left
-        self._gpus = 1 if record.request is None else record.request.gpus
-
-    def choose(
+    def _choose(
         self, sister: SisterPack, waiting: Sequence[int], *, may_have_run: bool = False
     ) -> Iterator[Member]:
         """Those of them that could start here now, each counted into what is left.
@@ -484,6 +413,7 @@ class FittingMembers:
             waiting: Their numbers there.
             may_have_run: Those may come that have run there.
         """
+        assert self._record.request is not None
         places = PackMembers([dataclasses.replace(p) for p in self._members.places])
         left_mb = self._find_host_memory_left_mb()
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
@@ -504,7 +434,7 @@ class FittingMembers:
                 sum(place.wanted for place in taken) < spec.plan.cpus
                 or is_kept
                 or spec.job.depends
-                or spec.plan.gpus > max(1, self._gpus)
+                or spec.plan.gpus > max(1, self._record.request.gpus)
                 or (record is not None and record.is_final)
                 or (record is not None and record.starts > 0 and not may_have_run)
                 or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
@@ -518,7 +448,7 @@ class FittingMembers:
             record = record or StateRecord(MemberState.PENDING, sister.attempt)
             yield Member(number, spec, record)
 
-    def settle_plan(self, sister: SisterPack, number: int) -> None:
+    def _settle_plan(self, sister: SisterPack, number: int) -> None:
         """Give a member of another submission what holds for it among neighbours, before it comes.
 
         Its own bound counts wherever it runs. A job that was to run alone was planned with its
@@ -568,3 +498,26 @@ class FittingMembers:
             return None
         members = self._members.by_number.values()
         return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)
+
+
+@contextlib.contextmanager
+def keep_both_open(state: State, pack: Path, other: Path, attempt: int) -> Iterator[bool]:
+    """Keep csub from settling either of two packs; False where it does so, or has done it.
+
+    A pack of which it is told that no csub looks at it any more neither gives nor takes.
+
+    Args:
+        state: The state directory.
+        pack: The one that takes.
+        other: The one that gives.
+        attempt: The newest attempt of the other when it was looked at.
+    """
+    with hold_lock(pack / "lock", 0) as own, hold_lock(other / "lock", 0) as its:
+        yield bool(own and its) and (
+            all(is_there(state.open / path.name) for path in (pack, other))
+            and read_ended(pack) is None
+            and read_ended(other) is None
+            and read_attempt(other) == attempt
+            and not is_being_cancelled(other)
+            and not is_being_cancelled(pack)
+        )
