@@ -7,9 +7,8 @@ that runs has what it has: see `planning.join.join_fit`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     Capacity,
@@ -85,31 +84,17 @@ def settle_bound(new: Job, pack: Policy, call: Policy) -> Job:
     return dataclasses.replace(new, max_slowdown=call.slowdown_bound)
 
 
-def plan_pending_join(
-    present: Sequence[Job],
-    new: Job,
-    capacity: Capacity,
-    policy: Policy,
-    *,
-    profiles: Mapping[int, UsageProfile] | None = None,
-    calibration: Calibration | None = None,
-) -> PackPlan | str:
+def plan_pending_join(question: Question) -> PackPlan | str:
     """Plan a waiting pack with one more job.
 
     Args:
-        present: The jobs that are in it.
-        new: The job that is to join.
-        capacity: What one GPU brings with it.
-        policy: How far sharing may go, of pack and job (see `merge_policies`).
-        profiles: What is known of the jobs' solo use: those present by their index, the new one
-            after them.
-        calibration: How jobs slow each other down on that GPU.
+        question: What planning is asked, of the jobs that are in it and, behind them, the new one;
+            by the policy of pack and job (see `merge_policies`).
 
     Returns:
         The pack with all of them, members in this order; or the limits that they would break.
     """
-    jobs = [*present, new]
-    question = Question(jobs, profiles or {}, capacity, policy, calibration)
+    jobs, policy = question.jobs, question.policy
     subjects = find_known(question)
     if subjects:
         return _plan_known_join(question, subjects)
@@ -171,7 +156,6 @@ class RunningPack:
         degree: Its places.
         time_left_s: Until its time limit; None for no limit.
         plans: The plans of its members that have not ended.
-        jobs: The same members' jobs.
         mode: The sharing mode that holds in it.
     """
 
@@ -179,31 +163,17 @@ class RunningPack:
     degree: int
     time_left_s: int | None
     plans: tuple[MemberPlan, ...]
-    jobs: tuple[Job, ...]
     mode: SharingMode
 
 
-def plan_running_join(
-    pack: RunningPack,
-    new: Job,
-    capacity: Capacity,
-    policy: Policy,
-    *,
-    profiles: Mapping[int, UsageProfile] | None = None,
-    calibration: Calibration | None = None,
-) -> MemberPlan | str:
+def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str:
     """Give a job a free place of a running pack, or say which limit is in the way.
 
     Args:
         pack: What the pack has.
-        new: The job that is to join.
-        capacity: What one GPU brings with it; its GPU memory counts here.
-        policy: How far sharing may go, of pack and job (see `joining.merge_policies`).
-        profiles: What is known of the jobs' solo use: those present by their place in the pack's
-            `jobs`, the new one after them.
-        calibration: How jobs slow each other down on that GPU.
+        question: As for `plan_pending_join`; of the capacity only the GPU memory counts.
     """
-    question = Question([*pack.jobs, new], profiles or {}, capacity, policy, calibration)
+    new, capacity, policy = question.jobs[-1], question.capacity, question.policy
     subjects = find_known(question)
     present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
     need = compute_need(

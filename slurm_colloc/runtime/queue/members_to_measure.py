@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,11 @@ Counts = Mapping[int, StepCount | None]
 """Steps by member number; None for a member that counts none."""
 
 
+@dataclasses.dataclass(eq=False)
 class MembersToMeasure:
     """Looks at the members of a pack before they are measured.
 
-    Args:
+    Attributes:
         members: All of them.
         progress: Sees what they are like.
         rates: Reads their steps.
@@ -42,19 +44,13 @@ class MembersToMeasure:
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        members: PackMembers,
-        progress: ProgressReader,
-        rates: WindowRates,
-        pauser: MemberPauser,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._members = members
-        self._progress = progress
-        self._rates = rates
-        self._pauser = pauser
-        self._clock = clock
+    members: PackMembers
+    progress: ProgressReader
+    rates: WindowRates
+    pauser: MemberPauser
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._seen_at: dict[tuple[int, int], float] = {}
         self._had_company: set[tuple[int, int]] = set()
         self._first: tuple[float, RateAlone] | None = None
@@ -83,9 +79,9 @@ class MembersToMeasure:
             memory: What is reserved for them.
             count: How many wait for room.
         """
-        now = self._clock()
+        now = self.clock()
         until = self._expected_until = self._expected_until or now + WAVE_S
-        if now >= until or all(place.occupant is not None for place in self._members.places):
+        if now >= until or all(place.occupant is not None for place in self.members.places):
             return False
         has_room = memory.count_room() != 0
         return (has_room or not all(map(memory.is_settled, running))) and count() > 0
@@ -107,7 +103,7 @@ class MembersToMeasure:
         return count.first_step_s is None or count.at - count.first_step_s < SETTLING_S
 
     def _is_young(self, member: Member) -> bool:
-        now = self._clock()
+        now = self.clock()
         seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
         return now - seen_at < FIRST_STEP_S
 
@@ -115,7 +111,7 @@ class MembersToMeasure:
         """How many of each kind run; one of which it is not known what it is like is its own."""
         kinds: dict[str, int] = {}
         for member in running:
-            kind = self._progress.find_family(member) or f"#{member.number}"
+            kind = self.progress.find_family(member) or f"#{member.number}"
             kinds[kind] = kinds.get(kind, 0) + 1
         return kinds
 
@@ -135,8 +131,8 @@ class MembersToMeasure:
             elapsed_s = max(0.0, count.at - count.first_step_s - member.paused_s)
         return PausableMember(
             member.number,
-            self._progress.find_family(member),
-            self._progress.find_bound(member),
+            self.progress.find_family(member),
+            self.progress.find_bound(member),
             self._choose_rate_alone(member, none_is_alone=bool(fixed), is_stale=is_stale),
             count.steps / elapsed_s if count is not None and elapsed_s else None,
             may_pause=member.number not in fixed,
@@ -147,7 +143,7 @@ class MembersToMeasure:
         self, member: Member, *, none_is_alone: bool, is_stale: bool
     ) -> float | None:
         """Its rate alone; None where that is to be measured, or cannot be told."""
-        alone = self._progress.find_rate_alone(member)
+        alone = self.progress.find_rate_alone(member)
         if alone is None:
             return None
         if none_is_alone:
@@ -165,13 +161,13 @@ class MembersToMeasure:
         are left that have a part of the GPU's threads, what one with all of them has shown before
         the others started is better.
         """
-        family = self._progress.find_family(member)
-        alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
+        family = self.progress.find_family(member)
+        alike = [m for m in self.members.running() if self.progress.find_family(m) == family]
         if any(has_all_threads(m) for m in alike):
             return True
         return not any(
-            rate.source is RateSource.FIRST and self._progress.find_family_of(number) == family
-            for number, rate in self._progress.rates_alone.items()
+            rate.source is RateSource.FIRST and self.progress.find_family_of(number) == family
+            for number, rate in self.progress.rates_alone.items()
         )
 
     def note_first(self, running: Sequence[Member]) -> None:
@@ -188,7 +184,7 @@ class MembersToMeasure:
         (member,) = working
         if not has_all_threads(member) or member.is_starting:
             return
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         if (member.number, member.record.starts) in self._had_company or count is None:
             return
         first, last = count.first_step_s, count.last_step_s
@@ -197,23 +193,23 @@ class MembersToMeasure:
         rate = (count.steps - 1) / (last - first)
         found = RateAlone(member.number, rate, None, last - first, time.time(), RateSource.FIRST)
         if len(running) == 1:
-            self._progress.rates_alone[member.number] = found
+            self.progress.rates_alone[member.number] = found
             return
         # What the others take of the GPU is seen late: the last moments do not count yet.
-        now = self._clock()
+        now = self.clock()
         if self._first is None:
             self._first = now, found
         elif now >= self._first[0] + SEEN_LATE_S:
-            self._progress.rates_alone[member.number] = self._first[1]
+            self.progress.rates_alone[member.number] = self._first[1]
             self._first = now, found
 
     def _is_loading(self, member: Member) -> bool:
         """Whether a member has made no step and takes nothing of the GPU yet."""
         if member.is_starting:
             return True
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         has_steps = count is not None and count.first_step_s is not None
-        return not has_steps and not self._progress.uses_gpu_memory(member)
+        return not has_steps and not self.progress.uses_gpu_memory(member)
 
     def order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
         """Those that go on first: who may not be paused or is to stay fast, who may not be parked.
@@ -235,7 +231,7 @@ class MembersToMeasure:
 
     def describe_parking_obstacle(self, member: Member) -> str:
         """Why a member is never parked; empty where it may be."""
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
 
 
@@ -277,24 +273,26 @@ class _Course:
     odd: int = 0
 
 
+@dataclasses.dataclass(eq=False)
 class RateDrift:
     """Watches members between measurements.
 
-    Args:
+    Attributes:
         rates: Reads their steps.
         clock: Seconds that only grow.
     """
 
-    def __init__(self, rates: WindowRates, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rates = rates
-        self._clock = clock
+    rates: WindowRates
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._courses: dict[tuple[int, int], _Course] = {}
         self._looked_at = 0.0
 
     def forget(self) -> None:
         """Begin anew: a measurement has ended, or who runs has changed."""
         self._courses = {}
-        self._looked_at = self._clock()
+        self._looked_at = self.clock()
 
     def find(self, running: Sequence[Member]) -> Member | None:
         """A member whose rate has changed for good; None where none has, or it is not time to look.
@@ -302,7 +300,7 @@ class RateDrift:
         Args:
             running: Those that run and are not paused, the same as since `forget`.
         """
-        now = self._clock()
+        now = self.clock()
         if now < self._looked_at + LOOK_S:
             return None
         self._looked_at = now
@@ -311,7 +309,7 @@ class RateDrift:
 
     def _has_changed(self, member: Member) -> bool:
         key = member.number, member.record.starts
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         if count is None:
             return False
         course = self._courses.get(key)

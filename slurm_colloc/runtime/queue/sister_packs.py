@@ -14,9 +14,8 @@ from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
-from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, Rule, SharingMode
 from slurm_colloc.planning.join.same_kind import (
-    Asked,
     compare_policies,
     compute_reason_to_stay,
     find_difference,
@@ -110,14 +109,9 @@ def explain_difference(own: PackRecord, other: PackRecord) -> str:
     return (
         compute_reason_to_stay(other.policy, other.group)
         or (other.closed if other.request is None else "")
-        or find_difference(Asked(own.group, own.gpu_type), Asked(other.group, other.gpu_type))
-        or ("" if own.share == other.share else f"its --share is {other.share}, not {own.share}")
-        or _compare_policies(own.policy, other.policy)
+        or find_difference(own, other)
+        or (compare_policies(own.policy, other.policy) if own.policy and other.policy else "")
     )
-
-
-def _compare_policies(own: Policy | None, other: Policy | None) -> str:
-    return "" if own is None or other is None else compare_policies(own, other)
 
 
 def read_sister(
@@ -139,19 +133,21 @@ def read_sister(
         if record is None or not (guests_of or are_alike(own, record)):
             return None
         attempt = read_attempt(path)
-        sister = SisterPack(path, record, attempt, read_slurm_job_id(path), guests_of=guests_of)
-        if not attempt:
-            return sister
-        degree = read_degree(path, attempt)
+        degree = read_degree(path, attempt) if attempt else None
+        job_id = read_slurm_job_id(path)
+        is_settled = degree is not None and degree.state is DegreeState.SETTLED
+        gives = is_settled and count_begun(path, attempt) >= (degree.degree if degree else 0)
     except StateError:
         # Its own runner, or the next call of csub, tells of it.
         return None
-    if degree is None or degree.state is DegreeState.MEASURING:
-        return dataclasses.replace(sister, may_have_room=degree is not None)
-    return dataclasses.replace(
-        sister,
-        may_have_room=bool(degree.room),
-        gives=degree.state is DegreeState.SETTLED and count_begun(sister) >= degree.degree,
+    return SisterPack(
+        path,
+        record,
+        attempt,
+        job_id,
+        may_have_room=bool(degree and (degree.state is DegreeState.MEASURING or degree.room)),
+        gives=gives,
+        guests_of=guests_of,
     )
 
 
@@ -176,12 +172,12 @@ def find_others(state: State, pack: Path, record: PackRecord) -> Iterator[tuple[
                 yield path, other.shown_id or job_id.partition("_")[0]
 
 
-def count_begun(sister: SisterPack) -> int:
+def count_begun(path: Path, attempt: int) -> int:
     """Members of a pack that have begun and not ended, paused ones included."""
     count = 0
-    for number in inbox.list_taken(str(sister.path)):
-        if is_there(sister.path / "members" / format_number(number) / "begun"):
-            record = read_state(sister.path, number, sister.attempt)
+    for number in inbox.list_taken(str(path)):
+        if is_there(path / "members" / format_number(number) / "begun"):
+            record = read_state(path, number, attempt)
             count += record is None or not record.is_final
     return count
 
@@ -235,17 +231,19 @@ _NEEDS_ITS_END = re.compile(r"(?:afterok|aftercorr|afternotok):([^?,]+)")
 _WAITS = re.compile(r"[a-z]+:([^?,]+)")
 
 
+@dataclasses.dataclass(eq=False)
 class EmptiedJobs:
     """What Slurm says of the other packs of a submission, and what it is told of them.
 
-    Args:
+    Attributes:
         slurm: Slurm; None where the pack runs without it.
         journal: The pack's log.
     """
 
-    def __init__(self, slurm: SlurmAccess | None, journal: Journal) -> None:
-        self._slurm = slurm
-        self._journal = journal
+    slurm: SlurmAccess | None
+    journal: Journal
+
+    def __post_init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._jobs: Mapping[str, SlurmJob] = {}
         self._dependencies: list[str] | None = None
@@ -263,13 +261,13 @@ class EmptiedJobs:
         now = time.monotonic()
         # A thread may take one off the list at any moment.
         due = [job_id for job_id, moment in list(self._to_cancel.items()) if now >= moment]
-        if due and self._slurm is not None:
+        if due and self.slurm is not None:
             self._start(lambda: self._cancel(due))
 
     def knows(self, sister: SisterPack) -> bool:
         """Whether it is known if members may leave a pack; otherwise Slurm is asked."""
         is_plain = bool(sister.attempt) and not sister.guests_of
-        if self._slurm is None or sister.job_id is None or is_plain:
+        if self.slurm is None or sister.job_id is None or is_plain:
             return True
         self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
         is_known = self._has_asked_dependencies or not sister.guests_of
@@ -284,7 +282,7 @@ class EmptiedJobs:
         It waits for nothing but its turn, or it runs. From one of another submission none may where
         a job waits for its Slurm job, which would end without them.
         """
-        if self._slurm is None or sister.job_id is None:
+        if self.slurm is None or sister.job_id is None:
             return False
         if sister.attempt and not sister.guests_of:
             return True
@@ -312,31 +310,31 @@ class EmptiedJobs:
             self._thread.start()
 
     def _ask(self) -> None:
-        assert self._slurm is not None
+        assert self.slurm is not None
         asked_at = time.monotonic()
         try:
             if self._asks_dependencies:
                 self._has_asked_dependencies = True
-                self._dependencies = self._slurm.list_dependencies()
-            self._jobs = self._slurm.list_jobs()
+                self._dependencies = self.slurm.list_dependencies()
+            self._jobs = self.slurm.list_jobs()
         except SlurmError as error:
-            self._journal.write("not_asked", reason=str(error))
+            self.journal.write("not_asked", reason=str(error))
             self._jobs, self._dependencies = {}, None
         self._asked_at = asked_at
 
     def _cancel(self, due: list[str]) -> None:
-        assert self._slurm is not None
+        assert self.slurm is not None
         for job_id in due:
             self._to_cancel[job_id] = time.monotonic() + RETRY_S
             try:
-                if any(needs_its_end(text, job_id) for text in self._slurm.list_dependencies()):
+                if any(needs_its_end(text, job_id) for text in self.slurm.list_dependencies()):
                     # It starts, finds that it is empty, and completes.
-                    self._journal.write("not_cancelled", job=job_id, reason="a job needs its end")
+                    self.journal.write("not_cancelled", job=job_id, reason="a job needs its end")
                 else:
-                    self._slurm.cancel(job_id)
-                    self._journal.write("cancelled", job=job_id)
+                    self.slurm.cancel(job_id)
+                    self.journal.write("cancelled", job=job_id)
             except SlurmError as error:
-                self._journal.write("not_cancelled", job=job_id, reason=str(error))
+                self.journal.write("not_cancelled", job=job_id, reason=str(error))
             else:
                 del self._to_cancel[job_id]
 
@@ -410,10 +408,11 @@ class JobSet:
     waiting: tuple[int, ...]
 
 
+@dataclasses.dataclass(eq=False)
 class JobSets:
     """Looks at the other sets of a pack's job.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         record: Its pack.json.
         attempt: The attempt's number.
@@ -423,29 +422,21 @@ class JobSets:
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        record: PackRecord,
-        attempt: int,
-        state: State,
-        members: PackMembers,
-        *,
-        restarts: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pack = pack
-        self._record = record
-        self._attempt = attempt
-        self._state = state
-        self._members = members
-        names = list_gpu_set_packs(record)
-        self.others = [state.pack_path(name) for name in names if name != record.pack_id]
+    pack: Path
+    record: PackRecord
+    attempt: int
+    state: State
+    members: PackMembers
+    _: dataclasses.KW_ONLY
+    restarts: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        names = list_gpu_set_packs(self.record)
+        self.others = [self.state.pack_path(name) for name in names if name != self.record.pack_id]
         """Their packs; none where the job has one set."""
-        self._restarts = restarts
-        self._on_node = frozenset(list_node_packs(record, record.node))
-        self._clock = clock
-        self._begun_at = clock()
+        self._on_node = frozenset(list_node_packs(self.record, self.record.node))
+        self._begun_at = self.clock()
         self._left: set[int] = set()
         self._left_at = float("-inf")
         self._is_idle = True
@@ -479,8 +470,8 @@ class JobSets:
             begun: How many of its members have begun and not ended.
             waiting: How many wait in it.
         """
-        own_gpus, gpus = _count_gpus(self._record), _count_gpus(other)
-        here, there = len(self._members.with_process()), begun + waiting
+        own_gpus, gpus = _count_gpus(self.record), _count_gpus(other)
+        here, there = len(self.members.with_process()), begun + waiting
         # Of n that come: (here + n) / own_gpus <= (there - n) / gpus.
         return min(waiting, max(0, (there * own_gpus - here * gpus) // (own_gpus + gpus)))
 
@@ -498,16 +489,16 @@ class JobSets:
         try:
             # First, because it is looked for once a second: mostly nothing is there.
             waiting = _list_waiting(path)
-            if not waiting or not is_there(self._state.open / path.name):
+            if not waiting or not is_there(self.state.open / path.name):
                 return None
-            record = self._state.read_pack(path.name)
+            record = self.state.read_pack(path.name)
             attempt = read_attempt(path)
-            if record is None or attempt > self._attempt or read_ended(path) is not None:
+            if record is None or attempt > self.attempt or read_ended(path) is not None:
                 return None
             is_out = self._is_out(path, attempt)
             waiting = _choose_movable(waiting, record, is_out=is_out)
             pack = SisterPack(path, record, attempt, read_slurm_job_id(path))
-            begun = count_begun(pack) if waiting and not is_out else 0
+            begun = count_begun(path, attempt) if waiting and not is_out else 0
         except (OSError, StateError):
             # Its own runner, or the next call of csub, tells of it.
             return None
@@ -528,9 +519,9 @@ class JobSets:
             return False
         for number in numbers:
             if number not in self._left:
-                inbox.set_free(str(self._pack), number)
+                inbox.set_free(str(self.pack), number)
                 self._left.add(number)
-                self._left_at = self._clock()
+                self._left_at = self.clock()
         return True
 
     def _may_take(self, path: Path) -> bool:
@@ -545,13 +536,13 @@ class JobSets:
     def _is_out(self, path: Path, attempt: int) -> bool:
         """Whether nothing starts in a set any more: by its setup, or because its runner is gone."""
         if not attempt:
-            return was_killed(path, self._restarts)
+            return was_killed(path, self.restarts)
         setup = read_setup(path)
         is_refused = setup is not None and setup.attempt == attempt and not setup.mode
         return (is_refused and bool(setup and setup.reason)) or not self._has_runner(path)
 
     def _has_runner(self, path: Path) -> bool:
-        if was_killed(path, self._restarts):
+        if was_killed(path, self.restarts):
             return False
         if path.name not in self._on_node:
             # Its guard tells, or that of the first node.
@@ -565,7 +556,7 @@ class JobSets:
         """A member runs here, or is about to."""
         if self._is_idle and self.others:
             self._is_idle = False
-            forget_idle(self._pack)
+            forget_idle(self.pack)
 
     def may_close(self) -> bool:
         """Whether the pack may end: nothing can come from the others any more.
@@ -574,10 +565,10 @@ class JobSets:
         """
         if not self.others:
             return True
-        if self._clock() < self._left_at + LEAVE_S:
+        if self.clock() < self._left_at + LEAVE_S:
             return False
         if not self._is_idle:
-            mark_idle(self._pack)
+            mark_idle(self.pack)
             self._is_idle = True
         return not any(self._is_busy(path) for path in self.others)
 
@@ -585,22 +576,18 @@ class JobSets:
         """Whether members of another set may yet start again, or need another place."""
         if is_idle(path) or inbox.list_waiting(str(path)) is None:
             return False
-        if was_killed(path, self._restarts):
+        if was_killed(path, self.restarts):
             return self._is_being_left(path)
         if not read_attempt(path):
-            return self._clock() < self._begun_at + BEGIN_S
+            return self.clock() < self._begun_at + BEGIN_S
         return self._has_runner(path)
 
     def _is_being_left(self, path: Path) -> bool:
         """Whether members of a node that has left the job are about to be set free."""
         with contextlib.suppress(StateError):
-            kill = read_kill(path, self._restarts)
+            kill = read_kill(path, self.restarts)
             if kill is not None and kill.node and time.time() < kill.at + LEFT_S:
-                record = self._state.read_pack(path.name)
-                pack = (
-                    None if record is None else SisterPack(path, record, read_attempt(path), None)
-                )
-                return pack is not None and count_begun(pack) > 0
+                return count_begun(path, read_attempt(path)) > 0
         return False
 
 

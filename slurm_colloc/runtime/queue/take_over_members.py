@@ -24,7 +24,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.room import END_MARGIN_S, TimeLeft
+from slurm_colloc.runtime.queue.room import TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.queue.sister_packs import (
     EmptiedJobs,
     JobSets,
@@ -69,10 +69,11 @@ LOOKED_AT = 64
 turn comes."""
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class MemberTakeOver:
     """Takes waiting members over from other packs of the user.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         shown_id: The id that its own members are named after.
         record: Its pack.json.
@@ -91,44 +92,26 @@ class MemberTakeOver:
         describe_wait: Why a member would wait here although it has a place; empty for nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        shown_id: str,
-        record: PackRecord,
-        attempt: int,
-        state: State,
-        members: PackMembers,
-        time_left: TimeLeft,
-        start_queue: StartQueue,
-        is_refused: Callable[[], bool],
-        intake: MemberIntake,
-        job_sets: JobSets,
-        jobs: EmptiedJobs,
-        journal: Journal,
-        check_fence: Callable[[], None],
-        find_room: Callable[[], int] = lambda: 0,
-        describe_wait: Callable[[Member], str] = lambda _: "",
-    ) -> None:
-        self._pack = pack
-        self._shown_id = shown_id
-        self._record = record
-        self._attempt = attempt
-        self._state = state
-        self._members = members
-        self._time_left = time_left
-        self._start_queue = start_queue
-        self._is_refused = is_refused
-        self._intake = intake
-        self._job_sets = job_sets
-        self._jobs = jobs
-        self._journal = journal
-        self._check_fence = check_fence
-        self._find_room = find_room
-        self._describe_wait = describe_wait
+    pack: Path
+    shown_id: str
+    record: PackRecord
+    attempt: int
+    state: State
+    members: PackMembers
+    time_left: TimeLeft
+    start_queue: StartQueue
+    is_refused: Callable[[], bool]
+    intake: MemberIntake
+    job_sets: JobSets
+    jobs: EmptiedJobs
+    journal: Journal
+    check_fence: Callable[[], None]
+    find_room: Callable[[], int] = lambda: 0
+    describe_wait: Callable[[Member], str] = lambda _: ""
+
+    def __post_init__(self) -> None:
         self._decided: dict[tuple[Path, int], int] = {}
-        """Who is on the way here, decided in this attempt or earlier, and its number here."""
+        """Who is on the way here, decided in this self.attempt or earlier, and its number here."""
         self._has_looked_back = False
         self._taken: dict[str, int] = {}
         self._guests = 0
@@ -137,7 +120,7 @@ class MemberTakeOver:
     @property
     def is_busy(self) -> bool:
         """Members are on their way here, or Slurm is asked whether some may come."""
-        return bool(self._decided) or self._jobs.is_asking
+        return bool(self._decided) or self.jobs.is_asking
 
     def find_elsewhere(self, number: int) -> tuple[Path, int] | None:
         """Where a member is that has left this pack: in which other one, and its number there."""
@@ -147,9 +130,9 @@ class MemberTakeOver:
         for path in self._list_sisters():
             if is_there(path / "members" / inbox.format_number(number)):
                 return path, number
-        for name in self._state.list_takers(self._shown_id):
-            path = self._state.pack_path(name)
-            there = find_guest(path, MemberId(self._shown_id, number))
+        for name in self.state.list_takers(self.shown_id):
+            path = self.state.pack_path(name)
+            there = find_guest(path, MemberId(self.shown_id, number))
             if there is not None:
                 return path, there
         return None
@@ -164,7 +147,7 @@ class MemberTakeOver:
             OSError: The file system fails; what was decided is fetched at the next call.
             StateError: Likewise.
         """
-        if self._record.local or self._record.carried or self._record.request is None:
+        if self.record.local or self.record.carried or self.record.request is None:
             return
         self._look_back()
         self._fetch()
@@ -173,8 +156,8 @@ class MemberTakeOver:
             return
         self._look_at = now + LOOK_EVERY_S
         self._forget_gone()
-        self._jobs.work()
-        if self._job_sets.others and self._take_from_job():
+        self.jobs.work()
+        if self.job_sets.others and self._take_from_job():
             # The next one as soon as this one has started.
             self._look_at = now
             return
@@ -187,28 +170,28 @@ class MemberTakeOver:
 
     def _forget_gone(self) -> None:
         """Forget members of this pack that wait in another one by now."""
-        if not may_take_over(self._record) and not self._job_sets.others:
+        if not may_take_over(self.record) and not self.job_sets.others:
             return
-        for number in list(self._members.waiting)[:LOOKED_AT]:
-            member = self._members.by_number[number]
-            has_begun = member.record.starts and not self._is_refused()
-            if not has_begun and not inbox.is_taken(str(self._pack), number):
-                self._intake.forget(member)
+        for number in list(self.members.waiting)[:LOOKED_AT]:
+            member = self.members.by_number[number]
+            has_begun = member.record.starts and not self.is_refused()
+            if not has_begun and not inbox.is_taken(str(self.pack), number):
+                self.intake.forget(member)
 
     def _count_places(self) -> int:
         """How many places are free for members of others; own ones go first."""
-        free = sum(place.occupant is None for place in self._members.places)
-        is_full = self._members.takes_one and bool(self._members.running())
-        if not free or is_full or self._is_refused():
+        free = sum(place.occupant is None for place in self.members.places)
+        is_full = self.members.takes_one and bool(self.members.running())
+        if not free or is_full or self.is_refused():
             return 0
-        return 0 if self._start_queue.list_next() else free
+        return 0 if self.start_queue.list_next() else free
 
     def _count_room(self) -> int:
         """How many members of other Slurm jobs may start here now."""
-        if not may_take_over(self._record):
+        if not may_take_over(self.record):
             return 0
         places = self._count_places()
-        return min(places, max(self._find_room(), self._count_planned())) if places else 0
+        return min(places, max(self.find_room(), self._count_planned())) if places else 0
 
     def _count_planned(self) -> int:
         """How many may start unmeasured: as many as were planned, where others keep this GPU.
@@ -216,41 +199,41 @@ class MemberTakeOver:
         A pack of one GPU ends where it has nothing to do, and gives its GPU to the next one. Here
         the next one waits for all GPU sets of the job.
         """
-        policy = self._record.policy
+        policy = self.record.policy
         # In the first turn its own are not taken in yet.
-        if not self._job_sets.others or policy is None or inbox.list_waiting(str(self._pack)):
+        if not self.job_sets.others or policy is None or inbox.list_waiting(str(self.pack)):
             return 0
-        return max(0, policy.degree - len(self._members.running()))
+        return max(0, policy.degree - len(self.members.running()))
 
     def _count_sooner(self, sister: SisterPack, waiting: Sequence[int]) -> int:
         """How many start here sooner than in a sister that runs and may yet start them itself."""
         planned = self._count_planned()
         if not planned or not waiting or sister.guests_of:
             return 0
-        begun = count_begun(sister)
-        return min(planned, self._job_sets.count_sooner(sister.record, begun, len(waiting)))
+        begun = count_begun(sister.path, sister.attempt)
+        return min(planned, self.job_sets.count_sooner(sister.record, begun, len(waiting)))
 
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
         # In the first turn its own are not taken in yet.
-        if inbox.list_waiting(str(self._pack)) or not self._count_places():
+        if inbox.list_waiting(str(self.pack)) or not self._count_places():
             return False
         return any(
             self._take_from(
-                source.pack, source.waiting, 1, may_have_run=True, describe_wait=self._describe_wait
+                source.pack, source.waiting, 1, may_have_run=True, describe_wait=self.describe_wait
             )
-            for source in self._job_sets.find_sources()
+            for source in self.job_sets.find_sources()
         )
 
     def _take(self, room: int) -> None:
         found = [
-            read_sister(self._state, path, self._record)
+            read_sister(self.state, path, self.record)
             for path in self._list_sisters()
-            if path not in self._job_sets.others
+            if path not in self.job_sets.others
         ]
         found += [
-            read_sister(self._state, path, self._record, job_id)
-            for path, job_id in find_others(self._state, self._pack, self._record)
+            read_sister(self.state, path, self.record, job_id)
+            for path, job_id in find_others(self.state, self.pack, self.record)
         ]
         sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
@@ -258,7 +241,7 @@ class MemberTakeOver:
         for sister in sisters:
             if room <= 0:
                 return
-            waiting = list_waiting_here(sister, self._attempt)
+            waiting = list_waiting_here(sister, self.attempt)
             if not waiting and not self._taken.get(sister.name):
                 continue
             most = room
@@ -271,12 +254,12 @@ class MemberTakeOver:
             if sister.guests_of and is_asking:
                 # Those of its own submission go first.
                 return
-            if waiting and not self._jobs.knows(sister):
+            if waiting and not self.jobs.knows(sister):
                 is_asking = True
                 continue
-            if waiting and not self._jobs.may_take_from(sister):
+            if waiting and not self.jobs.may_take_from(sister):
                 continue
-            room -= self._take_from(sister, waiting, most, describe_wait=self._describe_wait)
+            room -= self._take_from(sister, waiting, most, describe_wait=self.describe_wait)
 
     def _take_from(
         self,
@@ -297,36 +280,36 @@ class MemberTakeOver:
             describe_wait: Why a member would wait here all the same; empty for nothing.
         """
         count = 0
-        with keep_both_open(self._state, self._pack, sister.path, sister.attempt) as may:
+        with keep_both_open(self.state, self.pack, sister.path, sister.attempt) as may:
             if not may:
                 return 0
             fits = self._choose(sister, waiting, may_have_run=may_have_run)
             for number in (member.number for member in fits if not describe_wait(member)):
                 if count >= most:
                     break
-                self._check_fence()
+                self.check_fence()
                 there = self._number_here(sister, number)
                 if there is None:
                     break
-                if take_over.decide(str(sister.path), str(self._pack), number, there):
+                if take_over.decide(str(sister.path), str(self.pack), number, there):
                     self._decided[sister.path, number] = there
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._fetch()
-            if self._may_be_empty(sister) and empty_job(self._state, sister, self._pack.name):
-                self._journal.write("emptied", pack=sister.name)
-                self._jobs.cancel(sister)
+            if self._may_be_empty(sister) and empty_job(self.state, sister, self.pack.name):
+                self.journal.write("emptied", pack=sister.name)
+                self.jobs.cancel(sister)
         return count
 
     def _number_here(self, sister: SisterPack, number: int) -> int | None:
         """The number that a member will have here; None where there is none left."""
         if not sister.guests_of:
             return number
-        there = choose_guest_number(self._attempt, self._guests)
+        there = choose_guest_number(self.attempt, self._guests)
         if there is not None:
             self._guests += 1
             # Before it goes: a reader is to find it, wherever it is.
-            self._state.note_taker(sister.name, sister.guests_of, self._pack.name)
+            self.state.note_taker(sister.name, sister.guests_of, self.pack.name)
             home = HomeRecord(
                 job=sister.guests_of,
                 number=number,
@@ -341,21 +324,21 @@ class MemberTakeOver:
 
     def _may_be_empty(self, sister: SisterPack) -> bool:
         is_mine = not sister.attempt and self._taken[sister.name] > 0
-        is_in_job = sister.path in self._job_sets.others
+        is_in_job = sister.path in self.job_sets.others
         return is_mine and not is_in_job and not read_emptied(sister.path)
 
     # -- on their way here ------------------------------------------------------------------
 
     def _list_sisters(self) -> list[Path]:
         """The other packs of the submission that are there."""
-        ids = self._state.list_sisters(self._record)
-        paths = (self._state.pack_path(each) for each in ids if each != self._record.pack_id)
+        ids = self.state.list_sisters(self.record)
+        paths = (self.state.pack_path(each) for each in ids if each != self.record.pack_id)
         return [path for path in paths if path.is_dir()]
 
     def _list_sources(self) -> list[Path]:
         """The packs that members may be on their way from to this one."""
-        ids = self._state.list_sources(self._record.pack_id)
-        return [*self._list_sisters(), *map(self._state.pack_path, ids)]
+        ids = self.state.list_sources(self.record.pack_id)
+        return [*self._list_sisters(), *map(self.state.pack_path, ids)]
 
     def _look_back(self) -> None:
         """Once: what an earlier attempt has decided, wherever it was interrupted."""
@@ -363,23 +346,23 @@ class MemberTakeOver:
             return
         for source in self._list_sources():
             for number, taking in take_over.list_leaving(str(source)).items():
-                if taking.taker == self._pack.name:
+                if taking.taker == self.pack.name:
                     self._decided[source, number] = taking.number
-        for there in take_over.list_arrived(str(self._pack)):
+        for there in take_over.list_arrived(str(self.pack)):
             self._decided[self._find_home(there)] = there
-        self._intake.adopt_taken()
+        self.intake.adopt_taken()
         self._has_looked_back = True
 
     def _find_home(self, there: int) -> tuple[Path, int]:
         """The pack that a member here was planned for, and its number there."""
-        home = read_home(self._pack, there)
+        home = read_home(self.pack, there)
         if home is not None:
-            return self._state.pack_path(home.pack_id), home.number
+            return self.state.pack_path(home.pack_id), home.number
         for source in self._list_sisters():
-            record = self._state.read_pack(source.name)
+            record = self.state.read_pack(source.name)
             if record is not None and there in record.members:
                 return source, there
-        return self._pack, there
+        return self.pack, there
 
     def _fetch(self) -> None:
         """Let those come that can.
@@ -389,16 +372,16 @@ class MemberTakeOver:
             StateError: Likewise.
         """
         for (source, number), there in list(self._decided.items()):
-            if not take_over.move(str(source), str(self._pack), number, there):
+            if not take_over.move(str(source), str(self.pack), number, there):
                 # It was cancelled, or given back.
                 if not is_there(source / "members" / inbox.format_number(number)):
                     del self._decided[source, number]
                 continue
-            if source != self._pack and source.is_dir():
-                hand_on_requests(source, number, self._pack, there)
-            if take_over.accept(str(self._pack), there):
-                self._intake.adopt(there)
-                self._journal.write("took_over", member=there, source=source.name)
+            if source != self.pack and source.is_dir():
+                hand_on_requests(source, number, self.pack, there)
+            if take_over.accept(str(self.pack), there):
+                self.intake.adopt(there)
+                self.journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]
 
     # -- who fits -----------------------------------------------------------------------------
@@ -413,12 +396,13 @@ class MemberTakeOver:
             waiting: Their numbers there.
             may_have_run: Those may come that have run there.
         """
-        assert self._record.request is not None
-        places = PackMembers([dataclasses.replace(p) for p in self._members.places])
-        left_mb = self._find_host_memory_left_mb()
+        assert self.record.request is not None
+        places = PackMembers([dataclasses.replace(p) for p in self.members.places])
+        staying = [member for member in self.members.by_number.values() if not member.is_final]
+        left_mb = count_host_memory_left_mb(self.record, staying)
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
         for number in waiting:
-            is_known = not sister.guests_of and number in self._members.by_number
+            is_known = not sister.guests_of and number in self.members.by_number
             if number in asked_for or is_known:
                 continue
             try:
@@ -434,11 +418,11 @@ class MemberTakeOver:
                 sum(place.wanted for place in taken) < spec.plan.cpus
                 or is_kept
                 or spec.job.depends
-                or spec.plan.gpus > max(1, self._record.request.gpus)
+                or spec.plan.gpus > max(1, self.record.request.gpus)
                 or (record is not None and record.is_final)
                 or (record is not None and record.starts > 0 and not may_have_run)
                 or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
-                or not self._has_time(spec.job.time_limit_s)
+                or not self.time_left.suffices_for(spec.job)
                 or is_cancel_asked([(sister.path, number)])
             ):
                 continue
@@ -479,25 +463,10 @@ class MemberTakeOver:
     def _choose_host_memory_mb(self, sister: SisterPack, spec: MemberSpec) -> int | None:
         """What a member is given here; a job alone that does not say has a place's share."""
         stated_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
-        total_mb = None if self._record.request is None else self._record.request.host_memory_mb
+        total_mb = None if self.record.request is None else self.record.request.host_memory_mb
         if stated_mb is not None or total_mb is None or sister.record.request is not None:
             return stated_mb
-        return total_mb // max(1, len(self._members.places))
-
-    def _has_time(self, wanted_s: int | None) -> bool:
-        left_s = self._time_left.left_s
-        if left_s is None:
-            return True
-        return wanted_s is not None and wanted_s + END_MARGIN_S <= left_s
-
-    def _find_host_memory_left_mb(self) -> int | None:
-        """What members that have not ended leave; None where the pack asked for no amount."""
-        assert self._record.request is not None
-        total_mb = self._record.request.host_memory_mb
-        if total_mb is None:
-            return None
-        members = self._members.by_number.values()
-        return total_mb - sum(m.spec.plan.host_memory_mb or 0 for m in members if not m.is_final)
+        return total_mb // max(1, len(self.members.places))
 
 
 @contextlib.contextmanager
