@@ -26,7 +26,6 @@ from slurm_colloc.planning.job_needs import (
     build_subject,
     choose_bound,
     choose_gpu_memory_mb,
-    compute_need,
     compute_needs,
 )
 from slurm_colloc.planning.limits.gpu_limits import build_limits
@@ -173,16 +172,10 @@ def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str
         pack: What the pack has.
         question: As for `plan_pending_join`; of the capacity only the GPU memory counts.
     """
-    new, capacity, policy = question.jobs[-1], question.capacity, question.policy
+    new, policy = question.jobs[-1], question.policy
     subjects = find_known(question)
     present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
-    need = compute_need(
-        new,
-        len(present),
-        capacity,
-        policy,
-        profile=question.profiles.get(len(present)),
-    )
+    (need,) = compute_needs(question, [len(present)])
     if new.host_memory_mb is None and pack.request.host_memory_mb is not None:
         # A place's part of what the pack has.
         share_mb = pack.request.host_memory_mb // max(1, pack.degree)
@@ -196,29 +189,25 @@ def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str
             dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
             for old, subject in zip(present, subjects[:-1], strict=True)
         ]
-    refusal = _find_overload(pack, present, need, degree, capacity)
+    refusal = _find_overload(pack, [*present, need], degree, question.capacity)
     if refusal:
         return refusal
     # The node knows better how many may run at once where that is measured.
     percentage = compute_thread_percentage(pack.degree, pack.mode) if subjects else None
-    slowdowns: tuple[float, ...] | None = None
-    plain: tuple[float, ...] | None = None
+    slowdown = by_model = None
     if subjects:
-        setting = _find_setting(pack, percentage)
-        slowdowns, refusal = _predict_join(pack, question, subjects, setting)
-        if refusal:
-            return refusal
-        from slurm_colloc.planning.pack_prediction import predict_by_model
-
-        plain = predict_by_model(question, subjects, setting)
-    wall_s = compute_wall_limit_s(need, degree, policy, slowdowns[-1] if slowdowns else None)
+        predicted = _predict_join(pack, question, subjects, _find_setting(pack, percentage))
+        if isinstance(predicted, str):
+            return predicted
+        slowdown, by_model = predicted
+    wall_s = compute_wall_limit_s(need, degree, policy, slowdown)
     if pack.time_left_s is not None:
         if wall_s is None:
             return f"it has no --time, and the pack ends in {pack.time_left_s} s"
         wanted = wall_s + policy.start_margin_s
         if wanted > pack.time_left_s:
             return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
-    member = MemberPlan(
+    return MemberPlan(
         need.index,
         need.cpus,
         need.host_memory_mb,
@@ -227,28 +216,23 @@ def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str
         percentage,
         max_slowdown=choose_bound(new, policy),
         solo_steps_per_s=question.profiles.get(len(present), UsageProfile()).steps_per_s,
-    )
-    if slowdowns is None:
-        return member
-    return dataclasses.replace(
-        member,
-        predicted_slowdown=slowdowns[-1],
-        model_slowdown=None if plain is None else plain[-1],
+        predicted_slowdown=slowdown,
+        model_slowdown=by_model,
     )
 
 
 def _find_overload(
-    pack: RunningPack, present: Sequence[Need], need: Need, degree: int, capacity: Capacity
+    pack: RunningPack, needs: Sequence[Need], degree: int, capacity: Capacity
 ) -> str:
-    """What of a running pack does not suffice for one more member, with both numbers, or ''."""
-    if len(present) + 1 > degree:
+    """What of a running pack does not suffice for all of these, with both numbers, or ''."""
+    if len(needs) > degree:
         return f"all {degree} places are taken"
     given = Capacity(
         cpus_per_gpu=pack.request.cpus,
         host_memory_mb_per_gpu=pack.request.host_memory_mb,
         gpu_memory_mb=capacity.gpu_memory_mb,
     )
-    return compute_overload([*present, need], len(present) + 1, given)
+    return compute_overload(needs, len(needs), given)
 
 
 def _find_setting(pack: RunningPack, percentage: int | None) -> Setting:
@@ -264,13 +248,14 @@ def _find_setting(pack: RunningPack, percentage: int | None) -> Setting:
 
 def _predict_join(
     pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
-) -> tuple[tuple[float, ...] | None, str]:
-    """The slowdowns with one more member; and whose bound it would break, or ''."""
+) -> tuple[float | None, float | None] | str:
+    """How slow the new one gets, also by the model alone; or whose bound that would break."""
     from slurm_colloc.planning.limits.broken_limits import find_too_slow, predict_setting
+    from slurm_colloc.planning.pack_prediction import predict_by_model
 
     slowdowns = predict_setting(subjects, setting, question.calibration)
     if slowdowns is None:
-        return None, ""
+        return None, None
     bounds = [plan.max_slowdown for plan in pack.plans]
     bounded = [
         subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
@@ -278,8 +263,9 @@ def _predict_join(
     ]
     slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)
     if slow is not None:
-        return None, slow.text
-    return slowdowns, ""
+        return slow.text
+    plain = predict_by_model(question, subjects, setting)
+    return slowdowns[-1], None if plain is None else plain[-1]
 
 
 def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:

@@ -28,6 +28,7 @@ from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.store.pack.member_pauses import AT_DOOR, append_change
 from slurm_colloc.store.pack.pack_records import PackRecord
 
@@ -61,8 +62,7 @@ class Doors:
         record: Its pack.json.
         members: Its members and places.
         is_on: The settings have members wait there, and let steps be counted by what waits there.
-        find_progress: Where the present start of a member counts; empty where it does not.
-        find_next_progress: The same of its next start.
+        monitor: Knows where a member counts its steps.
         progress: Knows what members are like, and sees what they take.
         memory: Whether there is GPU memory for the next one.
         measured_degree: Why the next one may not use the GPU yet.
@@ -79,8 +79,7 @@ class Doors:
     record: PackRecord
     members: PackMembers
     is_on: bool
-    find_progress: Callable[[Member], str]
-    find_next_progress: Callable[[Member], str]
+    monitor: PackMonitor
     progress: ProgressReader
     memory: GpuMemoryRoom
     measured_degree: MeasuredDegree
@@ -135,7 +134,7 @@ class Doors:
     def close(self, member: Member) -> bool:
         """Close the door of a member that is about to start; False where that cannot be done."""
         self.drop(member)
-        directory = self.find_next_progress(member)
+        directory = self.monitor.find_next_progress(member)
         if not directory:
             return False
         descriptor = -1
@@ -201,7 +200,9 @@ class Doors:
         """See which of those that run have come by the door."""
         for member in self.members.running() if self.is_on else ():
             key = member.number, member.record.starts
-            if key not in self._seen and os.path.exists(f"{self.find_progress(member)}/{GPU_USED}"):
+            if key not in self._seen and os.path.exists(
+                f"{self.monitor.find_progress(member)}/{GPU_USED}"
+            ):
                 self._seen.add(key)
                 if kind := self.progress.find_family(member):
                     self._kinds.setdefault(kind, True)

@@ -88,10 +88,8 @@ class MeasuredDegree:
         self._to_measure = MembersToMeasure(
             self.members, self.progress, self.rates, self.pauser, self.clock
         )
-        self._parked = ParkedMembers(
-            members=self.members, to_measure=self._to_measure, pauser=self.pauser,
-            time_left=self.time_left, journal=self.journal, clock=self.clock,
-        )  # fmt: skip
+        self._has_let_go = False
+        """A parked member has gone on although there was no place for it: it was sent a signal."""
         self._windows = PauseWindows(self.pauser, self.rates, self.clock)
         self._drift = RateDrift(self.rates, self.clock)
         self._record = DegreeRecord(self.attempt, places=1)
@@ -128,8 +126,8 @@ class MeasuredDegree:
         known = None if self._measured else self.find_known([*running, member])
         if known is not None and not known.is_open and len(running) >= known.degree:
             return _tell_known(known)
-        is_full = self._is_full(member) or self._parked.list_parked()
-        if is_full and not self._parked.is_last_moment(member):
+        is_full = self._is_full(member) or self._list_parked()
+        if is_full and not self._is_last_moment(member):
             return self._record.reason or say_no_more(self._record.degree)
         return ""
 
@@ -137,7 +135,7 @@ class MeasuredDegree:
         """How many more members may start now, whatever they are like."""
         running = self.members.running()
         free = len(self.members.free_cpus)
-        if not (free and running) or self._windows.is_open or self._parked.list_parked():
+        if not (free and running) or self._windows.is_open or self._list_parked():
             # A pack in which none runs ends, and gives its GPU to the next one.
             return 0
         most = free
@@ -177,10 +175,10 @@ class MeasuredDegree:
             else:
                 self._apply(measured, running)
             return
-        if self._parked.refill(self._record.degree):
+        if self._refill(self._record.degree):
             self._write()
-        if self._parked.has_let_go:
-            self._parked.has_let_go = False
+        if self._has_let_go:
+            self._has_let_go = False
             self._not_before = self.clock() + AFTER_SIGNAL_S
             self._wants, self._is_stale = "a parked member has gone on", False
         now = self.clock()
@@ -191,13 +189,14 @@ class MeasuredDegree:
             self._note_company(running)
             self._look(running)
             is_told = len(self.members.places) > 1 and not self.find_unwatched()
-            if is_told and not self._windows.is_open:
-                self._publish(running)
+            is_still = is_told and not self._windows.is_open
+            if is_still and self._describe_now() != self._record:
+                self._write()
 
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""
         self._windows.stop()
-        self._parked.let_go()
+        self._let_go()
 
     def _note_abort(self) -> None:
         """Where a measurement has ended without a result half of the pack stood still meanwhile."""
@@ -275,7 +274,7 @@ class MeasuredDegree:
             self._to_measure.count_kinds(running),
             self._measured,
             elapsed_s=elapsed_s,
-            has_parked=bool(self._parked.list_parked()),
+            has_parked=bool(self._list_parked()),
         )
         self._wants = reason
         self._is_stale = bool(self._measured) and elapsed_s >= AGAIN_S
@@ -304,7 +303,7 @@ class MeasuredDegree:
         self._park_beyond(known.degree, running)
         degree = len(self.members.places) if known.is_open else known.degree
         stp = None if known.point is None else known.point.stp
-        self._decide(DegreeState.SETTLED, degree, stp, running, _tell_known(known))
+        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known))
 
     # -- deciding -----------------------------------------------------------------------------
 
@@ -341,29 +340,17 @@ class MeasuredDegree:
         reason = describe_curve(measured.curve, degree) or say_no_more(degree)
         if chosen > measured.degree:
             reason += f"; with {measured.degree} at once the last would end later"
-        self._decide(DegreeState.SETTLED, degree, stp, running, reason)
+        self._decide(DegreeState.SETTLED, degree, stp, reason)
 
-    def _park_beyond(self, degree: int, running: Sequence[Member]) -> None:
-        fixed = {m.number for m in running if self.pauser.get_obstacle(m.number)}
-        self._parked.park(running, self._to_measure.order(running, fixed)[degree:])
-
-    def _decide(
-        self,
-        state: DegreeState,
-        degree: int,
-        stp: float | None,
-        running: Sequence[Member],
-        reason: str,
-    ) -> None:
-        decision = DegreeDecision(time.time(), state, len(running), degree, stp, reason)
+    def _decide(self, state: DegreeState, degree: int, stp: float | None, reason: str) -> None:
+        running = len(self.members.running())
+        decision = DegreeDecision(time.time(), state, running, degree, stp, reason)
+        decisions = (*self._record.decisions, decision)[-KEPT:]
         self._record = dataclasses.replace(
-            self._record,
-            state=state,
-            degree=degree,
-            decisions=(*self._record.decisions, decision)[-KEPT:],
+            self._record, state=state, degree=degree, decisions=decisions
         )
         self.journal.write(
-            "degree", state=state.value, running=len(running), degree=degree,
+            "degree", state=state.value, running=running, degree=degree,
             stp=None if stp is None else round(stp, 3), reason=reason,
         )  # fmt: skip
         self._write()
@@ -373,122 +360,82 @@ class MeasuredDegree:
         self._is_off = True
         self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
-        self._decide(DegreeState.OFF, len(self.members.places), None, running, reason)
+        self._decide(DegreeState.OFF, len(self.members.places), None, reason)
 
-    def _publish(self, running: Sequence[Member]) -> None:
-        """Tell those that would join, or whose members might come, where that has changed."""
+    def _describe_now(self) -> DegreeRecord:
+        """What those are told that would join, or whose members might come."""
+        running = self.members.running()
         free_mb = self.memory.find_free_mb()
-        has_settled = bool(running) and all(map(self.memory.is_settled, running))
-        if free_mb is not None:
-            # Figures of every moment would be written at every moment.
-            free_mb -= free_mb % ROUNDED_MB
-        told = self._record.room, self._record.free_gpu_memory_mb, self._record.memory_has_settled
-        if told != (self._count_left(), free_mb, has_settled):
-            self._record = dataclasses.replace(
-                self._record, free_gpu_memory_mb=free_mb, memory_has_settled=has_settled
-            )
-            self._write()
-
-    def _count_left(self) -> int:
-        """For how many there is room beyond those that wait here."""
-        return max(0, self.find_room() - len(self.members.waiting))
-
-    def _write(self) -> None:
-        parked = tuple(member.number for member in self._parked.list_parked())
-        self._record = dataclasses.replace(
+        return dataclasses.replace(
             self._record,
             places=len(self.members.places),
-            parked=parked,
-            room=self._count_left(),
+            parked=tuple(member.number for member in self._list_parked()),
+            # Beyond those that wait here.
+            room=max(0, self.find_room() - len(self.members.waiting)),
+            # Figures of every moment would be written at every moment.
+            free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
+            memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
         )
+
+    def _write(self) -> None:
+        self._record = self._describe_now()
         with contextlib.suppress(StateError):
             write_degree(self.pack, self._record)
 
+    # -- parking ------------------------------------------------------------------------------
 
-def _tell_known(known: KnownDegree) -> str:
-    said = say_at_once(known.degree) if known.is_open else say_no_more(known.degree)
-    return f"{said}: {known.describe()}"
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class ParkedMembers:
-    """Parks members, and lets them go on.
-
-    Attributes:
-        members: All of the pack.
-        to_measure: Knows their order.
-        pauser: Pauses them.
-        time_left: Knows what is left of the pack's time.
-        journal: The pack's log.
-        clock: Seconds that only grow.
-    """
-
-    members: PackMembers
-    to_measure: MembersToMeasure
-    pauser: MemberPauser
-    time_left: TimeLeft
-    journal: Journal
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        self.has_let_go = False
-        """A parked member has gone on although there was no place for it: it was sent a signal."""
-
-    def list_parked(self) -> list[Member]:
+    def _list_parked(self) -> list[Member]:
         """Those that are."""
         return [member for member in self.members.running() if member.is_parked]
 
-    def park(self, running: Sequence[Member], too_many: Sequence[Member]) -> None:
-        """Let all go on but those that are too many.
-
-        Args:
-            running: All that run.
-            too_many: Those that are to be parked, as far as that may be.
-        """
+    def _park_beyond(self, degree: int, running: Sequence[Member]) -> None:
+        """Let so many go on, and park the others as far as that may be."""
+        fixed = {m.number for m in running if self.pauser.get_obstacle(m.number)}
+        too_many = self._to_measure.order(running, fixed)[degree:]
         parked = [
             member
             for member in too_many
-            if not self.to_measure.describe_parking_obstacle(member)
-            and not self.is_last_moment(member)
+            if not self._to_measure.describe_parking_obstacle(member)
+            and not self._is_last_moment(member)
         ]
         for member in running:
             member.is_parked = member in parked
         self.pauser.resume([member for member in running if not member.is_parked])
         self.pauser.pause(parked, PARKED)
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """All go on."""
         running = self.members.running()
         for member in running:
             member.is_parked = False
         self.pauser.resume(running)
 
-    def refill(self, degree: int) -> bool:
+    def _refill(self, degree: int) -> bool:
         """Let those go on for which there is a place, or too little time; True where some did.
 
         Args:
             degree: As many may run.
         """
-        parked = self.list_parked()
+        parked = self._list_parked()
         if not parked:
             return False
         going = len(self.members.running()) - len(parked)
-        ordered = self.to_measure.order(parked, set())
+        ordered = self._to_measure.order(parked, set())
         to_resume = ordered[: max(0, degree - going)]
         for member in ordered[len(to_resume) :]:
             if member.paused_at is None:
                 # A signal, or an end, has let it go on.
                 member.is_parked = False
-                self.has_let_go = True
-            elif self.is_last_moment(member):
+                self._has_let_go = True
+            elif self._is_last_moment(member):
                 self.journal.write("not_parked", member=member.number, reason="too little time")
                 to_resume.append(member)
         for member in to_resume:
             member.is_parked = False
         self.pauser.resume(to_resume)
-        return len(self.list_parked()) != len(parked)
+        return len(self._list_parked()) != len(parked)
 
-    def is_last_moment(self, member: Member) -> bool:
+    def _is_last_moment(self, member: Member) -> bool:
         """Whether a member would have too little of the pack's time left if it waited longer.
 
         It is judged by its `--time`, of which the wall limit is more than it needs where it does
@@ -504,3 +451,8 @@ class ParkedMembers:
             paused_s = 0.0 if member.paused_at is None else now - member.paused_at
             has_run_s = max(0.0, wall_s - (member.deadline + paused_s - now))
         return left_s < alone_s - has_run_s + END_MARGIN_S
+
+
+def _tell_known(known: KnownDegree) -> str:
+    said = say_at_once(known.degree) if known.is_open else say_no_more(known.degree)
+    return f"{said}: {known.describe()}"

@@ -219,9 +219,7 @@ class MemberTakeOver:
         if inbox.list_waiting(str(self.pack)) or not self._count_places():
             return False
         return any(
-            self._take_from(
-                source.pack, source.waiting, 1, may_have_run=True, describe_wait=self.describe_wait
-            )
+            self._take_from(source.pack, source.waiting, 1, may_have_run=True)
             for source in self.job_sets.find_sources()
         )
 
@@ -259,7 +257,7 @@ class MemberTakeOver:
                 continue
             if waiting and not self.jobs.may_take_from(sister):
                 continue
-            room -= self._take_from(sister, waiting, most, describe_wait=self.describe_wait)
+            room -= self._take_from(sister, waiting, most)
 
     def _take_from(
         self,
@@ -268,7 +266,6 @@ class MemberTakeOver:
         most: int,
         *,
         may_have_run: bool = False,
-        describe_wait: Callable[[Member], str] = lambda _: "",
     ) -> int:
         """Take up to so many of those that wait in another pack; how many that were.
 
@@ -277,14 +274,13 @@ class MemberTakeOver:
             waiting: Their numbers there.
             most: How many.
             may_have_run: Those may come that have run there.
-            describe_wait: Why a member would wait here all the same; empty for nothing.
         """
         count = 0
         with keep_both_open(self.state, self.pack, sister.path, sister.attempt) as may:
             if not may:
                 return 0
             fits = self._choose(sister, waiting, may_have_run=may_have_run)
-            for number in (member.number for member in fits if not describe_wait(member)):
+            for number in (member.number for member in fits if not self.describe_wait(member)):
                 if count >= most:
                     break
                 self.check_fence()
