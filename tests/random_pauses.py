@@ -21,24 +21,24 @@ def pause_at_random(seed: int, room: int = 0) -> None:
 
     def work(self: MeasuredDegree) -> None:
         nonlocal due
-        running = self._members.running()
-        self._pauser.check(running)
-        if self._clock() < due:
+        running = self.members.running()
+        self.pauser.check(running)
+        if self.clock() < due:
             return
-        due = self._clock() + chance.uniform(0.2, 2.0)
+        due = self.clock() + chance.uniform(0.2, 2.0)
         some = [m for m in running if not m.is_starting and m.end_by is None]
         chosen = chance.sample(some, chance.randint(0, max(0, len(some) - 1)))
         reason = chance.choice((MEASURED, PARKED))
         for member in some:
             member.is_parked = reason == PARKED and member in chosen
-        self._pauser.resume([m for m in some if m not in chosen])
-        self._pauser.pause(chosen, reason)
+        self.pauser.resume([m for m in some if m not in chosen])
+        self.pauser.pause(chosen, reason)
 
     def describe(_: MeasuredDegree, _member: Member) -> str:
         return ""
 
     def find_room(self: MeasuredDegree) -> int:
-        return max(0, room - len(self._members.running()))
+        return max(0, room - len(self.members.running()))
 
     MeasuredDegree.work = work  # type: ignore[method-assign]
     MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]

@@ -14,11 +14,10 @@ from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
-from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.watch.known_curves import KnownCurves
 from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor

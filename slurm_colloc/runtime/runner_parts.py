@@ -20,11 +20,11 @@ from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
+from slurm_colloc.runtime.queue.sister_packs import JobSets
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 

@@ -41,15 +41,13 @@ from slurm_colloc.runtime.queue.allocation import (
     signals_tasks_alone,
 )
 from slurm_colloc.runtime.queue.door import Doors
-from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
+from slurm_colloc.runtime.queue.room import TimeLeft
+from slurm_colloc.runtime.queue.sister_packs import EmptiedJobs, JobSets
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
 from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
@@ -187,9 +185,9 @@ def build_parts(
     # Which member may start.
     # As csub asks it, which submits them again.
     time_left = TimeLeft(pack, record, members, site_requeues=config.get("JobRequeue") == "1")
-    waiting = WaitingFacts(pack, shown_id, members, time_left)
     probe_window = ProbeWindow(
         pack=pack,
+        members=members,
         journal=journal,
         why_unwatched=lambda: monitor.obstacle,
         end=lambda member: control.end(member, StopReason.PROBED),
@@ -215,10 +213,8 @@ def build_parts(
         shown_id=shown_id,
         record=record,
         members=members,
-        is_on=settings.door,
-        instruments=settings.instrument,
-        find_progress=monitor.find_progress,
-        find_next_progress=monitor.find_next_progress,
+        is_on=settings.door and settings.instrument,
+        monitor=monitor,
         progress=measuring.progress,
         memory=memory,
         measured_degree=measured_degree,
@@ -231,8 +227,8 @@ def build_parts(
     )
     start_queue = StartQueue(
         pack=pack,
+        shown_id=shown_id,
         members=members,
-        waiting=waiting,
         time_left=time_left,
         judge=lambda job: judge_own_dependency(state, slurm, job),
         slurm_decision=slurm_decision,
@@ -261,7 +257,7 @@ def build_parts(
         state=state,
         members=members,
         time_left=time_left,
-        waiting=waiting,
+        start_queue=start_queue,
         is_refused=lambda: bool(gpu_mode.refusal),
         intake=intake,
         job_sets=job_sets,
@@ -290,7 +286,6 @@ def build_parts(
         members=members,
         start_queue=start_queue,
         doors=doors,
-        probe_window=probe_window,
         memory=memory,
         gpu_mode=gpu_mode,
         starter=starter,

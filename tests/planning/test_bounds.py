@@ -6,8 +6,14 @@ import dataclasses
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode, UsageProfile
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
+    merge_policies,
+    plan_pending_join,
+    plan_running_join,
+    settle_bound,
+)
 from slurm_colloc.planning.plan_packs import plan
 
 from .known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job
@@ -56,9 +62,8 @@ def join_waiting(present: list[Job], new: Job, pack_bound: float, call_bound: fl
     call = dataclasses.replace(POLICY, slowdown_bound=call_bound)
     jobs = [*present, settle_bound(new, pack, call)]
     return plan_pending_join(
-        jobs[:-1], jobs[-1], ROOMY, merge_policies(pack, call),
-        profiles=know(jobs), calibration=CALIBRATION,
-    )  # fmt: skip
+        Question(jobs, know(jobs), ROOMY, merge_policies(pack, call), CALIBRATION)
+    )
 
 
 def test_who_joins_a_waiting_pack_brings_its_own_bound_and_changes_nobody_elses() -> None:
@@ -85,12 +90,9 @@ def test_a_place_of_a_running_pack_is_had_by_both_sides_own_bounds() -> None:
             degree=8,
             time_left_s=30_000,
             plans=(MemberPlan(0, 2, 2000, 1800, None, 50, max_slowdown=present),),
-            jobs=(jobs[0],),
             mode=SharingMode.MPS,
         )
-        return plan_running_join(
-            pack, jobs[1], ROOMY, POLICY, profiles=know(jobs), calibration=CALIBRATION
-        )
+        return plan_running_join(pack, Question(jobs, know(jobs), ROOMY, POLICY, CALIBRATION))
 
     joined = join(None, 2.0)
     assert isinstance(joined, MemberPlan)

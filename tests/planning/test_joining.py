@@ -17,11 +17,13 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
+from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
     compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
+    plan_running_join,
 )
 from slurm_colloc.planning.join.same_kind import compute_contradiction
 from tests.planning.known_jobs import (
@@ -42,9 +44,7 @@ def join_waiting(
     capacity: Capacity = ROOMY,
 ) -> PackPlan | str:
     jobs, known = build_call(*kinds)
-    return plan_pending_join(
-        jobs[:-1], jobs[-1], capacity, policy, profiles=known, calibration=calibration
-    )
+    return plan_pending_join(Question(jobs, known, capacity, policy, calibration))
 
 
 def join_running(
@@ -66,12 +66,9 @@ def join_running(
         degree=places,
         time_left_s=30_000,
         plans=plans,
-        jobs=tuple(jobs[:-1]),
         mode=mode,
     )
-    return plan_running_join(
-        pack, jobs[-1], capacity, POLICY, profiles=known, calibration=CALIBRATION
-    )
+    return plan_running_join(pack, Question(jobs, known, capacity, POLICY, CALIBRATION))
 
 
 def test_a_small_job_joins_a_waiting_pack_beyond_the_usual_degree() -> None:
@@ -182,15 +179,11 @@ def test_a_measured_peak_counts_in_a_waiting_pack_where_no_load_is_known(
     calibration: Calibration | None,
 ) -> None:
     jobs, known = build_call(("big", UNWATCHED), ("big", UNWATCHED))
-    refusal = plan_pending_join(
-        jobs[:1], jobs[1], A100, POLICY, profiles=known, calibration=calibration
-    )
+    refusal = plan_pending_join(Question(jobs, known, A100, POLICY, calibration))
     assert refusal == "2 at once need 146048 MB of GPU memory, 77824 MB are usable"
     half = dataclasses.replace(UNWATCHED, gpu_memory_peak_mb=30_000)
     jobs, known = build_call(("half", half), ("half", half))
-    planned = plan_pending_join(
-        jobs[:1], jobs[1], A100, POLICY, profiles=known, calibration=calibration
-    )
+    planned = plan_pending_join(Question(jobs, known, A100, POLICY, calibration))
     assert isinstance(planned, PackPlan)
     assert [member.gpu_memory_limit_mb for member in planned.members] == [37_024, 37_024]
 

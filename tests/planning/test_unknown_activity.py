@@ -9,6 +9,7 @@ import pytest
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Policy, Rule, UsageProfile
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join.join_fit import plan_pending_join
 from slurm_colloc.planning.plan_packs import plan
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_call
@@ -107,9 +108,7 @@ def test_many_names_are_counted() -> None:
 
 def test_one_that_joins_a_waiting_pack_is_judged_by_its_rate_too() -> None:
     jobs, known = build_call(("a.sh", SILENT), ("a.sh", SILENT))
-    pack = plan_pending_join(
-        jobs[:1], jobs[1], CAPACITY, PROBING, profiles=known, calibration=CALIBRATION
-    )
+    pack = plan_pending_join(Question(jobs, known, CAPACITY, PROBING, CALIBRATION))
     assert isinstance(pack, PackPlan)
     assert [member.solo_steps_per_s for member in pack.members] == [12.5, 12.5]
 

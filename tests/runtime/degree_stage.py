@@ -24,12 +24,10 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 from slurm_colloc.store.all_packs import State
@@ -161,7 +159,6 @@ class Stage:
         self.time_left = TimeLeft(
             self.pack, planned, self.members, site_requeues=True, clock=lambda: self.now
         )
-        waiting = WaitingFacts(self.pack, "1", self.members, self.time_left)
         rates = Counters(self)
         self.progress = progress = ProgressReader(
             self.pack, self.members, rates, instruments=True, bound=1.5
@@ -186,7 +183,7 @@ class Stage:
         self.gpu_mode = GpuMode(self.pack, planned, allocation, self.attempt, journal, lone=True)
         self.outlook = (ConditionOutlook.SATISFIED, "")
         self.start_queue = StartQueue(
-            pack=self.pack, members=self.members, waiting=waiting, time_left=self.time_left,
+            pack=self.pack, shown_id="1", members=self.members, time_left=self.time_left,
             judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,
             gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, memory=self.memory,
             states=self.states, journal=journal,

@@ -149,7 +149,7 @@ class Submission:
         parts.gpu_mode.open()
         parts.monitor.open()
         parts.members.places = [PackPlace(at, 2, ()) for at in range(places)]
-        parts.take_over._find_room = lambda: self.room.get(index, 0)
+        parts.take_over.find_room = lambda: self.room.get(index, 0)
         parts.intake.adopt_taken()
         self.slurm.show(f"{self.job_id}_{index}", SlurmJobState.RUNNING)
         self.parts[index] = parts
@@ -160,7 +160,7 @@ class Submission:
         taker = self.parts[index].take_over
         for _ in range(2):
             taker.work(at_once=True)
-            wait_until(lambda: not taker._jobs.is_asking, "Slurm has answered")
+            wait_until(lambda: not taker.jobs.is_asking, "Slurm has answered")
         taker.work(at_once=True)
 
     def where(self) -> dict[int, int]:

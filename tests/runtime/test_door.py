@@ -227,7 +227,7 @@ def test_what_uses_the_gpu_without_waiting_counts_as_running(
     rows = {"2": {"start": 1, "gpu_memory_mb": 900.0}}
     value = {"at": time.time() + 1, "gpus": {}, "problems": {}, "members": rows}
     write_json(f"{pack.bed.pack}/latest.json", value)
-    pack.bed.parts.measured_degree._progress.work()
+    pack.bed.parts.measured_degree.progress.work()
     pack.work()
     assert (pack.running, pack.at_door) == ([1, 2], [])
     # And no other of its kind is trusted to wait.
@@ -291,7 +291,7 @@ def test_who_has_too_little_time_left_is_handed_back_as_it_came(
     pack.come(2)
     pack.work()
     assert pack.get(2).asked is None
-    time_left = pack.bed.parts.start_queue._time_left
+    time_left = pack.bed.parts.start_queue.time_left
     time_left._begun_at -= 500
     pack.work()
     assert pack.get(2).asked is StopReason.REQUEUE

@@ -11,7 +11,7 @@ import pytest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.queue import job_sets as job_sets_module
+from slurm_colloc.runtime.queue import sister_packs as job_sets_module
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.emptied_pack import read_emptied
@@ -116,7 +116,7 @@ def test_no_more_start_than_an_own_member_would(job: GpuSetJob, begin: Begin) ->
     _, second = begin(0, 1)
     job.turn(0)
     job.turn(1)
-    job.parts[1].take_over._describe_wait = lambda _: "2 run as fast as 3"
+    job.parts[1].take_over.describe_wait = lambda _: "2 run as fast as 3"
     job.turn(1)
     assert len(second) == 1
 
@@ -256,7 +256,7 @@ def test_a_set_that_never_begins_is_not_waited_for_for_ever(job: GpuSetJob, begi
     sets = job.parts[1].job_sets
     assert not sets.may_close()
     begun_at = sets._begun_at
-    sets._clock = lambda: begun_at + job_sets_module.BEGIN_S
+    sets.clock = lambda: begun_at + job_sets_module.BEGIN_S
     assert sets.may_close()
 
 
@@ -265,7 +265,7 @@ def test_the_others_have_time_to_take_what_is_left_to_them(job: GpuSetJob, begin
     begin(0, 1)
     now = 1000.0
     sets = job.parts[0].job_sets
-    sets._clock = lambda: now
+    sets.clock = lambda: now
     lose_gpu(job, 0)
     job.turn(0)
     job.parts[1].job_sets.may_close()

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
 from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
 
 from .degree_stage import RATE, Stage
@@ -122,18 +122,18 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     )
     ended: list[int] = []
     window = ProbeWindow(
-        pack=stage.pack, journal=Journal(stage.pack), why_unwatched=lambda: "",
+        pack=stage.pack, members=stage.members, journal=Journal(stage.pack),
+        why_unwatched=lambda: "",
         end=lambda member: ended.append(member.number),
     )  # fmt: skip
     assert stage.start() == 1
-    window.open_for(member)
     window.work()
     assert ended == []
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("slurm_colloc.runtime.queue.probe_members.judge_window", fail)
+    monkeypatch.setattr("slurm_colloc.runtime.queue.pause_windows.judge_window", fail)
     window.work()
     assert ended == [1]
     (event,) = stage.list_events("probed")

@@ -17,7 +17,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pack.attempt_fence import AttemptFence, Fenced
 from slurm_colloc.runtime.pack.leave_node import LeftNode
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
-from slurm_colloc.runtime.queue import job_sets as job_sets_module
+from slurm_colloc.runtime.queue import sister_packs as job_sets_module
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.pack import inbox

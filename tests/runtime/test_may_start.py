@@ -15,11 +15,9 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.dependency import ConditionOutlook
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.may_start import PASSES_MOST, PATIENCE_S, StartQueue
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.runtime.queue.time_left import TimeLeft
-from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.pack.member_holds import is_held, remove_held, was_left, write_held
 from slurm_colloc.store.pack.pack_directory import read_ended, write_moved
 
@@ -64,7 +62,7 @@ def build_queue(
     time_left = TimeLeft(bed.pack, bed.record, bed.members, site_requeues=True, clock=clock)
     return StartQueue(
         pack=bed.pack, members=bed.members,
-        waiting=WaitingFacts(bed.pack, "7", bed.members, time_left), time_left=time_left,
+        shown_id="7", time_left=time_left,
         judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
         measured_degree=parts.measured_degree, memory=memory or NoMemoryBound(),
         states=parts.states, journal=bed.journal,

@@ -17,8 +17,8 @@ from slurm_colloc.runtime.gpu.place_member import (
     place_on_shared_gpu,
     place_without_mps,
 )
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
 from slurm_colloc.store.pack.node_setup import Setup
 

@@ -13,8 +13,8 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.attempt import close_pack, end_emptied, leave_out_absent
 from slurm_colloc.runtime.pack.attempt_fence import Fenced
-from slurm_colloc.runtime.queue.emptied_jobs import needs_its_end
 from slurm_colloc.runtime.queue.members import PackPlace
+from slurm_colloc.runtime.queue.sister_packs import needs_its_end
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.pack import inbox, take_over
 from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree

@@ -94,7 +94,7 @@ def test_members_of_a_later_array_start_in_the_pack_that_has_room_and_stay_who_t
     assert (home.submit_directory, home.pack_id) == ("/home/other", "t.101")
     # What it leaves is closed and cancelled, and its members are found by their own names.
     assert read_emptied(two.home) == "s.101"
-    two.first.parts[101].take_over._jobs.work()
+    two.first.parts[101].take_over.jobs.work()
     state = two.second.state
     assert state.find_packs("9") == ["t.101", "s.101"]
     assert state.list_sources("s.101") == ["t.101"]
@@ -135,7 +135,7 @@ def test_sisters_go_first(two: Two, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             "it has --reservation=r",
         ),
         (OPEN, {"gpu_type": "h200"}, "its GPU type is h200, not any"),
-        (OPEN, {"share": "mps"}, "its --share is mps, not timeslice"),
+        (dataclasses.replace(OPEN, share="mps"), {}, "its --share is mps, not auto"),
         (dataclasses.replace(OPEN, goal=Goal.LATENCY), {}, "its --goal is latency, not throughput"),
         (
             dataclasses.replace(OPEN, degree=2, degree_is_asked=True),
@@ -227,7 +227,7 @@ def test_none_leaves_while_a_job_waits_for_the_slurm_job_that_it_came_with(
     two.look()
     assert two.list_guests() == []
     two.first.slurm.dependencies = []
-    two.first.parts[101].take_over._jobs._asked_at = float("-inf")
+    two.first.parts[101].take_over.jobs._asked_at = float("-inf")
     two.look()
     assert len(two.list_guests()) == 2
 

@@ -1,21 +1,42 @@
 """Whether a job may join a pack that is already there, and fits into one that waits; pure.
 
 A pack that waits is planned anew with the job in it, and asks Slurm for what it then needs. One
-that runs has what it has: see `planning.join.free_place`.
+that runs has what it has: see `planning.join.join_fit`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, PackPlan, Policy, Rule, UsageProfile
-from slurm_colloc.planning.job_needs import Question, build_subject, compute_needs
-from slurm_colloc.planning.pack_request import find_cut_gpu
+from slurm_colloc.model.plan import (
+    Capacity,
+    MemberPlan,
+    PackPlan,
+    PackRequest,
+    Policy,
+    Rule,
+    SharingMode,
+    UsageProfile,
+)
+from slurm_colloc.planning.job_needs import (
+    Need,
+    Question,
+    build_subject,
+    choose_bound,
+    choose_gpu_memory_mb,
+    compute_needs,
+)
+from slurm_colloc.planning.limits.gpu_limits import build_limits
+from slurm_colloc.planning.pack_request import (
+    compute_overload,
+    compute_thread_percentage,
+    find_cut_gpu,
+)
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.planning.priced_packs import Subject
+from slurm_colloc.planning.priced_packs import Setting, Subject
+from slurm_colloc.planning.time_limits import compute_wall_limit_s
 from slurm_colloc.planning.unknown_packs import (
     build_unknown_pack,
     compute_refusal,
@@ -62,31 +83,17 @@ def settle_bound(new: Job, pack: Policy, call: Policy) -> Job:
     return dataclasses.replace(new, max_slowdown=call.slowdown_bound)
 
 
-def plan_pending_join(
-    present: Sequence[Job],
-    new: Job,
-    capacity: Capacity,
-    policy: Policy,
-    *,
-    profiles: Mapping[int, UsageProfile] | None = None,
-    calibration: Calibration | None = None,
-) -> PackPlan | str:
+def plan_pending_join(question: Question) -> PackPlan | str:
     """Plan a waiting pack with one more job.
 
     Args:
-        present: The jobs that are in it.
-        new: The job that is to join.
-        capacity: What one GPU brings with it.
-        policy: How far sharing may go, of pack and job (see `merge_policies`).
-        profiles: What is known of the jobs' solo use: those present by their index, the new one
-            after them.
-        calibration: How jobs slow each other down on that GPU.
+        question: What planning is asked, of the jobs that are in it and, behind them, the new one;
+            by the policy of pack and job (see `merge_policies`).
 
     Returns:
         The pack with all of them, members in this order; or the limits that they would break.
     """
-    jobs = [*present, new]
-    question = Question(jobs, profiles or {}, capacity, policy, calibration)
+    jobs, policy = question.jobs, question.policy
     subjects = find_known(question)
     if subjects:
         return _plan_known_join(question, subjects)
@@ -137,3 +144,141 @@ def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPla
         broken = weighing.find_broken(members, [job.name for job in question.jobs])
         return "; ".join(b.text for b in broken)
     return build_known_pack(question, subjects, priced)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningPack:
+    """What a running pack has.
+
+    Attributes:
+        request: What Slurm gave it.
+        degree: Its places.
+        time_left_s: Until its time limit; None for no limit.
+        plans: The plans of its members that have not ended.
+        mode: The sharing mode that holds in it.
+    """
+
+    request: PackRequest
+    degree: int
+    time_left_s: int | None
+    plans: tuple[MemberPlan, ...]
+    mode: SharingMode
+
+
+def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str:
+    """Give a job a free place of a running pack, or say which limit is in the way.
+
+    Args:
+        pack: What the pack has.
+        question: As for `plan_pending_join`; of the capacity only the GPU memory counts.
+    """
+    new, policy = question.jobs[-1], question.policy
+    subjects = find_known(question)
+    present = [_read_need(question, index, plan) for index, plan in enumerate(pack.plans)]
+    (need,) = compute_needs(question, [len(present)])
+    if new.host_memory_mb is None and pack.request.host_memory_mb is not None:
+        # A place's part of what the pack has.
+        share_mb = pack.request.host_memory_mb // max(1, pack.degree)
+        need = dataclasses.replace(need, host_memory_mb=share_mb)
+    degree = pack.degree if is_open_ended(policy) else min(pack.degree, policy.degree)
+    if subjects:
+        degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
+        if subjects[-1].host_memory_mb is not None:
+            need = dataclasses.replace(need, host_memory_mb=subjects[-1].host_memory_mb)
+        present = [
+            dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
+            for old, subject in zip(present, subjects[:-1], strict=True)
+        ]
+    refusal = _find_overload(pack, [*present, need], degree, question.capacity)
+    if refusal:
+        return refusal
+    # The node knows better how many may run at once where that is measured.
+    percentage = compute_thread_percentage(pack.degree, pack.mode) if subjects else None
+    slowdown = by_model = None
+    if subjects:
+        predicted = _predict_join(pack, question, subjects, _find_setting(pack, percentage))
+        if isinstance(predicted, str):
+            return predicted
+        slowdown, by_model = predicted
+    wall_s = compute_wall_limit_s(need, degree, policy, slowdown)
+    if pack.time_left_s is not None:
+        if wall_s is None:
+            return f"it has no --time, and the pack ends in {pack.time_left_s} s"
+        wanted = wall_s + policy.start_margin_s
+        if wanted > pack.time_left_s:
+            return f"it needs {wanted} s, the pack ends in {pack.time_left_s} s"
+    return MemberPlan(
+        need.index,
+        need.cpus,
+        need.host_memory_mb,
+        wall_s,
+        need.gpu_memory_mb,
+        percentage,
+        max_slowdown=choose_bound(new, policy),
+        solo_steps_per_s=question.profiles.get(len(present), UsageProfile()).steps_per_s,
+        predicted_slowdown=slowdown,
+        model_slowdown=by_model,
+    )
+
+
+def _find_overload(
+    pack: RunningPack, needs: Sequence[Need], degree: int, capacity: Capacity
+) -> str:
+    """What of a running pack does not suffice for all of these, with both numbers, or ''."""
+    if len(needs) > degree:
+        return f"all {degree} places are taken"
+    given = Capacity(
+        cpus_per_gpu=pack.request.cpus,
+        host_memory_mb_per_gpu=pack.request.host_memory_mb,
+        gpu_memory_mb=capacity.gpu_memory_mb,
+    )
+    return compute_overload(needs, len(needs), given)
+
+
+def _find_setting(pack: RunningPack, percentage: int | None) -> Setting:
+    """How a running pack shares with one more member.
+
+    The thread limits of those that run cannot be changed any more.
+    """
+    limits = [plan.thread_percentage or percentage for plan in pack.plans]
+    if pack.mode is not SharingMode.MPS:
+        limits = [None] * len(pack.plans)
+    return Setting(pack.mode, (*limits, percentage))
+
+
+def _predict_join(
+    pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
+) -> tuple[float | None, float | None] | str:
+    """How slow the new one gets, also by the model alone; or whose bound that would break."""
+    from slurm_colloc.planning.limits.broken_limits import find_too_slow, predict_setting
+    from slurm_colloc.planning.pack_prediction import predict_by_model
+
+    slowdowns = predict_setting(subjects, setting, question.calibration)
+    if slowdowns is None:
+        return None, None
+    bounds = [plan.max_slowdown for plan in pack.plans]
+    bounded = [
+        subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
+        for subject, bound in zip(subjects, [*bounds, None], strict=True)
+    ]
+    slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)
+    if slow is not None:
+        return slow.text
+    plain = predict_by_model(question, subjects, setting)
+    return slowdowns[-1], None if plain is None else plain[-1]
+
+
+def _read_need(question: Question, index: int, plan: MemberPlan) -> Need:
+    """What a member of a running pack was given, and what it takes of the GPU's memory.
+
+    That is less than its limit where only its first seconds had the peak.
+    """
+    job, profile = question.jobs[index], question.profiles.get(index)
+    return Need(
+        plan.job_index,
+        plan.cpus,
+        plan.host_memory_mb,
+        choose_gpu_memory_mb(job, profile) or plan.gpu_memory_limit_mb,
+        job.time_limit_s,
+        job.max_slowdown,
+    )

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Protocol
 
 from slurm_colloc.model.plan import Policy
 
 _WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What jobs asked Slurm for that an allocation gives to all in it.
+class Asked(Protocol):
+    """What asked Slurm for an allocation: a job, or a pack."""
 
-    Attributes:
-        group: The options that all of them have, with their values.
-        gpu_type: The GPU type; None for any.
-    """
+    @property
+    def group(self) -> tuple[tuple[str, str], ...]:
+        """The options that all jobs in it have, with their values."""
 
-    group: tuple[tuple[str, str], ...]
-    gpu_type: str | None
+    @property
+    def gpu_type(self) -> str | None:
+        """The GPU type; None for any."""
 
 
 def find_difference(own: Asked, other: Asked) -> str:

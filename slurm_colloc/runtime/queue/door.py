@@ -24,11 +24,11 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.time_left import TimeLeft
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.store.pack.member_pauses import AT_DOOR, append_change
 from slurm_colloc.store.pack.pack_records import PackRecord
 
@@ -52,18 +52,17 @@ class _Door:
     too_late: bool = False
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Doors:
     """Starts members ahead of their turn, and lets them on to the GPU in their turn.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         shown_id: The pack's job id as users know it.
         record: Its pack.json.
         members: Its members and places.
-        is_on: The settings have members wait there.
-        instruments: The settings let steps be counted, by what also waits at the door.
-        find_progress: Where the present start of a member counts; empty where it does not.
-        find_next_progress: The same of its next start.
+        is_on: The settings have members wait there, and let steps be counted by what waits there.
+        monitor: Knows where a member counts its steps.
         progress: Knows what members are like, and sees what they take.
         memory: Whether there is GPU memory for the next one.
         measured_degree: Why the next one may not use the GPU yet.
@@ -75,43 +74,23 @@ class Doors:
         journal: The pack's log.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        shown_id: str,
-        record: PackRecord,
-        members: PackMembers,
-        is_on: bool,
-        instruments: bool,
-        find_progress: Callable[[Member], str],
-        find_next_progress: Callable[[Member], str],
-        progress: ProgressReader,
-        memory: GpuMemoryRoom,
-        measured_degree: MeasuredDegree,
-        gpu_mode: GpuMode,
-        time_left: TimeLeft,
-        begin_time: Callable[[Member, float], Mapping[str, str]],
-        requeue: Callable[[Member], None],
-        states: StateWriter,
-        journal: Journal,
-    ) -> None:
-        self._pack = pack
-        self._shown_id = shown_id
-        self._record = record
-        self._members = members
-        self._is_on = is_on and instruments
-        self._find_progress = find_progress
-        self._find_next_progress = find_next_progress
-        self._progress = progress
-        self._memory = memory
-        self._measured_degree = measured_degree
-        self._gpu_mode = gpu_mode
-        self._time_left = time_left
-        self._begin_time = begin_time
-        self._requeue = requeue
-        self._states = states
-        self._journal = journal
+    pack: Path
+    shown_id: str
+    record: PackRecord
+    members: PackMembers
+    is_on: bool
+    monitor: PackMonitor
+    progress: ProgressReader
+    memory: GpuMemoryRoom
+    measured_degree: MeasuredDegree
+    gpu_mode: GpuMode
+    time_left: TimeLeft
+    begin_time: Callable[[Member, float], Mapping[str, str]]
+    requeue: Callable[[Member], None]
+    states: StateWriter
+    journal: Journal
+
+    def __post_init__(self) -> None:
         self._doors: dict[int, _Door] = {}
         self._kinds: dict[str, bool] = {}
         """Whether a kind stops at the door: one of it has come by there, and none went another
@@ -123,17 +102,17 @@ class Doors:
     def may_wait_there(self, member: Member) -> bool:
         """Whether a member that has a place, and no room on the GPU, may start up to the door."""
         job = member.spec.job
-        if not self._is_on or not job.instrument or job.only_probe:
+        if not self.is_on or not job.instrument:
             return False
-        if self._measured_degree.is_measuring or any(m.is_parked for m in self._members.running()):
+        if self.measured_degree.is_measuring or any(m.is_parked for m in self.members.running()):
             # What loads would disturb; who is parked goes on before any that waits.
             return False
-        if self._gpu_mode.instances is not None or len(self._gpu_mode.setup.gpus) > 1:
+        if self.gpu_mode.instances is not None or len(self.gpu_mode.setup.gpus) > 1:
             # On which it runs is settled at its start, and where there will be room is not known.
             return False
         # A rate that is known was counted inside PyTorch.
         is_known = member.spec.plan.solo_steps_per_s is not None and job.progress_regex is None
-        stops = self._kinds.get(self._progress.find_family(member), is_known)
+        stops = self._kinds.get(self.progress.find_family(member), is_known)
         return stops and self._has_host_memory(member)
 
     def list_waiting(self) -> list[Member]:
@@ -143,22 +122,19 @@ class Doors:
     def describe(self) -> str:
         """Why no other member is let on to the GPU; empty where none is at the door."""
         first = next(iter(self.list_waiting()), None)
-        return "" if first is None else f"{DOOR_FIRST}{first.name(self._shown_id)}"
+        return "" if first is None else f"{DOOR_FIRST}{first.name(self.shown_id)}"
 
     def _has_host_memory(self, member: Member) -> bool:
-        total_mb = None if self._record.request is None else self._record.request.host_memory_mb
-        if total_mb is None:
-            return True
-        taken_mb = sum(m.spec.plan.host_memory_mb or 0 for m in self._members.with_process())
+        left_mb = count_host_memory_left_mb(self.record, self.members.with_process())
         wanted_mb = member.spec.plan.host_memory_mb
-        return wanted_mb is not None and taken_mb + wanted_mb <= total_mb
+        return left_mb is None or (wanted_mb is not None and wanted_mb <= left_mb)
 
     # -- starting -----------------------------------------------------------------------------
 
     def close(self, member: Member) -> bool:
         """Close the door of a member that is about to start; False where that cannot be done."""
         self.drop(member)
-        directory = self._find_next_progress(member)
+        directory = self.monitor.find_next_progress(member)
         if not directory:
             return False
         descriptor = -1
@@ -169,10 +145,10 @@ class Doors:
             descriptor = os.open(f"{directory}/{DOOR}", flags, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._journal.write("no_door", member=member.number, reason=str(error))
+            self.journal.write("no_door", member=member.number, reason=str(error))
             if descriptor >= 0:
                 os.close(descriptor)
-            self._is_on = False
+            self.is_on = False
             return False
         self._doors[member.number] = _Door(member, directory, descriptor)
         member.is_at_door = True
@@ -192,7 +168,7 @@ class Doors:
             shutil.rmtree(door.directory, ignore_errors=True)
             for path in Path(member.prefix).parent.glob(f"{Path(member.prefix).name}.*"):
                 path.unlink(missing_ok=True)
-            self._states.write(
+            self.states.write(
                 member, MemberState.PENDING,
                 starts=member.record.starts - 1, started_at=None, reason="",
             )  # fmt: skip
@@ -208,11 +184,11 @@ class Doors:
             elif door.member.asked is None:
                 self._look(door)
         for member in self.list_waiting():
-            reason = self._measured_degree.describe(member) or self._memory.describe(member)
+            reason = self.measured_degree.describe(member) or self.memory.describe(member)
             if reason:
                 self._tell(reason)
                 return
-            self._memory.reserve_at_door(member)
+            self.memory.reserve_at_door(member)
             self._open(self._doors[member.number], "has room")
 
     def open_all(self) -> None:
@@ -222,13 +198,13 @@ class Doors:
 
     def _note_kinds(self) -> None:
         """See which of those that run have come by the door."""
-        for member in self._members.running() if self._is_on else ():
+        for member in self.members.running() if self.is_on else ():
             key = member.number, member.record.starts
             if key not in self._seen and os.path.exists(
-                f"{self._find_progress(member)}/{GPU_USED}"
+                f"{self.monitor.find_progress(member)}/{GPU_USED}"
             ):
                 self._seen.add(key)
-                if kind := self._progress.find_family(member):
+                if kind := self.progress.find_family(member):
                     self._kinds.setdefault(kind, True)
 
     def _look(self, door: _Door) -> None:
@@ -240,15 +216,15 @@ class Doors:
             # Its time stands still; one that never comes is ended by its limit.
             member.deadline = member.signal_at = None
             self._write_wait(door, resumed=False)
-            self._journal.write("at_door", member=member.number)
-        elif not door.has_come and self._progress.uses_gpu_memory(member):
+            self.journal.write("at_door", member=member.number)
+        elif not door.has_come and self.progress.uses_gpu_memory(member):
             # Something else than PyTorch was there first: it counts with those that run.
-            self._kinds[self._progress.find_family(member)] = False
+            self._kinds[self.progress.find_family(member)] = False
             self._open(door, "uses the GPU already")
             return
-        if self._time_left.is_too_short_for(member):
+        if self.time_left.is_too_short_for(member):
             door.too_late = True
-            self._requeue(member)
+            self.requeue(member)
 
     def _tell(self, reason: str) -> None:
         """Write down why those at the door wait there."""
@@ -260,7 +236,7 @@ class Doors:
                 text = f"it loads its program; then it waits at the door: {reason}"
             is_up = member.record.state is MemberState.RUNNING and member.asked is None
             if is_up and member.record.reason != text:
-                self._states.write(member, MemberState.RUNNING, reason=text)
+                self.states.write(member, MemberState.RUNNING, reason=text)
 
     def _open(self, door: _Door, why: str) -> None:
         member, now = door.member, time.time()
@@ -268,21 +244,21 @@ class Doors:
         member.is_at_door = False
         changed: Mapping[str, str] = {}
         try:
-            changed = self._begin_time(member, now)
+            changed = self.begin_time(member, now)
         except StateError as error:
             # It ends by its limit as it should, but squeue in its script shows another.
-            self._journal.write("time_not_told", member=member.number, reason=str(error))
+            self.journal.write("time_not_told", member=member.number, reason=str(error))
         self._unlock(door, changed)
         if door.has_come:
             self._write_wait(door, resumed=True)
         if member.pid is not None:
             member.begin_time(time.monotonic())
-            self._states.write(member, member.record.state, reason="", at_door=False)
+            self.states.write(member, member.record.state, reason="", at_door=False)
             if member.gpu is not None and member.gpu.is_under_mps:
-                self._gpu_mode.clients.watch(member)
+                self.gpu_mode.clients.watch(member)
         started_at = member.record.started_at
         waited_s = None if started_at is None else round(now - started_at, 1)
-        self._journal.write(
+        self.journal.write(
             "door", member=member.number, seconds=waited_s, loaded=door.has_come, reason=why
         )
 
@@ -302,8 +278,8 @@ class Doors:
         start = [(door.member.number, door.member.record.starts)]
         try:
             append_change(
-                self._pack, time.time(), reason=AT_DOOR,
+                self.pack, time.time(), reason=AT_DOOR,
                 paused=[] if resumed else start, resumed=start if resumed else [],
             )  # fmt: skip
         except OSError as error:
-            self._journal.write("pause_not_written", reason=str(error))
+            self.journal.write("pause_not_written", reason=str(error))

@@ -21,11 +21,10 @@ from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.door import Doors
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
-from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom
+from slurm_colloc.runtime.queue.sister_packs import JobSets
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_home import read_home
@@ -35,15 +34,15 @@ from slurm_colloc.store.pack.runner_kills import RunnerKill
 from slurm_colloc.store.pack.written_ends import find_written_end
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class PlaceFiller:
     """Starts the members that may start.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         members: Its members and places.
         start_queue: Which member starts next.
         doors: Starts members ahead of their turn.
-        probe_window: Told of a member that starts.
         memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
         starter: Starts members.
@@ -55,60 +54,40 @@ class PlaceFiller:
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        members: PackMembers,
-        start_queue: StartQueue,
-        doors: Doors,
-        probe_window: ProbeWindow,
-        memory: GpuMemoryRoom,
-        gpu_mode: GpuMode,
-        starter: MemberStarter,
-        ends: MemberEnds,
-        states: StateWriter,
-        intake: MemberIntake,
-        job_sets: JobSets,
-        steps: GuardedSteps,
-        check_fence: Callable[[], None],
-    ) -> None:
-        self._steps = steps
-        self._pack = pack
-        self._members = members
-        self._start_queue = start_queue
-        self._doors = doors
-        self._probe_window = probe_window
-        self._memory = memory
-        self._gpu_mode = gpu_mode
-        self._starter = starter
-        self._ends = ends
-        self._states = states
-        self._intake = intake
-        self._job_sets = job_sets
-        self._check_fence = check_fence
+    pack: Path
+    members: PackMembers
+    start_queue: StartQueue
+    doors: Doors
+    memory: GpuMemoryRoom
+    gpu_mode: GpuMode
+    starter: MemberStarter
+    ends: MemberEnds
+    states: StateWriter
+    intake: MemberIntake
+    job_sets: JobSets
+    steps: GuardedSteps
+    check_fence: Callable[[], None]
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
-        self._intake.work()
-        if self._gpu_mode.refusal:
-            self._doors.open_all()
-            waiting = [n for n in self._members.waiting if not is_held(self._pack, n)]
-            if not self._job_sets.leave(waiting):
+        self.intake.work()
+        if self.gpu_mode.refusal:
+            self.doors.open_all()
+            waiting = [n for n in self.members.waiting if not is_held(self.pack, n)]
+            if not self.job_sets.leave(waiting):
                 self._refuse_all()
             return
-        self._doors.work()
-        while (member := self._start_queue.find_start()) is not None:
-            self._probe_window.open_for(member)
-            self._check_fence()
+        self.doors.work()
+        while (member := self.start_queue.find_start()) is not None:
+            self.check_fence()
             self._start(member)
-        while (member := self._start_queue.find_for_door()) is not None:
-            self._check_fence()
-            if not self._doors.may_wait_there(member) or not self._doors.close(member):
+        while (member := self.start_queue.find_for_door()) is not None:
+            self.check_fence()
+            if not self.doors.may_wait_there(member) or not self.doors.close(member):
                 return
             self._start(member)
             if member.process is None:
-                self._doors.drop(member)
+                self.doors.drop(member)
 
     def close(self) -> bool:
         """Close the pack if nothing waits; False if something has entered meanwhile.
@@ -118,21 +97,21 @@ class PlaceFiller:
         Raises:
             NodeError: A member waits that nothing lets start, and nothing runs that could end.
         """
-        if self._gpu_mode.refusal:
+        if self.gpu_mode.refusal:
             # None of the others had room.
             self._refuse_all()
-        member = self._start_queue.find_next()
+        member = self.start_queue.find_next()
         if member is not None:
-            facts = self._start_queue.gather(member)
+            facts = self.start_queue.gather(member)
             why = why_not_now(facts)
             if why is None or facts.pack_waits:
                 return False
             raise NodeError(f"member {member.number} cannot be started: {why}")
-        if self._intake.has_late() or not inbox.close(str(self._pack)):
+        if self.intake.has_late() or not inbox.close(str(self.pack)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
-        self._intake.adopt_taken()
-        return not self._intake.has_late() and self._start_queue.leave_behind()
+        self.intake.adopt_taken()
+        return not self.intake.has_late() and self.start_queue.leave_behind()
 
     def refuse_waiting(self, reason: str) -> None:
         """Nothing runs, and nothing will: no member may wait for ever, and none may enter.
@@ -140,92 +119,86 @@ class PlaceFiller:
         Args:
             reason: Why, for people.
         """
-        self._intake.work()
-        for number in list(self._members.waiting):
-            if not is_held(self._pack, number):
-                self._members.waiting.remove(number)
-                member = self._members.by_number[number]
-                cause = EndCause.NOT_STARTED.value
-                self._states.write_end(member, MemberState.FAILED, None, reason, cause=cause)
+        self.intake.work()
+        self._fail_waiting(reason)
         self.close()
 
     def _start(self, member: Member) -> None:
-        if not inbox.begin(str(self._pack), member.number):
-            self._intake.forget(member)
+        if not inbox.begin(str(self.pack), member.number):
+            self.intake.forget(member)
             return
-        self._members.waiting.remove(member.number)
+        self.members.waiting.remove(member.number)
         share = self._choose_share(member)
-        places = self._members.find_places(member.spec.plan.cpus)
-        place = self._members.occupy(member.number, places)
+        places = self.members.find_places(member.spec.plan.cpus)
+        place = self.members.occupy(member.number, places)
         problem: Exception | None = None
         name = f"starting member {member.number}"
         try:
-            if self._starter.start(member, place, share):
-                self._steps.forget(name)
+            if self.starter.start(member, place, share):
+                self.steps.forget(name)
                 return
         except Exception as error:  # noqa: BLE001 - nothing runs yet, so all can be undone
             problem = error
-        if problem is not None and is_passing(problem) and not self._steps.note(name, problem):
+        if problem is not None and is_passing(problem) and not self.steps.note(name, problem):
             # The others first: what fails may be one file of this member's.
-            self._ends.free(member)
-            self._members.waiting.append(member.number)
+            self.ends.free(member)
+            self.members.waiting.append(member.number)
             raise problem
-        self._steps.forget(name)
+        self.steps.forget(name)
         if problem is None or (
             isinstance(problem, FileNotFoundError)
-            and self._starter.fall_back(
+            and self.starter.fall_back(
                 member, f"{problem.filename} is not installed or not in PATH"
             )
         ):
             # It was held at the last moment, or is started in another way.
-            self._ends.free(member)
-            self._members.waiting.appendleft(member.number)
+            self.ends.free(member)
+            self.members.waiting.appendleft(member.number)
             return
-        self._ends.end(
+        self.ends.end(
             member, Verdict(MemberState.FAILED, None, f"it could not be started: {problem}")
         )
 
     def _choose_share(self, member: Member) -> GpuShare:
         """What a member is given of the GPU."""
-        limit_mb, gpus = self._memory.reserve(member, is_later=member.is_at_door)
-        likely = self._memory.find_likely_degree(member)
-        if member.spec.job.only_probe:
-            # It is to show what it does without limits.
-            likely, limit_mb = 1, None
+        limit_mb, gpus = self.memory.reserve(member, is_later=member.is_at_door)
         return GpuShare(
-            likely,
+            self.memory.find_likely_degree(member),
             limit_mb,
             self._choose_client_priority(member),
             gpus,
-            max(other.spec.plan.gpus for other in self._members.list_members()),
+            max(other.spec.plan.gpus for other in self.members.list_members()),
         )
 
     def _choose_client_priority(self, member: Member) -> int | None:
         if member.spec.job.stays_fast:
             return NORMAL
-        members = self._members.list_members()
+        members = self.members.list_members()
         return BELOW_NORMAL if any(m.spec.job.stays_fast for m in members) else None
 
     def _refuse_all(self) -> None:
         """None may start here: the GPU cannot be shared in the only way that was allowed."""
-        for number in list(self._members.waiting):
-            member = self._members.by_number[number]
-            if not is_held(self._pack, number):
-                self._members.waiting.remove(number)
-                # One that has run before had a daemon, and lost it; or its GPU.
-                lost = EndCause.GPU_LOST if self._gpu_mode.has_lost_gpu else EndCause.MPS_GONE
-                cause = lost if member.record.starts else EndCause.NOT_STARTED
-                reason = self._gpu_mode.refusal
-                self._states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
+        # One that has run before had a daemon, and lost it; or its GPU.
+        lost = EndCause.GPU_LOST if self.gpu_mode.has_lost_gpu else EndCause.MPS_GONE
+        self._fail_waiting(self.gpu_mode.refusal, lost)
+
+    def _fail_waiting(self, reason: str, has_run: EndCause = EndCause.NOT_STARTED) -> None:
+        for number in list(self.members.waiting):
+            if not is_held(self.pack, number):
+                self.members.waiting.remove(number)
+                member = self.members.by_number[number]
+                cause = has_run if member.record.starts else EndCause.NOT_STARTED
+                self.states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class MemberIntake:
     """Takes in members, new ones and those of earlier attempts.
 
     One whose record is damaged fails alone. Where the file system fails it is tried again by
     `work`.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         attempt: The attempt that runs.
         killed_before: The killed runner after which it runs; None where there was none.
@@ -236,26 +209,16 @@ class MemberIntake:
         journal: The pack's log.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        attempt: int,
-        killed_before: RunnerKill | None,
-        members: PackMembers,
-        states: StateWriter,
-        steps: GuardedSteps,
-        note_requeue: Callable[[Member], None],
-        journal: Journal,
-    ) -> None:
-        self._pack = pack
-        self._journal = journal
-        self._attempt = attempt
-        self._killed_before = killed_before
-        self._members = members
-        self._states = states
-        self._steps = steps
-        self._note_requeue = note_requeue
+    pack: Path
+    attempt: int
+    killed_before: RunnerKill | None
+    members: PackMembers
+    states: StateWriter
+    steps: GuardedSteps
+    note_requeue: Callable[[Member], None]
+    journal: Journal
+
+    def __post_init__(self) -> None:
         self._late: set[int] = set()
         self._refused: set[int] = set()
         self._has_missed = False
@@ -281,9 +244,9 @@ class MemberIntake:
             # Whether the rename was done is not known: then it is found where it would be.
             self.adopt_taken()
             self._has_missed = False
-        for number in inbox.list_waiting(str(self._pack)) or []:
+        for number in inbox.list_waiting(str(self.pack)) or []:
             try:
-                is_taken = not self._knows(number) and inbox.take(str(self._pack), number)
+                is_taken = not self._knows(number) and inbox.take(str(self.pack), number)
             except StateError:
                 self._has_missed = True
                 raise
@@ -292,12 +255,12 @@ class MemberIntake:
 
     def forget(self, member: Member) -> None:
         """A waiting member was taken over by another pack before it began here."""
-        self._members.forget(member.number)
-        self._journal.write("was_taken_over", member=member.number)
+        self.members.forget(member.number)
+        self.journal.write("was_taken_over", member=member.number)
 
     def adopt_taken(self) -> None:
         """Take in all that an earlier attempt has taken from the inbox."""
-        for number in inbox.list_taken(str(self._pack)):
+        for number in inbox.list_taken(str(self.pack)):
             if not self._knows(number):
                 self.adopt(number)
 
@@ -306,43 +269,43 @@ class MemberIntake:
 
         One of which something is missing or damaged has failed.
         """
-        if number in self._members.by_number or number in self._refused:
+        if number in self.members.by_number or number in self._refused:
             return
         self._late.add(number)
-        self._steps.run(
+        self.steps.run(
             f"taking in member {number}",
             partial(self._adopt, number),
             partial(self._refuse, number),
         )
 
     def _knows(self, number: int) -> bool:
-        return any(number in known for known in (self._members.by_number, self._refused))
+        return any(number in known for known in (self.members.by_number, self._refused))
 
     def _refuse(self, number: int, error: Exception) -> bool:
         self._late.discard(number)
         self._refused.add(number)
-        self._states.refuse(number, f"it could not be taken in: {error}")
+        self.states.refuse(number, f"it could not be taken in: {error}")
         return True
 
     def _adopt(self, number: int) -> None:
         try:
-            spec = read_spec(self._pack, number)
+            spec = read_spec(self.pack, number)
             # One that has come from another GPU set of the job has its state under this attempt.
-            record = read_state(self._pack, number, self._attempt)
+            record = read_state(self.pack, number, self.attempt)
             end = self._find_written_end(number, record)
-            home = read_home(self._pack, number)
+            home = read_home(self.pack, number)
         except Exception as error:
             if is_passing(error):
                 raise
             self._refuse(number, error)
             return
         if record is None:
-            record = StateRecord(MemberState.PENDING, self._attempt)
+            record = StateRecord(MemberState.PENDING, self.attempt)
         member = Member(number, spec, record, home=home)
-        self._members.by_number[number] = member
+        self.members.by_number[number] = member
         self._late.discard(number)
         if member.is_final:
-            self._states.note_end(record.exit_code, record.state)
+            self.states.note_end(record.exit_code, record.state)
             return
         if end is not None and end.is_final:
             self._note_written_end(member, end)
@@ -352,20 +315,20 @@ class MemberIntake:
                 record, state=MemberState.RUNNING, retries=end.retries
             )
         if record.state is not MemberState.PENDING:
-            self._steps.run("the mails", partial(self._note_requeue, member))
+            self.steps.run("the mails", partial(self.note_requeue, member))
             member.record = dataclasses.replace(record, state=MemberState.PENDING)
-            if self._killed_before is not None:
-                member.record = tell_of_restart(member.record, self._killed_before)
-        self._members.waiting.append(number)
+            if self.killed_before is not None:
+                member.record = tell_of_restart(member.record, self.killed_before)
+        self.members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
         waited = member.record.at_door or is_waiting_reason(member.record.reason)
         stale = {"reason": "", "at_door": False} if waited else {}
-        self._states.write(member, MemberState.PENDING, **stale)
+        self.states.write(member, MemberState.PENDING, **stale)
 
     def _find_written_end(self, number: int, record: StateRecord | None) -> StateRecord | None:
-        killed = self._killed_before
+        killed = self.killed_before
         killed_at = None if killed is None else killed.at
-        return find_written_end(self._pack, number, record, starts_again=True, killed_at=killed_at)
+        return find_written_end(self.pack, number, record, starts_again=True, killed_at=killed_at)
 
     def _note_written_end(self, member: Member, end: StateRecord) -> None:
         """It ended when there was no runner to note it: it does not run again."""
@@ -373,7 +336,7 @@ class MemberIntake:
         member.record = dataclasses.replace(
             end, state=MemberState.RUNNING, ended_at=None, exit_code=None
         )
-        self._states.write_end(
+        self.states.write_end(
             member,
             end.state,
             end.exit_code,
@@ -382,4 +345,4 @@ class MemberIntake:
             cause=end.cause,
             evidence=end.evidence,
         )
-        self._journal.write("written_end", member=member.number, state=end.state)
+        self.journal.write("written_end", member=member.number, state=end.state)

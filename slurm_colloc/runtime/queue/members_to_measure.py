@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.degree.measurement_windows import PausableMember
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
-from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.room import GpuMemoryRoom
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
 
@@ -30,10 +32,11 @@ Counts = Mapping[int, StepCount | None]
 """Steps by member number; None for a member that counts none."""
 
 
+@dataclasses.dataclass(eq=False)
 class MembersToMeasure:
     """Looks at the members of a pack before they are measured.
 
-    Args:
+    Attributes:
         members: All of them.
         progress: Sees what they are like.
         rates: Reads their steps.
@@ -41,19 +44,13 @@ class MembersToMeasure:
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        members: PackMembers,
-        progress: ProgressReader,
-        rates: WindowRates,
-        pauser: MemberPauser,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._members = members
-        self._progress = progress
-        self._rates = rates
-        self._pauser = pauser
-        self._clock = clock
+    members: PackMembers
+    progress: ProgressReader
+    rates: WindowRates
+    pauser: MemberPauser
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._seen_at: dict[tuple[int, int], float] = {}
         self._had_company: set[tuple[int, int]] = set()
         self._first: tuple[float, RateAlone] | None = None
@@ -82,9 +79,9 @@ class MembersToMeasure:
             memory: What is reserved for them.
             count: How many wait for room.
         """
-        now = self._clock()
+        now = self.clock()
         until = self._expected_until = self._expected_until or now + WAVE_S
-        if now >= until or all(place.occupant is not None for place in self._members.places):
+        if now >= until or all(place.occupant is not None for place in self.members.places):
             return False
         has_room = memory.count_room() != 0
         return (has_room or not all(map(memory.is_settled, running))) and count() > 0
@@ -106,7 +103,7 @@ class MembersToMeasure:
         return count.first_step_s is None or count.at - count.first_step_s < SETTLING_S
 
     def _is_young(self, member: Member) -> bool:
-        now = self._clock()
+        now = self.clock()
         seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
         return now - seen_at < FIRST_STEP_S
 
@@ -114,7 +111,7 @@ class MembersToMeasure:
         """How many of each kind run; one of which it is not known what it is like is its own."""
         kinds: dict[str, int] = {}
         for member in running:
-            kind = self._progress.find_family(member) or f"#{member.number}"
+            kind = self.progress.find_family(member) or f"#{member.number}"
             kinds[kind] = kinds.get(kind, 0) + 1
         return kinds
 
@@ -134,8 +131,8 @@ class MembersToMeasure:
             elapsed_s = max(0.0, count.at - count.first_step_s - member.paused_s)
         return PausableMember(
             member.number,
-            self._progress.find_family(member),
-            self._progress.find_bound(member),
+            self.progress.find_family(member),
+            self.progress.find_bound(member),
             self._choose_rate_alone(member, none_is_alone=bool(fixed), is_stale=is_stale),
             count.steps / elapsed_s if count is not None and elapsed_s else None,
             may_pause=member.number not in fixed,
@@ -146,7 +143,7 @@ class MembersToMeasure:
         self, member: Member, *, none_is_alone: bool, is_stale: bool
     ) -> float | None:
         """Its rate alone; None where that is to be measured, or cannot be told."""
-        alone = self._progress.find_rate_alone(member)
+        alone = self.progress.find_rate_alone(member)
         if alone is None:
             return None
         if none_is_alone:
@@ -164,13 +161,13 @@ class MembersToMeasure:
         are left that have a part of the GPU's threads, what one with all of them has shown before
         the others started is better.
         """
-        family = self._progress.find_family(member)
-        alike = [m for m in self._members.running() if self._progress.find_family(m) == family]
+        family = self.progress.find_family(member)
+        alike = [m for m in self.members.running() if self.progress.find_family(m) == family]
         if any(has_all_threads(m) for m in alike):
             return True
         return not any(
-            rate.source is RateSource.FIRST and self._progress.find_family_of(number) == family
-            for number, rate in self._progress.rates_alone.items()
+            rate.source is RateSource.FIRST and self.progress.find_family_of(number) == family
+            for number, rate in self.progress.rates_alone.items()
         )
 
     def note_first(self, running: Sequence[Member]) -> None:
@@ -187,7 +184,7 @@ class MembersToMeasure:
         (member,) = working
         if not has_all_threads(member) or member.is_starting:
             return
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         if (member.number, member.record.starts) in self._had_company or count is None:
             return
         first, last = count.first_step_s, count.last_step_s
@@ -196,23 +193,23 @@ class MembersToMeasure:
         rate = (count.steps - 1) / (last - first)
         found = RateAlone(member.number, rate, None, last - first, time.time(), RateSource.FIRST)
         if len(running) == 1:
-            self._progress.rates_alone[member.number] = found
+            self.progress.rates_alone[member.number] = found
             return
         # What the others take of the GPU is seen late: the last moments do not count yet.
-        now = self._clock()
+        now = self.clock()
         if self._first is None:
             self._first = now, found
         elif now >= self._first[0] + SEEN_LATE_S:
-            self._progress.rates_alone[member.number] = self._first[1]
+            self.progress.rates_alone[member.number] = self._first[1]
             self._first = now, found
 
     def _is_loading(self, member: Member) -> bool:
         """Whether a member has made no step and takes nothing of the GPU yet."""
         if member.is_starting:
             return True
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         has_steps = count is not None and count.first_step_s is not None
-        return not has_steps and not self._progress.uses_gpu_memory(member)
+        return not has_steps and not self.progress.uses_gpu_memory(member)
 
     def order(self, running: Sequence[Member], fixed: set[int]) -> list[Member]:
         """Those that go on first: who may not be paused or is to stay fast, who may not be parked.
@@ -234,7 +231,7 @@ class MembersToMeasure:
 
     def describe_parking_obstacle(self, member: Member) -> str:
         """Why a member is never parked; empty where it may be."""
-        count = self._rates.read(member)
+        count = self.rates.read(member)
         return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
 
 
@@ -252,3 +249,85 @@ def describe_fixed(members: Sequence[PausableMember]) -> str:
         number = tell_number(fixed[0].number)
         return f"no rate alone is known, and member {number} may not be paused"
     return ""
+
+
+LOOK_S = 10.0
+DRIFT = 0.25
+"""A rate that differs by so much is another one: another batch size, another phase."""
+LOOKS = 3
+"""In so many looks one after the other: a checkpoint or a validation is over before."""
+
+
+@dataclass
+class _Course:
+    """How a member goes on.
+
+    Attributes:
+        begin: Its steps at the last look.
+        usual: Its rate in the first look after the measurement; None before.
+        odd: Looks one after the other in which it was another.
+    """
+
+    begin: StepCount
+    usual: float | None = None
+    odd: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class RateDrift:
+    """Watches members between measurements.
+
+    Attributes:
+        rates: Reads their steps.
+        clock: Seconds that only grow.
+    """
+
+    rates: WindowRates
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._courses: dict[tuple[int, int], _Course] = {}
+        self._looked_at = 0.0
+
+    def forget(self) -> None:
+        """Begin anew: a measurement has ended, or who runs has changed."""
+        self._courses = {}
+        self._looked_at = self.clock()
+
+    def find(self, running: Sequence[Member]) -> Member | None:
+        """A member whose rate has changed for good; None where none has, or it is not time to look.
+
+        Args:
+            running: Those that run and are not paused, the same as since `forget`.
+        """
+        now = self.clock()
+        if now < self._looked_at + LOOK_S:
+            return None
+        self._looked_at = now
+        changed = [member for member in running if self._has_changed(member)]
+        return changed[0] if changed else None
+
+    def _has_changed(self, member: Member) -> bool:
+        key = member.number, member.record.starts
+        count = self.rates.read(member)
+        if count is None:
+            return False
+        course = self._courses.get(key)
+        if course is None:
+            self._courses[key] = _Course(count)
+            return False
+        steps, elapsed_s = count.steps - course.begin.steps, count.at - course.begin.at
+        if count.is_printed and count.last_step_s and course.begin.last_step_s:
+            # From line to line: as many lines as a look happens to hold would be no rate.
+            elapsed_s = count.last_step_s - course.begin.last_step_s
+        course.begin = count
+        if steps <= 0 or elapsed_s <= 0:
+            # It is at something else.
+            course.odd = 0
+            return False
+        rate = steps / elapsed_s
+        if course.usual is None:
+            course.usual = rate
+            return False
+        course.odd = course.odd + 1 if abs(rate / course.usual - 1.0) > DRIFT else 0
+        return course.odd >= LOOKS

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from slurm_colloc.model.degree.measurement_windows import (
     SETTLE_S,
@@ -14,8 +17,11 @@ from slurm_colloc.model.degree.measurement_windows import (
     Window,
     WindowResult,
 )
+from slurm_colloc.model.degree.probe_window import ProbeProgress, choose_patience, judge_window
+from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.watch.latest_json import read_latest
 from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.store.pack.member_pauses import PARKED
 
@@ -24,24 +30,21 @@ LATE_S = 1.0
 AGAIN_MOST = 3
 
 
+@dataclasses.dataclass(eq=False)
 class PauseWindows:
     """Carries out one measurement after the other.
 
-    Args:
+    Attributes:
         pauser: Pauses members.
         rates: Reads what they have done.
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        pauser: MemberPauser,
-        rates: WindowRates,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pauser = pauser
-        self._rates = rates
-        self._clock = clock
+    pauser: MemberPauser
+    rates: WindowRates
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._measuring: Measuring | None = None
         self._members: dict[int, Member] = {}
         self._starts: dict[int, int] = {}
@@ -71,7 +74,7 @@ class PauseWindows:
         self._members = {member.number: member for member in members}
         self._starts = {member.number: member.record.starts for member in members}
         self._again = 0
-        self._began_at = self._clock()
+        self._began_at = self.clock()
         first = next(measuring)
         self._measuring = measuring
         try:
@@ -93,13 +96,13 @@ class PauseWindows:
         try:
             if not self._may_go_on(running):
                 return self._cut_short(running)
-            if self._clock() < self._due:
+            if self.clock() < self._due:
                 if self._begun_at is not None:
-                    self._rates.look(self._list_running())
+                    self.rates.look(self._list_running())
                 return None
             if self._begun_at is None:
-                self._begun_at = self._clock()
-                self._rates.begin(self._list_running(), self._opened_at)
+                self._begun_at = self.clock()
+                self.rates.begin(self._list_running(), self._opened_at)
                 assert self._window is not None
                 self._due = self._begun_at + self._window.length_s
                 return None
@@ -111,7 +114,7 @@ class PauseWindows:
     @property
     def lasted_s(self) -> float:
         """How long the measurement has lasted, or the last one did."""
-        return (self._clock() if self.is_open else self._ended_at) - self._began_at
+        return (self.clock() if self.is_open else self._ended_at) - self._began_at
 
     def stop(self) -> None:
         """End the measurement without a result; those that it has paused go on."""
@@ -122,10 +125,10 @@ class PauseWindows:
         """Let those go on that the measurement has paused; the measurement."""
         assert self._measuring is not None
         measuring, self._measuring = self._measuring, None
-        self._ended_at = self._clock()
-        self._pauser.resume(m for m in self._members.values() if not m.is_parked)
+        self._ended_at = self.clock()
+        self.pauser.resume(m for m in self._members.values() if not m.is_parked)
         parked = [m for m in self._members.values() if m.is_parked and m.process is not None]
-        self._pauser.pause(parked, PARKED)
+        self.pauser.pause(parked, PARKED)
         return measuring
 
     def _cut_short(self, running: Sequence[Member]) -> DegreeMeasurement | None:
@@ -164,17 +167,17 @@ class PauseWindows:
     def _open(self, window: Window) -> None:
         self._window = window
         others = [m for number, m in self._members.items() if number not in window.members]
-        self._pauser.pause(others)
-        self._pauser.resume(self._list_running())
-        self._opened_at = self._clock()
+        self.pauser.pause(others)
+        self.pauser.resume(self._list_running())
+        self._opened_at = self.clock()
         self._begun_at = None
         self._due = self._opened_at + SETTLE_S
 
     def _close(self) -> DegreeMeasurement | None:
         assert self._window is not None
         assert self._measuring is not None
-        rates = self._rates.end(self._list_running())
-        now = self._clock()
+        rates = self.rates.end(self._list_running())
+        now = self.clock()
         if now > self._due + LATE_S and self._again < AGAIN_MOST:
             self._again += 1
             self._open(self._window)
@@ -183,8 +186,74 @@ class PauseWindows:
             self._open(self._measuring.send(WindowResult(rates, now - self._opened_at)))
         except StopIteration as end:
             self._measuring = None
-            self._ended_at = self._clock()
+            self._ended_at = self.clock()
             measured = end.value
             assert isinstance(measured, DegreeMeasurement)
             return measured
         return None
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ProbeWindow:
+    """Ends a member that is only to be probed, once its rate alone is known.
+
+    Attributes:
+        pack: The pack's directory.
+        members: Its members.
+        journal: The pack's log.
+        why_unwatched: Why nothing is measured in this pack; empty where it is.
+        end: Ends the member.
+    """
+
+    pack: Path
+    members: PackMembers
+    journal: Journal
+    why_unwatched: Callable[[], str]
+    end: Callable[[Member], None]
+
+    def __post_init__(self) -> None:
+        self._begun_at: dict[tuple[int, int], float] = {}
+
+    def work(self) -> None:
+        """See whether the window is over."""
+        for member in self.members.running():
+            if not member.spec.job.only_probe or member.asked is not None:
+                continue
+            elapsed_s = self._count_s(member)
+            try:
+                reason = self._judge(member, elapsed_s)
+            except Exception as error:  # noqa: BLE001 - figures of other hands never end a pack
+                reason = f"what it shows cannot be judged: {error!r}"
+            if reason:
+                seconds = round(elapsed_s, 1)
+                self.journal.write("probed", member=member.number, seconds=seconds, reason=reason)
+                self.end(member)
+
+    def _count_s(self, member: Member) -> float:
+        """Seconds since its window was opened: as its start was seen."""
+        now, key = time.monotonic(), (member.number, member.record.starts)
+        if key not in self._begun_at:
+            self.journal.write("probe", member=member.number)
+        return now - self._begun_at.setdefault(key, now)
+
+    def _judge(self, member: Member, elapsed_s: float) -> str:
+        unwatched = self.why_unwatched()
+        if unwatched:
+            return f"nothing is measured: {unwatched}"
+        latest = self._read_latest(member)
+        progress = ProbeProgress(
+            elapsed_s=elapsed_s,
+            steps=latest.get("steps"),
+            steady=bool(latest.get("steady")),
+            settled_s=latest.get("settled_s") or 0.0,
+            steps_per_s=latest.get("steps_per_s"),
+            mean_steps_per_s=latest.get("mean_steps_per_s"),
+            mean_error=latest.get("mean_error"),
+        )
+        return judge_window(progress, choose_patience(member.spec.job))
+
+    def _read_latest(self, member: Member) -> dict[str, Any]:
+        """The monitor's newest figures of the member's present start; empty without."""
+        latest = read_latest(self.pack)
+        found = latest["members"].get(str(member.number), {}) if latest is not None else {}
+        return dict(found) if found.get("start") == member.record.starts else {}

@@ -40,8 +40,13 @@ from slurm_colloc.store.pack.pack_directory import (
 )
 from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.join.join_candidates import list_candidates
-from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Present, Prospect
+from slurm_colloc.submission.join.join_terms import (
+    Chosen,
+    Joiner,
+    Present,
+    Prospect,
+    list_candidates,
+)
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.grow_request import Growth
 from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
@@ -112,11 +117,11 @@ def join_open_pack(
     refusals: list[str] = []
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
-        join = _Join(state, slurm, joiner, pack_id, job, hooks=HookChoice.of(settings))
+        join = _Join(state, joiner, pack_id, job, slurm, HookChoice.of(settings))
         # First without the lock: most packs are full.
         answer = join.plan()
         if isinstance(answer, Joined) and not only_plan:
-            lock = state.pack_path(pack_id) / "lock"
+            lock = join.path / "lock"
             with hold_interrupts() as held, hold_lock(lock, LOCK_WAIT_S) as locked:
                 answer = join.run(held, locked) if locked else "another csub is changing it"
             if held.came() and not isinstance(answer, Joined):
@@ -127,41 +132,28 @@ def join_open_pack(
     return None, tuple(refusals)
 
 
-class _Join:
+@dataclasses.dataclass(frozen=True)
+class _Join(Prospect):
     """One attempt to join one pack, under its lock."""
 
-    def __init__(
-        self,
-        state: State,
-        slurm: SlurmAccess,
-        joiner: Joiner,
-        pack_id: str,
-        job: SlurmJob,
-        *,
-        hooks: HookChoice,
-    ) -> None:
-        self._slurm = slurm
-        self._hooks = hooks
-        self._candidate = joiner.candidate
-        self._prospect = Prospect(state, joiner, pack_id, job)
-        self._path = state.pack_path(pack_id)
-        self._job = job
+    slurm: SlurmAccess
+    hooks: HookChoice
 
     def plan(self) -> Joined | str:
         """What joining would give, or why it cannot be; nothing is changed."""
         try:
-            chosen = self._prospect.choose()
+            chosen = self.choose()
         except StateError as problem:
             return str(problem)
         if isinstance(chosen, str):
             return chosen
-        number = find_next_number([*list_claimed(self._path), *chosen.record.members])
+        number = find_next_number([*list_claimed(self.path), *chosen.record.members])
         return self._describe(chosen, chosen.record, number)
 
     def run(self, held: HeldInterrupts, lock: Lock) -> Joined | str:
         """Join, or say why not; the caller holds the pack's lock."""
-        drop_unentered(self._path)
-        chosen = self._prospect.choose()
+        drop_unentered(self.path)
+        chosen = self.choose()
         if isinstance(chosen, str):
             return chosen
         if held.came():
@@ -173,30 +165,30 @@ class _Join:
             entered = self._enter(chosen, number, lock)
         finally:
             # Where it is not known whether it has entered, nothing of it is removed.
-            if not (isinstance(entered, PackRecord) or has_entered(self._path, number)):
-                drop_claimed(self._path, number)
+            if not (isinstance(entered, PackRecord) or has_entered(self.path, number)):
+                drop_claimed(self.path, number)
         if isinstance(entered, str):
             return entered
         record = dataclasses.replace(entered, members=(*entered.members, number))
         with contextlib.suppress(StateError):
             # It has entered, and nothing may say otherwise: its own files are what counts.
-            write_record(self._path, record)
-        base = self._job.job_id
-        if held.came() and inbox.withdraw(str(self._path), number):
-            remove_environment(self._path, number)
+            write_record(self.path, record)
+        base = self.job.job_id
+        if held.came() and inbox.withdraw(str(self.path), number):
+            remove_environment(self.path, number)
             raise Interrupted(f"interrupted; {base}/{number} had joined and has been cancelled")
-        if self._prospect.is_running:
+        if self.is_running:
             with contextlib.suppress(SlurmError):
-                self._slurm.wake_batch_script(base)
+                self.slurm.wake_batch_script(base)
         return self._describe(chosen, record, number)
 
     def _describe(self, chosen: Chosen, record: PackRecord, number: int) -> Joined:
-        base = self._job.job_id
+        base = self.job.job_id
         return Joined(
             member=MemberId(base, number),
             record=record,
-            partners=tuple(name_member(self._path, base, p.number) for p in chosen.present),
-            is_running=self._prospect.is_running,
+            partners=tuple(name_member(self.path, base, p.number) for p in chosen.present),
+            is_running=self.is_running,
             places=chosen.places,
         )
 
@@ -205,7 +197,7 @@ class _Join:
     ) -> PackRecord:
         for member, plan in zip(present, planned.members, strict=False):
             if plan != member.spec.plan:
-                folder = self._path / "members" / inbox.format_number(member.number)
+                folder = self.path / "members" / inbox.format_number(member.number)
                 write_spec(folder, dataclasses.replace(member.spec, plan=plan))
         record = dataclasses.replace(
             record,
@@ -214,29 +206,29 @@ class _Join:
             mode=planned.mode,
             reasons=planned.reasons,
         )
-        write_record(self._path, record)
+        write_record(self.path, record)
         return record
 
     def _write_joiner(self, chosen: Chosen) -> int:
         """Claim a number and write the job's files, ready to enter; the number."""
         # One whose member another pack has taken over is not given again.
-        number = find_next_number([*list_claimed(self._path), *chosen.record.members])
-        while not inbox.claim_number(str(self._path), number):
+        number = find_next_number([*list_claimed(self.path), *chosen.record.members])
+        while not inbox.claim_number(str(self.path), number):
             number += 1
         umask = os.umask(0o077)
         os.umask(umask)
         spec = MemberSpec(
-            job=dataclasses.replace(self._candidate.job, number=number),
+            job=dataclasses.replace(self.joiner.candidate.job, number=number),
             plan=chosen.own_plan,
             umask=umask,
             joined=make_submission_id(),
             joined_at=time.time(),
         )
-        environment = encode_environment(self._candidate.environment)
+        environment = encode_environment(self.joiner.candidate.environment)
         try:
-            write_joiner(self._path, NewMember(spec, self._candidate.script, environment))
+            write_joiner(self.path, NewMember(spec, self.joiner.candidate.script, environment))
         except BaseException:
-            drop_claimed(self._path, number)
+            drop_claimed(self.path, number)
             raise
         return number
 
@@ -245,11 +237,11 @@ class _Join:
         planned = chosen.planned
         record = chosen.record
         if isinstance(planned, PackPlan):
-            seen = self._job.comment
-            comment, notes = extend_comment(seen, record.submission, planned.mode, self._hooks)
+            seen = self.job.comment
+            comment, notes = extend_comment(seen, record.submission, planned.mode, self.hooks)
             growth = Growth(
-                self._slurm,
-                self._job.job_id,
+                self.slurm,
+                self.job.job_id,
                 comments=(seen, comment),
                 inherited=lock.descriptors,
             )
@@ -267,8 +259,8 @@ class _Join:
                 raise
             if self._has_started(chosen):
                 return "it has just started"
-        return record if inbox.enter(str(self._path), number) else "it has just ended"
+        return record if inbox.enter(str(self.path), number) else "it has just ended"
 
     def _has_started(self, chosen: Chosen) -> bool:
         """Its runner begins an attempt under this lock, unless it has waited in vain for it."""
-        return read_attempt(self._path) != chosen.attempt
+        return read_attempt(self.path) != chosen.attempt

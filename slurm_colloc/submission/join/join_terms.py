@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.degree.degree_reasons import say_no_more
@@ -15,9 +16,15 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
-from slurm_colloc.planning.join.free_place import RunningPack, plan_running_join
-from slurm_colloc.planning.join.join_fit import merge_policies, plan_pending_join, settle_bound
-from slurm_colloc.planning.join.same_kind import compute_contradiction
+from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.join.join_fit import (
+    RunningPack,
+    merge_policies,
+    plan_pending_join,
+    plan_running_join,
+    settle_bound,
+)
+from slurm_colloc.planning.join.same_kind import compute_contradiction, find_difference
 from slurm_colloc.planning.opened_pack import keep_open
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
@@ -39,6 +46,7 @@ from slurm_colloc.submission.plan.target_nodes import (
     describe_asked_type,
     match_gpu_type,
 )
+from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,42 +83,43 @@ class Chosen:
         return self.planned if isinstance(self.planned, MemberPlan) else self.planned.members[-1]
 
 
+@dataclasses.dataclass(frozen=True)
 class Prospect:
     """One pack, and the job that would join it.
 
-    Args:
+    Attributes:
         state: The state directory.
         joiner: The job, and what it is measured by.
         pack_id: The pack.
         job: Its Slurm job.
     """
 
-    def __init__(self, state: State, joiner: Joiner, pack_id: str, job: SlurmJob) -> None:
-        self._candidate = joiner.candidate
-        self._policy = joiner.policy
-        self._destinations = joiner.destinations
-        self._settings = joiner.settings
-        self._state = state
-        self._pack_id = pack_id
-        self._path = state.pack_path(pack_id)
-        self._job = job
+    state: State
+    joiner: Joiner
+    pack_id: str
+    job: SlurmJob
+
+    @property
+    def path(self) -> Path:
+        """The pack's directory."""
+        return self.state.pack_path(self.pack_id)
 
     def choose(self) -> Chosen | str:
         """How the job would stand in the pack, or why it cannot join it."""
-        record = self._state.read_pack(self._pack_id)
+        record = self.state.read_pack(self.pack_id)
         if record is None or self._is_over():
             return "it is over"
         if record.policy is None or record.closed:
             return record.closed
-        contradiction = compute_contradiction(record.policy, self._policy)
+        contradiction = compute_contradiction(record.policy, self.joiner.policy)
         if contradiction:
             return contradiction
-        policy = merge_policies(record.policy, self._policy)
-        attempt = read_attempt(self._path)
+        policy = merge_policies(record.policy, self.joiner.policy)
+        attempt = read_attempt(self.path)
         present = self._read_present(attempt)
         if not present:
             return "its members have ended"
-        if all(is_held(self._path, member.number) for member in present):
+        if all(is_held(self.path, member.number) for member in present):
             return "it is held"
         gpu = self._find_gpu(record, present)
         planned = self._plan(record, policy, present, gpu)
@@ -124,7 +133,7 @@ class Prospect:
     @property
     def is_running(self) -> bool:
         """The pack runs, it does not wait any more."""
-        return self._job.state is SlurmJobState.RUNNING
+        return self.job.state is SlurmJobState.RUNNING
 
     def _plan(
         self,
@@ -136,20 +145,16 @@ class Prospect:
         other = self._find_shared_file(record, present)
         if other is not None:
             return f"it would write to the output file of {other}"
-        if self.is_running:
-            return self._plan_running(record, policy, present, gpu)
-        if self._job.reason.startswith("JobHeld"):
-            return "it is held"
         assert record.policy is not None
-        knowledge = gpu.knowledge
-        planned = plan_pending_join(
-            [gpu.ask_for(member.spec.job) for member in present],
-            gpu.ask_for(settle_bound(self._candidate.job, record.policy, self._policy)),
-            gpu.capacity,
-            policy,
-            profiles=None if knowledge is None else knowledge.profiles,
-            calibration=None if knowledge is None else knowledge.calibration,
-        )
+        jobs = [member.spec.job for member in present]
+        new = settle_bound(self.joiner.candidate.job, record.policy, self.joiner.policy)
+        if self.is_running:
+            running = self._describe_running(record, policy, present)
+            question = gpu.ask([*jobs, new], policy)
+            return running if isinstance(running, str) else plan_running_join(running, question)
+        if self.job.reason.startswith("JobHeld"):
+            return "it is held"
+        planned = plan_pending_join(gpu.ask([*jobs, new], policy))
         if isinstance(planned, PackPlan) and record.open_for:
             planned = keep_open(planned, record.request, record.degree)
         if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
@@ -160,44 +165,37 @@ class Prospect:
     def _find_gpu(self, record: PackRecord, present: Sequence[Present]) -> PackGpu:
         candidates = []
         for member in present:
-            script = self._path / "members" / inbox.format_number(member.number) / "script"
+            script = self.path / "members" / inbox.format_number(member.number) / "script"
             content = b""
             with contextlib.suppress(OSError):
                 content = script.read_bytes()
             candidates.append(Candidate(member.spec.job, content, {}))
-        return find_pack_gpu(
-            record, [*candidates, self._candidate], self._settings, self._destinations
-        )
+        return find_pack_gpu(record, candidates, self.joiner)
 
     def _is_over(self) -> bool:
         """It is not looked after any more: Slurm showed its job when somebody asked last."""
-        is_open = os.path.lexists(self._state.open / self._pack_id)
-        return not is_open or read_ended(self._path) is not None
+        is_open = os.path.lexists(self.state.open / self.pack_id)
+        return not is_open or read_ended(self.path) is not None
 
     def _read_present(self, attempt: int) -> list[Present]:
         present = []
-        for number in list_members(self._path):
-            folder = self._path / "members" / inbox.format_number(number)
-            record = read_state(self._path, number, attempt)
+        for number in list_members(self.path):
+            folder = self.path / "members" / inbox.format_number(number)
+            record = read_state(self.path, number, attempt)
             if os.path.lexists(folder / "cancelled") or (record and record.is_final):
                 continue
-            present.append(Present(number, read_spec(self._path, number)))
+            present.append(Present(number, read_spec(self.path, number)))
         return present
-
-    def _find_measured_limit(self, present: int) -> str:
-        """Why a running pack, by what was measured of it, has no room; empty where it has."""
-        degree = read_degree(self._path, read_attempt(self._path))
-        return explain_no_room(degree, present, self._candidate.job.gpu_memory_mb)
 
     def _find_shared_file(self, record: PackRecord, present: Sequence[Present]) -> MemberId | None:
         """The member in whose file the job would write, by whatever patterns they were given."""
-        if self._candidate.job.output is None and self._candidate.job.error is None:
+        if self.joiner.candidate.job.output is None and self.joiner.candidate.job.error is None:
             return None
-        number = find_next_number([*list_claimed(self._path), *record.members])
-        job = dataclasses.replace(self._candidate.job, number=number)
-        files = list_output_files(job, alone=False, job_id=self._job.job_id)
+        number = find_next_number([*list_claimed(self.path), *record.members])
+        job = dataclasses.replace(self.joiner.candidate.job, number=number)
+        files = list_output_files(job, alone=False, job_id=self.job.job_id)
         for member in present:
-            name = name_member(self._path, self._job.job_id, member.number)
+            name = name_member(self.path, self.job.job_id, member.number)
             theirs = list_output_files(
                 member.spec.job, alone=member.spec.names_alone, job_id=name.job
             )
@@ -205,43 +203,27 @@ class Prospect:
                 return name
         return None
 
-    def _plan_running(
-        self,
-        record: PackRecord,
-        policy: Policy,
-        present: Sequence[Present],
-        gpu: PackGpu,
-    ) -> MemberPlan | str:
+    def _describe_running(
+        self, record: PackRecord, policy: Policy, present: Sequence[Present]
+    ) -> RunningPack | str:
         if record.request is None:
             return "it runs alone"
-        measured = self._find_measured_limit(len(present))
-        if measured:
-            return measured
-        pack = RunningPack(
+        degree = read_degree(self.path, read_attempt(self.path))
+        no_room = explain_no_room(degree, len(present), self.joiner.candidate.job.gpu_memory_mb)
+        return no_room or RunningPack(
             request=record.request,
             degree=record.degree,
-            time_left_s=_parse_time_left_s(self._job.time_left),
+            time_left_s=_parse_time_left_s(self.job.time_left),
             plans=tuple(member.spec.plan for member in present),
-            jobs=tuple(member.spec.job for member in present),
             mode=self._find_mode(record, policy),
-        )
-        assert record.policy is not None
-        knowledge = gpu.knowledge
-        return plan_running_join(
-            pack,
-            settle_bound(self._candidate.job, record.policy, self._policy),
-            gpu.capacity,
-            policy,
-            profiles=None if knowledge is None else knowledge.profiles,
-            calibration=None if knowledge is None else knowledge.calibration,
         )
 
     def _find_mode(self, record: PackRecord, policy: Policy) -> SharingMode:
         """The sharing mode that really holds: the node may have chosen another than was planned."""
         with contextlib.suppress(StateError, ValueError):
-            setup = read_setup(self._path)
+            setup = read_setup(self.path)
             # A new attempt may be on another node, and has not written its own at once.
-            if setup is not None and setup.attempt == read_attempt(self._path):
+            if setup is not None and setup.attempt == read_attempt(self.path):
                 return SharingMode(setup.mode)
         return policy.mode if record.mode is SharingMode.EXCLUSIVE else record.mode
 
@@ -299,24 +281,17 @@ class PackGpu:
     capacity: Capacity
     knowledge: Knowledge | None
 
-    def ask_for(self, job: Job) -> Job:
-        """A job that asks for it, as its pack does."""
-        return dataclasses.replace(job, gpu_type=self.gpu_type)
+    def ask(self, jobs: Sequence[Job], policy: Policy) -> Question:
+        """What planning is asked of jobs that ask for it, as their pack does."""
+        asking = [dataclasses.replace(job, gpu_type=self.gpu_type) for job in jobs]
+        if self.knowledge is None:
+            return Question(asking, {}, self.capacity, policy, None)
+        known = self.knowledge
+        return Question(asking, known.profiles, self.capacity, policy, known.calibration)
 
 
-def find_pack_gpu(
-    record: PackRecord,
-    candidates: Sequence[Candidate],
-    settings: Settings,
-    destinations: Destinations,
-) -> PackGpu:
+def find_pack_gpu(record: PackRecord, present: Sequence[Candidate], joiner: Joiner) -> PackGpu:
     """The GPU that a pack has, or asks for: without a type it may be any of its nodes'.
-
-    Args:
-        record: The pack.
-        candidates: Those present and, behind them, the joiner.
-        settings: The settings.
-        destinations: Tells where the pack may land.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
@@ -326,11 +301,11 @@ def find_pack_gpu(
         gpu_type = record.request.gpu_type
     asking = [
         dataclasses.replace(c, job=dataclasses.replace(c.job, gpu_type=gpu_type))
-        for c in candidates
+        for c in (*present, joiner.candidate)
     ]
-    destination = destinations.read(asking[-1].job)
+    destination = joiner.destinations.read(asking[-1].job)
     try:
-        knowledge = gather_knowledge(asking, settings)
+        knowledge = gather_knowledge(asking, joiner.settings)
     except UsageProblem:
         # A member's --profile-like names what has been forgotten since.
         return PackGpu(gpu_type, destination.capacity, None)
@@ -341,3 +316,38 @@ def find_pack_gpu(
     if match.is_other or match.gpu_type is not None:
         knowledge = knowledge.as_of_another_gpu(match.reason)
     return PackGpu(gpu_type, complete_capacity(destination.capacity, knowledge), knowledge)
+
+
+def list_candidates(
+    candidate: Candidate,
+    state: State,
+    packs: Sequence[OpenPack],
+    jobs: Mapping[str, SlurmJob],
+    *,
+    running: bool,
+) -> Iterator[tuple[str, SlurmJob]]:
+    """Packs that ask Slurm for the same kind of thing: running ones first, then by their age.
+
+    Args:
+        candidate: The job.
+        state: The state directory.
+        packs: The open packs.
+        jobs: What squeue shows of them.
+        running: Running ones, too.
+    """
+    waiting: list[tuple[str, SlurmJob]] = []
+    # Their ids tell seconds only.
+    for pack in sorted(packs, key=lambda pack: pack.record.created_at if pack.record else 0):
+        record = pack.record
+        if record is None or record.closed or record.policy is None or state.is_elsewhere(record):
+            continue
+        job = find_job(record, pack.job_id, jobs)
+        if job is None:
+            continue
+        if find_difference(candidate.job, record):
+            continue
+        if job.state is SlurmJobState.RUNNING and running and record.request is not None:
+            yield pack.pack_id, job
+        elif job.state is SlurmJobState.PENDING:
+            waiting.append((pack.pack_id, job))
+    yield from waiting

@@ -6,13 +6,20 @@ settled what its process takes, with a margin. The limit that it was started wit
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from slurm_colloc.model.degree.degree_reasons import NO_MEMORY
+from slurm_colloc.model.degree.degree_reasons import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
+from slurm_colloc.model.end_causes import RESUBMISSIONS
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.planning.gpu_memory_parts import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.store.pack.member_holds import is_held
+from slurm_colloc.store.pack.pack_records import PackRecord
 
 ALIKE_MOST = 8
 """Members that are alike have threads as if no more than these shared: a quarter of the GPU's.
@@ -24,10 +31,11 @@ PATIENCE_S = 60.0
 then its share by the places is reserved for it."""
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class GpuMemoryRoom:
     """What is reserved, and what is left.
 
-    Args:
+    Attributes:
         members: The pack's members.
         progress: Sees what they take.
         find_usable_mb: GPU memory that members may take together on one GPU; None where that is
@@ -38,51 +46,42 @@ class GpuMemoryRoom:
         clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        *,
-        members: PackMembers,
-        progress: ProgressReader,
-        find_usable_mb: Callable[[], int | None],
-        find_enforces: Callable[[], bool],
-        find_obstacle: Callable[[], str],
-        find_gpus: Callable[[], tuple[str, ...]] = tuple,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._members = members
-        self._progress = progress
-        self._find_usable_mb = find_usable_mb
-        self._find_enforces = find_enforces
-        self._find_gpus = find_gpus
-        self._find_obstacle = find_obstacle
-        self._clock = clock
+    members: PackMembers
+    progress: ProgressReader
+    find_usable_mb: Callable[[], int | None]
+    find_enforces: Callable[[], bool]
+    find_obstacle: Callable[[], str]
+    find_gpus: Callable[[], tuple[str, ...]] = tuple
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._unsettled_since: dict[tuple[int, int], float] = {}
 
     def find_need_mb(self, member: Member) -> int | None:
         """What a member needs: as planned, or as one like it took; None where unknown."""
         floor_mb = member.record.retries.gpu_memory_mb
         planned_mb = member.spec.plan.gpu_memory_limit_mb
-        need_mb = planned_mb if planned_mb is not None else self._progress.find_gpu_need_mb(member)
+        need_mb = planned_mb if planned_mb is not None else self.progress.find_gpu_need_mb(member)
         return max(floor_mb, need_mb or 0) if floor_mb else need_mb
 
     def is_too_large(self, member: Member) -> bool:
         """Whether a member takes more than a whole GPU of this pack has."""
-        usable_mb, need_mb = self._find_usable_mb(), self.find_need_mb(member)
+        usable_mb, need_mb = self.find_usable_mb(), self.find_need_mb(member)
         return usable_mb is not None and need_mb is not None and need_mb > usable_mb
 
     def find_free(self) -> FreeMemory | None:
         """What is reserved for none of those that run; None where GPU memory bounds nothing."""
-        usable_mb = self._find_usable_mb()
+        usable_mb = self.find_usable_mb()
         if usable_mb is None:
             return None
-        gpus = self._find_gpus() or ("",)
+        gpus = self.find_gpus() or ("",)
         free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
-        for member in self._members.running():
+        for member in self.members.running():
             reserved_mb = self._find_reserved_mb(member, usable_mb)
             for gpu in self._list_gpus(member):
                 free_mb[gpu] -= reserved_mb
                 count[gpu] += 1
-        return FreeMemory(usable_mb, free_mb, count, self._find_enforces())
+        return FreeMemory(usable_mb, free_mb, count, self.find_enforces())
 
     def find_free_mb(self) -> int | None:
         """What is reserved for none, on the GPU with most of it; None where unknown."""
@@ -91,7 +90,7 @@ class GpuMemoryRoom:
 
     def describe(self, member: Member) -> str:
         """Why a waiting member finds no GPU memory; empty where it may start."""
-        free, running = self.find_free(), self._members.running()
+        free, running = self.find_free(), self.members.running()
         if free is None or not running or not self._counts():
             return ""
         need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
@@ -128,7 +127,7 @@ class GpuMemoryRoom:
             return None, ()
         gpus = member.spec.plan.gpus
         chosen = free.choose_gpus(gpus)
-        named = tuple(gpu for gpu in self._find_gpus() if gpu in chosen)
+        named = tuple(gpu for gpu in self.find_gpus() if gpu in chosen)
         if not self._counts():
             return member.spec.plan.gpu_memory_limit_mb, named
         need_mb = self.find_need_mb(member)
@@ -143,7 +142,7 @@ class GpuMemoryRoom:
 
     def reserve_at_door(self, member: Member) -> None:
         """Reserve memory for a member at the door that goes on now; its limit stays."""
-        if not self._find_enforces():
+        if not self.find_enforces():
             self.reserve(member)
 
     def find_likely_degree(self, starting: Member) -> int | None:
@@ -153,15 +152,15 @@ class GpuMemoryRoom:
         end earlier, one with few threads would be slow for as long as its process lives. The first
         of a kind has all: its rate while the others pause is that of one alone.
         """
-        if starting.spec.plan.predicted_slowdown is not None or self._find_obstacle():
+        if starting.spec.plan.predicted_slowdown is not None or self.find_obstacle():
             return None
-        waiting = (self._members.by_number[number] for number in self._members.waiting)
-        here = [starting, *self._members.with_process(), *waiting]
-        kinds = {self._progress.find_family(member) or f"#{member.number}" for member in here}
-        if len(kinds) > 1 or not self._members.with_process():
+        waiting = (self.members.by_number[number] for number in self.members.waiting)
+        here = [starting, *self.members.with_process(), *waiting]
+        kinds = {self.progress.find_family(member) or f"#{member.number}" for member in here}
+        if len(kinds) > 1 or not self.members.with_process():
             return 1
         count = len({member.number for member in here})
-        return max(1, min(len(self._members.places), count, ALIKE_MOST))
+        return max(1, min(len(self.members.places), count, ALIKE_MOST))
 
     def count_room(self) -> int | None:
         """How many more could start now that are like those that run; None for no bound.
@@ -171,22 +170,22 @@ class GpuMemoryRoom:
         free = self.find_free()
         if free is None or not self._counts():
             return None
-        running = self._members.running()
+        running = self.members.running()
         needs_mb = [self.find_need_mb(member) for member in running]
         need_mb = None if None in needs_mb else max((mb or 0 for mb in needs_mb), default=None)
         gpus = max((member.spec.plan.gpus for member in running), default=1)
-        most = len(self._members.places)
+        most = len(self.members.places)
         return count_starts(free, [need_mb or None] * most, gpus)
 
     def is_settled(self, member: Member) -> bool:
         """Whether what a member takes is known by now, or will not be soon."""
-        return self._progress.find_gpu_settled_mb(member) is not None or self._is_given_up(member)
+        return self.progress.find_gpu_settled_mb(member) is not None or self._is_given_up(member)
 
     # -- by member ----------------------------------------------------------------------------
 
     def _counts(self) -> bool:
         """Whether what members take can be told: where they are held to it, or it is seen."""
-        return self._find_enforces() or not self._find_obstacle()
+        return self.find_enforces() or not self.find_obstacle()
 
     def _is_held_to(self, member: Member) -> bool:
         """Whether a member gets a limit.
@@ -201,7 +200,7 @@ class GpuMemoryRoom:
 
     def _list_gpus(self, member: Member) -> tuple[str, ...]:
         """The GPUs that a running member uses; one without a name where they are not known."""
-        gpus = self._find_gpus() or ("",)
+        gpus = self.find_gpus() or ("",)
         own = () if member.gpu is None else member.gpu.uuids
         return tuple(gpu for gpu in gpus if gpu in own) or gpus
 
@@ -210,19 +209,108 @@ class GpuMemoryRoom:
         stated_mb = max(
             member.spec.job.gpu_memory_mb or 0, member.record.retries.gpu_memory_mb or 0
         )
-        settled_mb = self._progress.find_gpu_settled_mb(member)
+        settled_mb = self.progress.find_gpu_settled_mb(member)
         if settled_mb is not None:
             return max(stated_mb, settled_mb)
-        share_mb = usable_mb * max(1, len(self._find_gpus())) // max(1, len(self._members.places))
+        share_mb = usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.members.places))
         if member.reserved_mb is None:
             # An earlier attempt has started it.
             limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
             return max(stated_mb, limit_mb or min(usable_mb, share_mb))
-        if not self._find_enforces() and self._is_given_up(member):
+        if not self.find_enforces() and self._is_given_up(member):
             return max(stated_mb, min(member.reserved_mb, share_mb))
         return member.reserved_mb
 
     def _is_given_up(self, member: Member) -> bool:
         key = member.number, member.record.starts
-        since = self._unsettled_since.setdefault(key, self._clock())
-        return self._clock() - since >= PATIENCE_S
+        since = self._unsettled_since.setdefault(key, self.clock())
+        return self.clock() - since >= PATIENCE_S
+
+
+END_MARGIN_S = 20.0
+"""What is left of a pack's time limit for its end."""
+
+
+@dataclasses.dataclass(eq=False)
+class TimeLeft:
+    """The time of one attempt of a pack.
+
+    Attributes:
+        pack: The pack's directory.
+        record: Its pack.json.
+        members: Its members.
+        site_requeues: Slurm's JobRequeue.
+        clock: Seconds that only grow.
+    """
+
+    pack: Path
+    record: PackRecord
+    members: PackMembers
+    _: dataclasses.KW_ONLY
+    site_requeues: bool
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._limit_s = None if self.record.request is None else self.record.request.time_limit_s
+        self._begun_at = self.clock()
+        # Elsewhere they would not be submitted again.
+        is_swept = not self.record.carried and not self.record.local
+        self._may_hand_back = is_swept and self.record.resubmissions < RESUBMISSIONS
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until Slurm ends the pack; None without a limit that is known."""
+        if self._limit_s is None:
+            return None
+        return self._limit_s - (self.clock() - self._begun_at)
+
+    def suffices_for(self, job: Job) -> bool:
+        """Whether a job that comes from elsewhere could run to its end."""
+        if self.left_s is None:
+            return True
+        return job.time_limit_s is not None and job.time_limit_s + END_MARGIN_S <= self.left_s
+
+    def is_too_short_for(self, member: Member) -> bool:
+        """Whether a member that has not begun its work is better off in another pack."""
+        job, left_s = member.spec.job, self.left_s
+        if not self._may_hand_back or left_s is None or job.time_limit_s is None:
+            return False
+        loads_only = member.is_at_door and member.pid is not None
+        if left_s >= job.time_limit_s or member.record.starts > int(loads_only):
+            return False
+        if left_s <= 0:
+            # The pack runs on beyond its limit, so that was raised.
+            return False
+        may_restart = self.site_requeues if job.requeue is None else job.requeue
+        # Another pack has no more time than this one had: a job that needs all may start here.
+        assert self._limit_s is not None
+        is_better = job.time_limit_s + END_MARGIN_S <= self._limit_s and self._has_begun()
+        return may_restart and is_better and not is_held(self.pack, member.number)
+
+    def describe(self, member: Member) -> str:
+        """Why a waiting member is not to be started here any more; empty where it may be."""
+        if not self.is_too_short_for(member):
+            return ""
+        if is_time_reason(member.record.reason):
+            # As it was written down.
+            return member.record.reason
+        left_s, limit_s = self.left_s, member.spec.job.time_limit_s
+        assert left_s is not None
+        assert limit_s is not None
+        return (
+            f"{TOO_LITTLE_TIME}{format_elapsed(int(left_s))} left, and it may take "
+            f"{format_elapsed(limit_s)}: it is submitted again once the pack has ended"
+        )
+
+    def _has_begun(self) -> bool:
+        """A member has been started: no pack hands back all that it was given."""
+        members = self.members.by_number.values()
+        return any(member.process is not None or member.record.starts for member in members)
+
+
+def count_host_memory_left_mb(record: PackRecord, members: Iterable[Member]) -> int | None:
+    """What members leave of a pack's host memory; None where it asked for no amount."""
+    total_mb = None if record.request is None else record.request.host_memory_mb
+    if total_mb is None:
+        return None
+    return total_mb - sum(member.spec.plan.host_memory_mb or 0 for member in members)
