@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.sandbox import accounting
-from slurm_colloc.sandbox.cluster import Sandbox
-from slurm_colloc.sandbox.sandbox_command import main
-from slurm_colloc.sandbox.sandbox_spec import SandboxSpec
+from slurm_colloc_lab.sandbox import accounting
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.sandbox_command import main
+from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..accounting.bed import require_accounting
 from ..wait_until import wait_until
@@ -81,7 +81,7 @@ def test_what_it_needs_is_named_in_a_sentence(  # noqa: PLR0917 - fixtures
     monkeypatch.setattr(accounting, "DAEMON_DIRECTORIES", ())
     monkeypatch.setattr(accounting, "_TABLES", (tables,))
     monkeypatch.setattr(
-        "slurm_colloc.sandbox.start_sandbox.find_accounting_programs",
+        "slurm_colloc_lab.sandbox.start_sandbox.find_accounting_programs",
         lambda _: real({"PATH": str(tmp_path)}),
     )
     status = main(["up", "--dir", str(sandbox.directory), "--fake-gpus", "--accounting"])
