@@ -237,8 +237,8 @@ def require_slurm() -> None:
 
 
 @contextlib.contextmanager
-def running_sandbox(*, munge_key: bytes | None = None, **changes: Any) -> Iterator[Sandbox]:
-    """A sandbox of its own, taken down at the end; `munge_key` is one that others have too."""
+def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
+    """A sandbox of its own, taken down at the end."""
     require_slurm()
     directory = Path(tempfile.mkdtemp(prefix="cs", dir="/var/tmp"))
     directory.chmod(0o755)
@@ -257,10 +257,6 @@ def running_sandbox(*, munge_key: bytes | None = None, **changes: Any) -> Iterat
         # Tests of root's hooks, which ask the kernel for jobs of any Slurm here, have small ids.
         extra = ("FirstJobId=2001", *extra)
     try:
-        if munge_key is not None:
-            sandbox.layout.etc.mkdir(parents=True)
-            sandbox.layout.munge_key.touch(mode=0o600)
-            sandbox.layout.munge_key.write_bytes(munge_key)
         sandbox.up(SandboxSpec(sandbox.directory, **settings, extra_conf=extra))
         yield sandbox
     finally:
