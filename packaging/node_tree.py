@@ -43,7 +43,7 @@ MODULES_LEFT_OUT = re.compile(
 C_LIBRARY = re.compile(
     r"(linux-vdso|ld-linux|ld64|lib(c|m|dl|pthread|rt|util|nsl|resolv|crypt|gcc_s))[-.]"
 )
-PACKAGE_LEFT_OUT = shutil.ignore_patterns("__pycache__", "sandbox", "_data")
+PACKAGE_LEFT_OUT = shutil.ignore_patterns("__pycache__", "_data")
 DATA = ("templates", "hooks", "site-config")
 
 

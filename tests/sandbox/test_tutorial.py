@@ -32,7 +32,7 @@ def test_the_tutorial_does_what_it_says() -> None:
     assert "last line of its output: ValueError: the loss is not a number" in ended.stdout
     # The pack of four, and the one that another has joined.
     assert re.search(r"members (\d+)/1-\1/4 in 1 pack", ended.stderr)
-    assert re.search(r"member (\d+)/2 shares a pack with \1/1: the same script", ended.stderr)
+    assert re.search(r"member (\d+)/2 shares a pack with \1/1: 2 of \d+ places", ended.stderr)
     assert ended.stdout.rstrip().endswith("what was gained.")
     assert set(Path("/var/tmp").glob("cst*")) == before
 
