@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
+from slurm_colloc.check.memory_fraction import read_shell_environment
 from slurm_colloc.check.python_collisions import find_python_collisions
 from slurm_colloc.check.reaching_commands import CommandReach
 from slurm_colloc.check.shared_outputs import (
@@ -46,12 +48,15 @@ class Program:
     arguments: tuple[str, ...]
 
 
-def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], list[str]]:
+def check_script_text(
+    job: Job, content: bytes, environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[ScriptFinding], list[str]]:
     """What in a script, and in the Python programs that it starts, would collide.
 
     Args:
         job: The job; its directory is where the programs are looked for.
         content: The script.
+        environment: The variables that it is started with.
 
     Returns:
         The findings, and the files that were read.
@@ -62,7 +67,7 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
     is_array = job.array_task is not None
     if interpreter == "python":
         program = Program(file, 1, text, job.arguments)
-        findings = _check_program(program, job.directory)
+        findings = _check_program(program, job.directory, environment)
         return merge_findings(settle_outputs(findings, is_array=is_array)), [file]
     if interpreter != "shell":
         unread = ScriptFinding(
@@ -78,8 +83,9 @@ def check_script_text(job: Job, content: bytes) -> tuple[list[ScriptFinding], li
     findings = find_shell_collisions(script, file, choose_reach(text))
     findings += _tell_not_understood(script, file)
     read = [file]
+    inside = {**environment, **read_shell_environment(script)}
     for program in list(find_programs(script, file, job.directory))[:_MOST_PROGRAMS]:
-        findings += _check_program(program, job.directory)
+        findings += _check_program(program, job.directory, inside)
         if program.shown not in read:
             read.append(program.shown)
     if changes_directory(script):
@@ -186,7 +192,9 @@ def _known(literals: Sequence[str | None]) -> tuple[str, ...]:
     return tuple(text for text in literals if text is not None)
 
 
-def _check_program(program: Program, directory: str) -> list[ScriptFinding]:
+def _check_program(
+    program: Program, directory: str, environment: Mapping[str, str | None]
+) -> list[ScriptFinding]:
     text = program.text
     if text is None:
         path = os.path.join(directory, program.shown)
@@ -198,7 +206,11 @@ def _check_program(program: Program, directory: str) -> list[ScriptFinding]:
             return [_unread(program, f"it cannot be read here ({reason}), and was not checked")]
     try:
         return find_python_collisions(
-            text, program.shown, first_line=program.line, arguments=program.arguments
+            text,
+            program.shown,
+            first_line=program.line,
+            arguments=program.arguments,
+            environment=environment,
         )
     except (SyntaxError, ValueError, RecursionError) as error:
         said = error.msg if isinstance(error, SyntaxError) else str(error)

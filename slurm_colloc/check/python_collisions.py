@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from slurm_colloc.check.collisions import (
     OWN_NAME_IN_PYTHON,
@@ -17,7 +18,11 @@ from slurm_colloc.check.collisions import (
     requeue_finding,
     temporary_finding,
 )
-from slurm_colloc.check.memory_fraction import check_memory_calls, check_memory_variable
+from slurm_colloc.check.memory_fraction import (
+    check_memory_calls,
+    check_memory_variable,
+    find_preallocation,
+)
 from slurm_colloc.check.python_strings import (
     PythonReader,
     environment_name,
@@ -58,7 +63,12 @@ _SHARED = re.compile(r"^(/tmp|/var/tmp|/dev/shm)/+[^/\0]")
 
 
 def find_python_collisions(
-    text: str, file: str, *, first_line: int = 1, arguments: tuple[str, ...] = ()
+    text: str,
+    file: str,
+    *,
+    first_line: int = 1,
+    arguments: tuple[str, ...] = (),
+    environment: Mapping[str, str | None] = MappingProxyType({}),
 ) -> list[ScriptFinding]:
     """What in a program would collide.
 
@@ -67,6 +77,7 @@ def find_python_collisions(
         file: What the user calls it.
         first_line: The line of `file` where it begins.
         arguments: What it is called with, as far as it is known.
+        environment: The variables that it is started with; None for a value that is not known.
 
     Raises:
         SyntaxError: It is no Python of this interpreter's.
@@ -76,6 +87,7 @@ def find_python_collisions(
     for node in ast.walk(tree):
         checker.learn(node)
     found = [finding for node in ast.walk(tree) for finding in checker.check(node)]
+    found += find_preallocation(tree, checker, environment)
     return [*found, *find_python_outputs(tree, checker)]
 
 

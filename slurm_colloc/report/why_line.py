@@ -13,6 +13,7 @@ from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.preallocation import find_taken_at_once
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
@@ -100,6 +101,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     degree = describe_of_pack(view, member, facts)
     text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
+    if member.record is not None and (taken := find_taken_at_once(member.record.evidence)):
+        clauses.append(taken)
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
     if facts.unreachable and not member.is_final and not view.record.local:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
 from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import PackMembers
+from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
 from slurm_colloc.runtime.watch.known_curves import KnownCurves
@@ -55,6 +57,7 @@ def build_measuring_parts(
     pauser: MemberPauser,
     journal: Journal,
     state: State,
+    states: StateWriter,
 ) -> MeasuringParts:
     """Make what measures a pack.
 
@@ -70,6 +73,7 @@ def build_measuring_parts(
         pauser: Stops them for a moment.
         journal: The pack's log.
         state: The state directory.
+        states: Writes what members have shown.
     """
     rates = WindowRates(monitor.find_progress)
 
@@ -77,12 +81,25 @@ def build_measuring_parts(
         unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
         return gpu_mode.why_unmeasured or unwatched
 
+    def find_may_take_mb(member: Member) -> int | None:
+        if len(members.places) < 2 or member.gpu is None:
+            # It has the GPU to itself.
+            return None
+        return member.gpu.gpu_memory_limit_mb or gpu_mode.setup.gpu_memory_mb
+
+    def note_evidence(member: Member, text: str) -> None:
+        if member.record.state is MemberState.RUNNING and text not in member.record.evidence:
+            evidence = (*member.record.evidence, text)
+            states.write(member, MemberState.RUNNING, evidence=evidence)
+
     progress = ProgressReader(
         pack,
         members,
         rates,
         instruments=settings.instrument,
         bound=choose_common_bound(record.policy),
+        find_may_take_mb=find_may_take_mb,
+        note_evidence=note_evidence,
     )
     memory = GpuMemoryRoom(
         members=members,

@@ -206,6 +206,7 @@ def build_parts(
         pauser=pauser,
         journal=journal,
         state=state,
+        states=states,
     )
     memory, measured_degree = measuring.memory, measuring.degree
     doors = Doors(

@@ -20,6 +20,7 @@ from slurm_colloc.model.degree.measured_curve import (
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import (
     survey_packs,
@@ -483,6 +484,19 @@ def test_how_it_ended(state: State, member_state: str, fields: dict[str, Any], t
     write(state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO, ended_at=NOW - 60,
           **fields)  # fmt: skip
     assert line(look(state, "COMPLETED"), 1).startswith(f"4711/1 {member_state}: {told}")
+
+
+@pytest.mark.parametrize("member_state", ["RUNNING", "FAILED"])
+def test_who_took_all_it_may_take_at_once_is_told_what_to_do(
+    state: State, member_state: str
+) -> None:
+    run(state, 1, 2)
+    shown = ("its output: CUDA error", describe_taken_at_once(9000.0, 10_000))
+    write(state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO, evidence=shown)
+    view = look(state, "RUNNING")
+    assert f"; {shown[1]}" in line(view, 1)
+    assert "CUDA error" not in line(view, 1)
+    assert "at once" not in line(view, 2)
 
 
 @pytest.mark.parametrize(

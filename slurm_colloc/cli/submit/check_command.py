@@ -44,7 +44,8 @@ def run_check(argv: Sequence[str]) -> int:
     from slurm_colloc.submission.plan.call_policy import choose_policy
     from slurm_colloc.submission.plan.target_nodes import read_capacity
 
-    call = collect_call(argv, read_given_environment(), os.getcwd(), pack=False)  # noqa: PTH109
+    environment = read_given_environment()
+    call = collect_call(argv, environment, os.getcwd(), pack=False)  # noqa: PTH109
     session = Session.open()
     settings = session.settings
     candidate = call.candidates[0]
@@ -56,7 +57,7 @@ def run_check(argv: Sequence[str]) -> int:
         unreachable = str(error)
         capacity = Capacity(gpu_memory_mb=settings.gpu_memory_mb(job.gpu_type))
     sharing = compute_sharing(job, capacity, choose_policy(call, settings))
-    findings, read = check_script_text(job, candidate.script)
+    findings, read = check_script_text(job, candidate.script, environment)
     request = find_request_findings(job, call.options, sharing, capacity)
     everything = merge_findings([*findings, *request])
     if call.options.flag("json"):

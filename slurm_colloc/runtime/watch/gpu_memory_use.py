@@ -18,6 +18,8 @@ FIRST_SECONDS_S = 5.0
 seconds it may take several times as much (cuDNN tries its algorithms), or far less."""
 HELD_S = 15.0
 """What a program without counted steps has not exceeded for so long is taken for its most."""
+AT_ONCE_S = 3.0
+"""How long after a process first has GPU memory what it has is what it took at once."""
 OUTSIDE_ASSUMED_MB = 768.0
 """What a process takes outside its allocator (CUDA context, library workspaces), where NVML does
 not tell: 762 MB were measured for a ResNet on an H100."""
@@ -40,6 +42,8 @@ class _Seen:
         steps: Steps so far.
         held_s: Since NVML has told the most that it has told.
         settled_mb: The most that the process has had since it has settled; None before.
+        first_at: When NVML first told of any, in seconds since the epoch.
+        at_once_mb: The most that it told then and a moment later, before any step.
     """
 
     start: int
@@ -52,6 +56,8 @@ class _Seen:
     held_s: float = 0.0
     most_at: float = 0.0
     settled_mb: float | None = None
+    first_at: float | None = None
+    at_once_mb: float = 0.0
 
     @property
     def has_settled(self) -> bool:
@@ -80,6 +86,15 @@ class _Seen:
         inside = self.reserved_peak_mb + self._outside_mb if self.reserved_peak_mb else 0.0
         return max(self.nvml_mb, inside) or None
 
+    def note_at_once(self, at: float) -> None:
+        """Note what it takes in its first moments; PyTorch's allocator takes what is asked for."""
+        if not self.nvml_mb or self.steps or self.reserved_mb is not None:
+            return
+        if self.first_at is None:
+            self.first_at = at
+        if at <= self.first_at + AT_ONCE_S:
+            self.at_once_mb = max(self.at_once_mb, self.nvml_now_mb or 0.0)
+
     def look(self) -> None:
         """Note what it has now, once it has settled."""
         if self.has_settled and self._process_mb:
@@ -99,6 +114,7 @@ class GpuMemoryUse:
         if gpu_memory_mb and gpu_memory_mb > seen.nvml_mb:
             seen.nvml_mb, seen.most_at = gpu_memory_mb, at
         seen.held_s = at - seen.most_at if seen.nvml_mb else 0.0
+        seen.note_at_once(at)
         seen.look()
 
     def note_count(self, number: int, start: int, count: StepCount) -> None:
@@ -134,6 +150,13 @@ class GpuMemoryUse:
         if seen is None or seen.start != start:
             return None
         return max(seen.nvml_mb, seen.reserved_peak_mb or 0.0) or None
+
+    def find_at_once_mb(self, number: int, start: int) -> float | None:
+        """What a member took at once, before any step; None where unknown, or PyTorch takes it."""
+        seen = self._seen.get(number)
+        if seen is None or seen.start != start or seen.reserved_mb is not None:
+            return None
+        return seen.at_once_mb or None
 
     def find_settled_mb(self, number: int, start: int) -> int | None:
         """What a member that has settled may take, with a margin; None before, or unknown."""

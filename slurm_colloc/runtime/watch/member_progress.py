@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.degree.measurement_windows import MeasuredRate
 from slurm_colloc.model.plan import Policy, Rule
+from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
 from slurm_colloc.runtime.watch.latest_json import read_latest
@@ -39,6 +40,8 @@ class ProgressReader:
         rates: Reads their counters.
         instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
+        find_may_take_mb: GPU memory that a member may take at most; None where unknown.
+        note_evidence: Writes down what a member has shown, for `csub why` and reports.
     """
 
     def __init__(
@@ -49,16 +52,21 @@ class ProgressReader:
         *,
         instruments: bool,
         bound: float | None = None,
+        find_may_take_mb: Callable[[Member], int | None] = lambda _: None,
+        note_evidence: Callable[[Member, str], None] = lambda *_: None,
     ) -> None:
         self._pack = pack
         self._members = members
         self._rates = rates
         self._instruments = instruments
         self._bound = bound
+        self._find_may_take_mb = find_may_take_mb
+        self._note_evidence = note_evidence
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, tuple[str, str]] = {}
         self._gpu_memory = GpuMemoryUse()
+        self._told: set[int] = set()
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
@@ -76,6 +84,15 @@ class ProgressReader:
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
             if (count := self._rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
+            self._tell_taken_at_once(member)
+
+    def _tell_taken_at_once(self, member: Member) -> None:
+        if member.number in self._told:
+            return
+        taken_mb = self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
+        if text := describe_taken_at_once(taken_mb, self._find_may_take_mb(member)):
+            self._told.add(member.number)
+            self._note_evidence(member, text)
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self._pack))

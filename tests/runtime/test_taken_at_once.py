@@ -1,0 +1,76 @@
+"""Processes that take most of what they may take at once: recognised by what the watcher sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_colloc.model.preallocation import PART_AT_ONCE, describe_taken_at_once
+from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.watch.gpu_memory_use import AT_ONCE_S, GpuMemoryUse
+from slurm_colloc.runtime.watch.member_progress import ProgressReader
+from slurm_colloc.runtime.watch.window_rates import StepCount
+
+from .degree_stage import Counters, Stage
+
+GIB = 1 << 30
+
+
+def test_what_it_takes_in_its_first_moments_is_kept_and_no_more() -> None:
+    use = GpuMemoryUse()
+    assert use.find_at_once_mb(1, 1) is None
+    use.note_nvml(1, 1, None, 100.0)
+    assert use.find_at_once_mb(1, 1) is None
+    use.note_nvml(1, 1, 400.0, 110.0)
+    use.note_nvml(1, 1, 7500.0, 110.0 + AT_ONCE_S)
+    assert use.find_at_once_mb(1, 1) == 7500.0
+    use.note_nvml(1, 1, 9000.0, 111.0 + AT_ONCE_S)
+    assert use.find_at_once_mb(1, 1) == 7500.0
+    # Another start is another process.
+    assert use.find_at_once_mb(1, 2) is None
+
+
+def test_what_comes_with_steps_is_what_the_work_needs() -> None:
+    use = GpuMemoryUse()
+    use.note_count(1, 1, StepCount(50.0, 3, 49.0, 50.0, 1, None))
+    use.note_nvml(1, 1, 7500.0, 110.0)
+    assert use.find_at_once_mb(1, 1) is None
+
+
+def test_pytorchs_allocator_takes_what_is_asked_for() -> None:
+    use = GpuMemoryUse()
+    use.note_nvml(1, 1, 7500.0, 110.0)
+    use.note_count(1, 1, StepCount(50.0, 0, None, None, 1, None, 7 * GIB, 7 * GIB))
+    assert use.find_at_once_mb(1, 1) is None
+
+
+def test_most_of_what_it_may_take_is_told_with_what_to_do() -> None:
+    text = describe_taken_at_once(7500.0, 10_000)
+    assert text.startswith("it took 7500 of 10000 MB of GPU memory at once, before any step")
+    assert "export XLA_PYTHON_CLIENT_PREALLOCATE=false" in text
+    assert "export TF_FORCE_GPU_ALLOW_GROWTH=true" in text
+    assert describe_taken_at_once(PART_AT_ONCE * 10_000, 10_000)
+    assert not describe_taken_at_once(PART_AT_ONCE * 10_000 - 1, 10_000)
+    assert not describe_taken_at_once(None, 10_000)
+    assert not describe_taken_at_once(7500.0, None)
+
+
+def test_a_running_member_is_told_of_once(tmp_path: Path, process: StartedProcess) -> None:
+    stage = Stage(tmp_path, process, members=2)
+    told: list[tuple[int, str]] = []
+
+    def note(member: Member, text: str) -> None:
+        told.append((member.number, text))
+
+    progress = ProgressReader(
+        stage.pack, stage.members, Counters(stage), instruments=True,
+        find_may_take_mb=lambda _: 10_000, note_evidence=note,
+    )  # fmt: skip
+    assert stage.start_all() == [1, 2]
+    stage.loading = {1, 2}
+    stage.memory_mb = {1: 7500.0, 2: 1500.0}
+    for _ in range(3):
+        stage.pass_time(2.5)
+        progress.work()
+    assert [number for number, _ in told] == [1]
+    assert told[0][1].startswith("it took 7500 of 10000 MB of GPU memory at once")
