@@ -50,7 +50,6 @@ from slurm_colloc.runtime.queue.probe_members import ProbeWindow
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
-from slurm_colloc.runtime.runner_parts import RunnerParts
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
@@ -58,19 +57,8 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.pack_records import PackRecord
 
 
-def build_parts(
-    *,
-    pack: Path,
-    record: PackRecord,
-    allocation: Allocation,
-    attempt: int,
-    journal: Journal,
-    settings: Settings,
-    slurm: SlurmAccess | None,
-    slurm_log: int,
-    announce: Callable[[str], None] | None,
-) -> RunnerParts:
-    """Make the parts, each from those before it.
+class RunnerParts:
+    """The parts of a runner, each made from those before it; what they do, and when, is its.
 
     Args:
         pack: The pack's directory.
@@ -82,269 +70,266 @@ def build_parts(
         slurm: Slurm, or None where the pack runs without it.
         slurm_log: Descriptor of the file to which slurmstepd writes.
         announce: Told of a directory that must be gone before the batch script ends.
+
+    Attributes:
+        lone: The pack has one member, which runs as its batch script would.
+        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
     """
-    config = _read_config(slurm)
-    lone = record.degree == 1 and record.request is None
-    is_batch_script = lone and slurm is not None
-    passes_on = signals_tasks_alone(config)
-    kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
-    shown_id, restarts = allocation.shown_job_id, allocation.restarts
 
-    members = PackMembers([])
-    mails = MemberMails(
-        pack=pack,
-        record=record,
-        allocation=allocation,
-        config=None if slurm is None else config,
-        members=members,
-        journal=journal,
-    )
-    steps = GuardedSteps(journal)
-    states = StateWriter(pack, attempt, mails.note, steps=steps)
-    fence = AttemptFence(pack, attempt, members, restarts)
-    slurm_decision = SlurmDecision(
-        allocation, slurm, journal, slurm_log, is_lone=lone, has_nodes=bool(record.set_nodes)
-    )
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        journal: Journal,
+        settings: Settings,
+        slurm: SlurmAccess | None,
+        slurm_log: int,
+        announce: Callable[[str], None] | None,
+    ) -> None:
+        config = _read_config(slurm)
+        self.lone = lone = record.degree == 1 and record.request is None
+        is_batch_script = lone and slurm is not None
+        self.passes_on = passes_on = signals_tasks_alone(config)
+        kill_wait_s = float(settings.kill_wait_s or read_kill_wait_s(config))
+        shown_id, restarts = allocation.shown_job_id, allocation.restarts
 
-    # The GPU, and what is measured.
-    gpu_mode = GpuMode(
-        pack,
-        record,
-        allocation,
-        attempt,
-        journal,
-        lone=lone,
-        announce=announce,
-        identifies=record.degree > 1 or len(record.gpu_sets) > 1,
-        problem=find_own_problem(pack, record, restarts),
-    )
-    monitor = PackMonitor(pack, record, allocation, attempt, journal, settings=settings)
+        self.members = members = PackMembers([])
+        self.mails = mails = MemberMails(
+            pack=pack,
+            record=record,
+            allocation=allocation,
+            config=None if slurm is None else config,
+            members=members,
+            journal=journal,
+        )
+        self.steps = steps = GuardedSteps(journal)
+        self.states = states = StateWriter(pack, attempt, mails.note, steps=steps)
+        self.fence = fence = AttemptFence(pack, attempt, members, restarts)
+        self.slurm_decision = slurm_decision = SlurmDecision(
+            allocation, slurm, journal, slurm_log, is_lone=lone, has_nodes=bool(record.set_nodes)
+        )
 
-    # Starting members, signalling them, collecting their starts and ends.
-    starter = MemberStarter(
-        pack=pack,
-        record=record,
-        allocation=allocation,
-        attempt=attempt,
-        launcher="process" if lone or slurm is None else settings.launcher,
-        kill_wait_s=kill_wait_s,
-        passes_on=passes_on,
-        lone=is_batch_script,
-        journal=journal,
-        place_on_gpu=gpu_mode.place,
-        watch=monitor.place,
-        # In doubt nothing is lost.
-        site_appends=config.get("JobFileAppend") != "0",
-    )
-    inner_steps = InnerSteps(allocation, slurm)
-    pauser = MemberPauser(pack, journal)
-    lines = CancellationLines(allocation, is_written=slurm is not None and not lone)
-    control = MemberControl(
-        members=members,
-        inner_steps=inner_steps,
-        states=states,
-        pauser=pauser,
-        journal=journal,
-        steps=steps,
-        kill_wait_s=kill_wait_s,
-        lines=lines,
-    )
-    starts = StartCollector(
-        allocation=allocation,
-        members=members,
-        states=states,
-        journal=journal,
-        keeps_time=not is_batch_script,
-        clients=gpu_mode.clients,
-        steps=steps,
-    )
-    blame_finder = BlameFinder(
-        pack=pack,
-        allocation=allocation,
-        members=members,
-        states=states,
-        gpu_mode=gpu_mode,
-        journal=journal,
-        site_requeues=requeues_jobs(config),
-        has_other_sets=len(record.gpu_sets) > 1,
-        # What sees them is made behind this.
-        find_process_mb=lambda member: measuring.progress.find_gpu_process_mb(member),  # noqa: PLW0108
-    )
-    member_ends = MemberEnds(
-        members=members, blame_finder=blame_finder, states=states, pauser=pauser, journal=journal
-    )
-    ends = EndCollector(
-        members=members,
-        starts=starts,
-        starter=starter,
-        inner_steps=inner_steps,
-        slurm_decision=slurm_decision,
-        ends=member_ends,
-        journal=journal,
-        steps=steps,
-    )
+        # The GPU, and what is measured.
+        self.gpu_mode = gpu_mode = GpuMode(
+            pack,
+            record,
+            allocation,
+            attempt,
+            journal,
+            lone=lone,
+            announce=announce,
+            identifies=record.degree > 1 or len(record.gpu_sets) > 1,
+            problem=find_own_problem(pack, record, restarts),
+        )
+        self.monitor = monitor = PackMonitor(
+            pack, record, allocation, attempt, journal, settings=settings
+        )
 
-    # Which member may start.
-    # As csub asks it, which submits them again.
-    time_left = TimeLeft(pack, record, members, site_requeues=config.get("JobRequeue") == "1")
-    waiting = WaitingFacts(pack, shown_id, members, time_left)
-    probe_window = ProbeWindow(
-        pack=pack,
-        journal=journal,
-        why_unwatched=lambda: monitor.obstacle,
-        end=lambda member: control.end(member, StopReason.PROBED),
-    )
-    state = State(pack.parent.parent, record.cluster)
-    job_sets = JobSets(pack, record, attempt, state, members, restarts=restarts)
-    measuring = build_measuring_parts(
-        pack=pack,
-        record=record,
-        attempt=attempt,
-        settings=settings,
-        members=members,
-        time_left=time_left,
-        gpu_mode=gpu_mode,
-        monitor=monitor,
-        pauser=pauser,
-        journal=journal,
-        state=state,
-    )
-    memory, measured_degree = measuring.memory, measuring.degree
-    doors = Doors(
-        pack=pack,
-        shown_id=shown_id,
-        record=record,
-        members=members,
-        is_on=settings.door,
-        instruments=settings.instrument,
-        find_progress=monitor.find_progress,
-        find_next_progress=monitor.find_next_progress,
-        progress=measuring.progress,
-        memory=memory,
-        measured_degree=measured_degree,
-        gpu_mode=gpu_mode,
-        time_left=time_left,
-        begin_time=starter.begin_time,
-        requeue=control.requeue,
-        states=states,
-        journal=journal,
-    )
-    start_queue = StartQueue(
-        pack=pack,
-        members=members,
-        waiting=waiting,
-        time_left=time_left,
-        judge=lambda job: judge_own_dependency(state, slurm, job),
-        slurm_decision=slurm_decision,
-        gpu_mode=gpu_mode,
-        measured_degree=measured_degree,
-        memory=memory,
-        states=states,
-        journal=journal,
-        describe_door=doors.describe,
-    )
-    intake = MemberIntake(
-        pack=pack,
-        attempt=attempt,
-        killed_before=find_killed_before(pack, allocation),
-        members=members,
-        states=states,
-        steps=steps,
-        note_requeue=mails.note_requeue,
-        journal=journal,
-    )
-    take_over = MemberTakeOver(
-        pack=pack,
-        shown_id=shown_id,
-        record=record,
-        attempt=attempt,
-        state=state,
-        members=members,
-        time_left=time_left,
-        waiting=waiting,
-        is_refused=lambda: bool(gpu_mode.refusal),
-        intake=intake,
-        job_sets=job_sets,
-        jobs=EmptiedJobs(slurm, journal),
-        journal=journal,
-        check_fence=fence.check,
-        # Who is at the door has started, and goes first.
-        find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
-        describe_wait=lambda member: (
-            ("it needs a larger GPU" if memory.is_too_large(member) else "")
-            or measured_degree.describe(member)
-            or memory.describe(member)
-        ),
-    )
-    requests = RequestHandler(
-        pack=pack,
-        members=members,
-        control=control,
-        intake=intake,
-        steps=steps,
-        journal=journal,
-        find_elsewhere=take_over.find_elsewhere,
-    )
-    place_filler = PlaceFiller(
-        pack=pack,
-        members=members,
-        start_queue=start_queue,
-        doors=doors,
-        probe_window=probe_window,
-        memory=memory,
-        gpu_mode=gpu_mode,
-        starter=starter,
-        ends=member_ends,
-        states=states,
-        intake=intake,
-        job_sets=job_sets,
-        steps=steps,
-        check_fence=fence.check,
-    )
-    pack_end = PackEnd(
-        pack=pack,
-        is_carried=record.carried,
-        members=members,
-        states=states,
-        slurm_decision=slurm_decision,
-        ends=ends,
-        gpu_mode=gpu_mode,
-        adopt=intake.adopt,
-        kill_wait_s=read_kill_wait_s(config),
-        lines=lines,
-    )
-    dependents = Dependents(pack, allocation.job_id, members, slurm, journal)
-    last_work = LastWork(
-        monitor=monitor, dependents=dependents, mails=mails, steps=steps, journal=journal
-    )
-    return RunnerParts(
-        lone=lone,
-        passes_on=passes_on,
-        steps=steps,
-        starter=starter,
-        members=members,
-        states=states,
-        fence=fence,
-        slurm_decision=slurm_decision,
-        gpu_mode=gpu_mode,
-        monitor=monitor,
-        control=control,
-        pauser=pauser,
-        requests=requests,
-        probe_window=probe_window,
-        measured_degree=measured_degree,
-        start_queue=start_queue,
-        place_filler=place_filler,
-        intake=intake,
-        take_over=take_over,
-        job_sets=job_sets,
-        starts=starts,
-        ends=ends,
-        pack_end=pack_end,
-        dependents=dependents,
-        mails=mails,
-        last_work=last_work,
-    )
+        # Starting members, signalling them, collecting their starts and ends.
+        self.starter = starter = MemberStarter(
+            pack=pack,
+            record=record,
+            allocation=allocation,
+            attempt=attempt,
+            launcher="process" if lone or slurm is None else settings.launcher,
+            kill_wait_s=kill_wait_s,
+            passes_on=passes_on,
+            lone=is_batch_script,
+            journal=journal,
+            place_on_gpu=gpu_mode.place,
+            watch=monitor.place,
+            # In doubt nothing is lost.
+            site_appends=config.get("JobFileAppend") != "0",
+        )
+        inner_steps = InnerSteps(allocation, slurm)
+        self.pauser = pauser = MemberPauser(pack, journal)
+        lines = CancellationLines(allocation, is_written=slurm is not None and not lone)
+        self.control = control = MemberControl(
+            members=members,
+            inner_steps=inner_steps,
+            states=states,
+            pauser=pauser,
+            journal=journal,
+            steps=steps,
+            kill_wait_s=kill_wait_s,
+            lines=lines,
+        )
+        self.starts = starts = StartCollector(
+            allocation=allocation,
+            members=members,
+            states=states,
+            journal=journal,
+            keeps_time=not is_batch_script,
+            clients=gpu_mode.clients,
+            steps=steps,
+        )
+        blame_finder = BlameFinder(
+            pack=pack,
+            allocation=allocation,
+            members=members,
+            states=states,
+            gpu_mode=gpu_mode,
+            journal=journal,
+            site_requeues=requeues_jobs(config),
+            has_other_sets=len(record.gpu_sets) > 1,
+            # What sees them is made behind this.
+            find_process_mb=lambda member: measuring.progress.find_gpu_process_mb(member),  # noqa: PLW0108
+        )
+        member_ends = MemberEnds(
+            members=members,
+            blame_finder=blame_finder,
+            states=states,
+            pauser=pauser,
+            journal=journal,
+        )
+        self.ends = ends = EndCollector(
+            members=members,
+            starts=starts,
+            starter=starter,
+            inner_steps=inner_steps,
+            slurm_decision=slurm_decision,
+            ends=member_ends,
+            journal=journal,
+            steps=steps,
+        )
+
+        # Which member may start.
+        # As csub asks it, which submits them again.
+        time_left = TimeLeft(pack, record, members, site_requeues=config.get("JobRequeue") == "1")
+        waiting = WaitingFacts(pack, shown_id, members, time_left)
+        self.probe_window = probe_window = ProbeWindow(
+            pack=pack,
+            journal=journal,
+            why_unwatched=lambda: monitor.obstacle,
+            end=lambda member: control.end(member, StopReason.PROBED),
+        )
+        state = State(pack.parent.parent, record.cluster)
+        self.job_sets = job_sets = JobSets(pack, record, attempt, state, members, restarts=restarts)
+        measuring = build_measuring_parts(
+            pack=pack,
+            record=record,
+            attempt=attempt,
+            settings=settings,
+            members=members,
+            time_left=time_left,
+            gpu_mode=gpu_mode,
+            monitor=monitor,
+            pauser=pauser,
+            journal=journal,
+            state=state,
+        )
+        memory = measuring.memory
+        self.measured_degree = measured_degree = measuring.degree
+        doors = Doors(
+            pack=pack,
+            shown_id=shown_id,
+            record=record,
+            members=members,
+            is_on=settings.door,
+            instruments=settings.instrument,
+            find_progress=monitor.find_progress,
+            find_next_progress=monitor.find_next_progress,
+            progress=measuring.progress,
+            memory=memory,
+            measured_degree=measured_degree,
+            gpu_mode=gpu_mode,
+            time_left=time_left,
+            begin_time=starter.begin_time,
+            requeue=control.requeue,
+            states=states,
+            journal=journal,
+        )
+        self.start_queue = start_queue = StartQueue(
+            pack=pack,
+            members=members,
+            waiting=waiting,
+            time_left=time_left,
+            judge=lambda job: judge_own_dependency(state, slurm, job),
+            slurm_decision=slurm_decision,
+            gpu_mode=gpu_mode,
+            measured_degree=measured_degree,
+            memory=memory,
+            states=states,
+            journal=journal,
+            describe_door=doors.describe,
+        )
+        self.intake = intake = MemberIntake(
+            pack=pack,
+            attempt=attempt,
+            killed_before=find_killed_before(pack, allocation),
+            members=members,
+            states=states,
+            steps=steps,
+            note_requeue=mails.note_requeue,
+            journal=journal,
+        )
+        self.take_over = take_over = MemberTakeOver(
+            pack=pack,
+            shown_id=shown_id,
+            record=record,
+            attempt=attempt,
+            state=state,
+            members=members,
+            time_left=time_left,
+            waiting=waiting,
+            is_refused=lambda: bool(gpu_mode.refusal),
+            intake=intake,
+            job_sets=job_sets,
+            jobs=EmptiedJobs(slurm, journal),
+            journal=journal,
+            check_fence=fence.check,
+            # Who is at the door has started, and goes first.
+            find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
+            describe_wait=lambda member: (
+                ("it needs a larger GPU" if memory.is_too_large(member) else "")
+                or measured_degree.describe(member)
+                or memory.describe(member)
+            ),
+        )
+        self.requests = RequestHandler(
+            pack=pack,
+            members=members,
+            control=control,
+            intake=intake,
+            steps=steps,
+            journal=journal,
+            find_elsewhere=take_over.find_elsewhere,
+        )
+        self.place_filler = PlaceFiller(
+            pack=pack,
+            members=members,
+            start_queue=start_queue,
+            doors=doors,
+            probe_window=probe_window,
+            memory=memory,
+            gpu_mode=gpu_mode,
+            starter=starter,
+            ends=member_ends,
+            states=states,
+            intake=intake,
+            job_sets=job_sets,
+            steps=steps,
+            check_fence=fence.check,
+        )
+        self.pack_end = PackEnd(
+            pack=pack,
+            is_carried=record.carried,
+            members=members,
+            states=states,
+            slurm_decision=slurm_decision,
+            ends=ends,
+            gpu_mode=gpu_mode,
+            adopt=intake.adopt,
+            kill_wait_s=read_kill_wait_s(config),
+            lines=lines,
+        )
+        self.dependents = dependents = Dependents(pack, allocation.job_id, members, slurm, journal)
+        self.last_work = LastWork(
+            monitor=monitor, dependents=dependents, mails=mails, steps=steps, journal=journal
+        )
 
 
 def _read_config(slurm: SlurmAccess | None) -> dict[str, str]:
