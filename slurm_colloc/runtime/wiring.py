@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.divide_gpus import find_own_problem
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
@@ -18,7 +20,6 @@ from slurm_colloc.runtime.launch.collect_starts import StartCollector
 from slurm_colloc.runtime.launch.inner_steps import InnerSteps
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.launch.stop_member import MemberControl
-from slurm_colloc.runtime.measuring_parts import build_measuring_parts
 from slurm_colloc.runtime.outcome.cancellation_lines import CancellationLines
 from slurm_colloc.runtime.outcome.collect_ends import EndCollector
 from slurm_colloc.runtime.outcome.end_member import MemberEnds
@@ -34,6 +35,7 @@ from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import RequestHandler
 from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -43,14 +45,20 @@ from slurm_colloc.runtime.queue.allocation import (
 from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.emptied_jobs import EmptiedJobs
 from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
+from slurm_colloc.runtime.queue.gpu_memory_room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.job_sets import JobSets
 from slurm_colloc.runtime.queue.may_start import StartQueue
+from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.runtime.queue.probe_members import ProbeWindow
+from slurm_colloc.runtime.queue.sister_packs import count_waiting_in_sisters
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
 from slurm_colloc.runtime.queue.time_left import TimeLeft
 from slurm_colloc.runtime.queue.waiting_facts import WaitingFacts
+from slurm_colloc.runtime.watch.known_curves import KnownCurves
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.all_packs import State
@@ -176,7 +184,7 @@ class RunnerParts:
             site_requeues=requeues_jobs(config),
             has_other_sets=len(record.gpu_sets) > 1,
             # What sees them is made behind this.
-            find_process_mb=lambda member: measuring.progress.find_gpu_process_mb(member),  # noqa: PLW0108
+            find_process_mb=lambda member: progress.find_gpu_process_mb(member),  # noqa: PLW0108
         )
         member_ends = MemberEnds(
             members=members,
@@ -208,21 +216,52 @@ class RunnerParts:
         )
         state = State(pack.parent.parent, record.cluster)
         self.job_sets = job_sets = JobSets(pack, record, attempt, state, members, restarts=restarts)
-        measuring = build_measuring_parts(
+
+        # How much room the GPU has, and which degree is best.
+        rates = WindowRates(monitor.find_progress)
+
+        def find_obstacle() -> str:
+            unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
+            return gpu_mode.why_unmeasured or unwatched
+
+        progress = ProgressReader(
+            pack,
+            members,
+            rates,
+            instruments=settings.instrument,
+            bound=choose_common_bound(record.policy),
+        )
+        memory = GpuMemoryRoom(
+            members=members,
+            progress=progress,
+            find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
+            find_enforces=lambda: gpu_mode.mode is SharingMode.MPS,
+            find_gpus=lambda: gpu_mode.setup.gpus,
+            find_obstacle=find_obstacle,
+        )
+        planned = record.degree if record.policy is None else record.policy.degree
+        self.measured_degree = measured_degree = MeasuredDegree(
             pack=pack,
-            record=record,
             attempt=attempt,
-            settings=settings,
             members=members,
             time_left=time_left,
-            gpu_mode=gpu_mode,
-            monitor=monitor,
-            pauser=pauser,
             journal=journal,
-            state=state,
+            progress=progress,
+            rates=rates,
+            pauser=pauser,
+            memory=memory,
+            find_unwatched=lambda: monitor.obstacle,
+            find_obstacle=find_obstacle,
+            find_known=KnownCurves(
+                state.root, progress, lambda: gpu_mode.setup.gpu_name, lambda: gpu_mode.mode
+            ).find_degree,
+            planned_degree=min(planned, record.degree),
+            count_waiting=lambda: (
+                len(members.waiting)
+                + sum(member.is_at_door for member in members.with_process())
+                + count_waiting_in_sisters(state, record, attempt)
+            ),
         )
-        memory = measuring.memory
-        self.measured_degree = measured_degree = measuring.degree
         doors = Doors(
             pack=pack,
             shown_id=shown_id,
@@ -232,7 +271,7 @@ class RunnerParts:
             instruments=settings.instrument,
             find_progress=monitor.find_progress,
             find_next_progress=monitor.find_next_progress,
-            progress=measuring.progress,
+            progress=progress,
             memory=memory,
             measured_degree=measured_degree,
             gpu_mode=gpu_mode,
