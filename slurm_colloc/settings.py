@@ -171,7 +171,7 @@ def load_node_settings(
 
     Args:
         environ: The environment.
-        carried: What travelled with the pack; None for a pack of an older csub.
+        carried: What travelled with the pack; None for nothing.
 
     Returns:
         The settings without what cannot be used, and what that is, a sentence each.

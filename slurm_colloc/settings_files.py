@@ -15,9 +15,6 @@ SITE_FILE = "/etc/slurm_colloc/settings.toml"
 STATE_VARIABLE = "SLURM_COLLOC_STATE"
 """Where the state is that a member's own commands ask: its environment may lead elsewhere."""
 
-FORMER_NAMES = {"probe": "pause"}
-"""Settings of an older csub, and what they are called now."""
-
 
 class SettingsFiles(NamedTuple):
     """Where settings are read from.
@@ -60,7 +57,7 @@ def read_file(path: str) -> bytes:
 
 
 def parse_toml(path: str, data: bytes) -> dict[str, Any]:
-    """The values in a settings file by their present names; nothing is checked.
+    """The values in a settings file; nothing is checked.
 
     Args:
         path: The file, for messages.
@@ -72,14 +69,9 @@ def parse_toml(path: str, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
-        values = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{path} is not TOML: {error}") from error
-    for former, name in FORMER_NAMES.items():
-        if former in values:
-            values.setdefault(name, values.pop(former))
-            values.pop(former, None)
-    return values
 
 
 def build_state_path(state_dir: str) -> Path:

@@ -16,12 +16,11 @@ from slurm_colloc.diagnosis.job_findings import DoctorQuestion, JobOutcome
 from slurm_colloc.diagnosis.login_findings import AskProblem
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer
 from slurm_colloc.model.comment_token import Token, append_token
-from slurm_colloc.resources import data_path
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.atomic_files import make_directory, write_atomic, write_json
-from slurm_colloc.submission.packs.batch_script import build_batch_environment
+from slurm_colloc.submission.packs.batch_script import build_batch_environment, build_environment
 from slurm_colloc.submission.packs.hook_token import join_constraint
 
 TEMPLATE = "doctor.sbatch.j2"
@@ -74,23 +73,7 @@ def add_feature(wanted: Mapping[str, str], settings: Settings) -> dict[str, str]
 
 def render_script(place: str, settings: Settings) -> str:
     """The batch script, from templates/doctor.sbatch.j2."""
-    import shlex
-
-    import jinja2
-
-    folders = [settings.templates_dir] if settings.templates_dir else []
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, str(data_path("templates"))]),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # a shell script: every value goes through `quote`
-    )
-    environment.filters["quote"] = shlex.quote
-    environment.filters["comment"] = lambda text: "".join(
-        c if c.isprintable() else "?" for c in text
-    )
+    environment = build_environment(settings.templates_dir)
     return environment.get_template(TEMPLATE).render(
         version=__version__, place=place, python=settings.python
     )

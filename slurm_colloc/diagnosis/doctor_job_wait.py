@@ -10,11 +10,12 @@ from pathlib import Path
 from slurm_colloc.diagnosis.job_findings import JobOutcome, is_hopeless
 from slurm_colloc.diagnosis.login_findings import NO_ASK_PROBLEM, AskProblem
 from slurm_colloc.errors import CollocError, Interrupted, SlurmError
-from slurm_colloc.model.examination import Examination, parse_examination
+from slurm_colloc.model.examination import Examination
 from slurm_colloc.report.words.waiting_reasons import describe_reason
 from slurm_colloc.slurm.run_command import HeldInterrupts
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.record_files import build_record
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.1, 1.0
 _HOPELESS_S = 10.0
@@ -128,8 +129,8 @@ class DoctorJobWait:
         errors = ""
         try:
             value = read_json(self._place / "node.json")
-            seen = None if value is None else parse_examination(value)
-        except (CollocError, TypeError, KeyError) as error:
+            seen = None if value is None else build_record(Examination, value)
+        except (CollocError, ValueError) as error:
             errors = f"its answer is damaged ({error})"
         errors = errors or _read_last_line(self._place / "errors")
         node = fields.get("BatchHost", "") or _read_last_line(self._place / "node")

@@ -51,7 +51,6 @@ FLAG_SEVERAL_LOADERS = 4
 # A fused optimizer skips inside its kernel, and to ask it would make the host wait for the GPU.
 FLAG_SKIPS_UNKNOWN = 8
 
-SOURCE_NONE = 0
 SOURCE_OPTIMIZER = 1
 SOURCE_API = 2
 SOURCE_REGEX = 3

@@ -27,7 +27,7 @@ def build_feedback(
 ) -> Feedback | None:
     """Compare predicted slowdowns with those measured while all ran that were planned together.
 
-    Where they never did, as in a pack whose ramp ended before, those that ran together longest
+    Where they never did, as in a pack of which fewer ran at once, those that ran together longest
     are compared with what the model predicts of them. Left out is a pack that shared in another
     way than planned. Of a member nothing is compared that was started again, that no usage profile
     stood for when the pack began (so one that was probed), or that had another thread limit than

@@ -53,12 +53,10 @@ class Comparison:
 
     Attributes:
         serial_s: Time that they would take one after the other; None where unknown.
-        shared_s: Time that they took, from the first start to the last end, tail included.
         gpu_hours_saved: The difference, in hours of a GPU; less than 0 where sharing cost time.
     """
 
     serial_s: float | None
-    shared_s: float
     gpu_hours_saved: float | None
 
 
@@ -67,11 +65,6 @@ def compute_slowdown(solo: Value, shared: Value) -> float | None:
     if solo is None or shared is None or solo <= 0 or shared <= 0:
         return None
     return solo / shared
-
-
-def compute_stp(slowdowns: Sequence[Value]) -> float | None:
-    """STP of members that all ran together: the sum of their normalised progress."""
-    return sum_known(None if slowdown is None else 1 / slowdown for slowdown in slowdowns)
 
 
 def compute_mean_stp(stays: Sequence[SharedStay], shared_s: float) -> float | None:
@@ -148,4 +141,4 @@ def compare_with_serial(
     """Compare a pack with its members one after the other."""
     serial_s = sum_known(solo_times_s)
     saved = None if serial_s is None else (serial_s - shared_s) * gpus / SECONDS_PER_HOUR
-    return Comparison(serial_s, shared_s, saved)
+    return Comparison(serial_s, saved)

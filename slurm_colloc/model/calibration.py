@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-RESOURCES = ("engine", "sm", "dram", "tensor", "pcie")
 """What a job takes of a GPU, as shares of what it has; see Load."""
 
 

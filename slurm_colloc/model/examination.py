@@ -6,12 +6,7 @@ written is None.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -152,37 +147,3 @@ class Examination:
     nvml: NvmlLook | None = None
     mps: MpsTrial | None = None
     hooks: HooksLook | None = None
-
-
-def parse_examination(value: Mapping[str, Any]) -> Examination:
-    """Read what `dataclasses.asdict` made of an examination.
-
-    Raises:
-        TypeError: It is something else.
-        KeyError: Likewise.
-    """
-    fields = dict(value)
-    nvml = fields.get("nvml")
-    if nvml is not None:
-        gpus = tuple(_build(GpuLook, gpu) for gpu in nvml["gpus"])
-        fields["nvml"] = _build(NvmlLook, {**nvml, "gpus": gpus})
-    for name, kind in (
-        ("steps", StepTrial),
-        ("tmpdir", TmpdirLook),
-        ("mps", MpsTrial),
-        ("hooks", HooksLook),
-    ):
-        if fields.get(name) is not None:
-            fields[name] = _build(kind, fields[name])
-    return _build(Examination, fields)
-
-
-def _build(kind: type[_T], value: Mapping[str, Any]) -> _T:
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(
-        **{
-            name: tuple(item) if isinstance(item, list) else item
-            for name, item in value.items()
-            if name in known
-        }
-    )

@@ -54,8 +54,7 @@ class Job:
         error: Pattern of its error file; None where both go to `output`.
         input: Path of its standard input, or None.
         truncate_output: `--open-mode=truncate`.
-        asks_open_mode: `--open-mode` was given; otherwise the site's JobFileAppend counts. Records
-            of an older csub do not say, and their output is appended.
+        asks_open_mode: `--open-mode` was given; otherwise the site's JobFileAppend counts.
         signal: `--signal`.
         requeue: `--requeue` or `--no-requeue`; None where the site decides.
         export: The value of `--export`, or None.

@@ -102,11 +102,6 @@ class MemberReader:
         self._last_at = 0.0
         self._found_at = float("-inf")
 
-    @property
-    def is_known(self) -> bool:
-        """Its wrapper has said that it is up."""
-        return self._wrapper_pid is not None
-
     def is_early(self, now: float) -> bool:
         """Whether it has only just started.
 

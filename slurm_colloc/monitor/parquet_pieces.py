@@ -186,25 +186,12 @@ class SampleFiles:
         parts: list[Any] = []
         for piece in pieces:
             with self._parquet.ParquetFile(self._path(piece.name)) as file:
-                parts.append(self._conform(file.read(use_threads=False)))
+                parts.append(file.read(use_threads=False))
             if sum(part.num_rows for part in parts) >= _GROUP_ROWS:
                 yield self._arrow.concat_tables(parts)
                 parts = []
         if parts:
             yield self._arrow.concat_tables(parts)
-
-    def _conform(self, table: Any) -> Any:
-        """A table of a monitor of another csub with the columns of this one, null where new."""
-        if table.schema.names == self._schema.names:
-            return table
-        arrow = self._arrow
-        columns = [
-            table[field.name].cast(field.type)
-            if field.name in table.column_names
-            else arrow.nulls(table.num_rows, field.type)
-            for field in self._schema
-        ]
-        return arrow.table(columns, schema=self._schema)
 
     def _grow(self, most_groups: int | None) -> None:
         """Copy what is not yet there into the file of all samples, a part at a time."""
@@ -219,8 +206,7 @@ class SampleFiles:
             if group < file.num_row_groups:
                 if self._whole is None:
                     self._whole = self._open(self._path(f"{self._table}.whole.tmp"))
-                part = self._conform(file.read_row_group(group, use_threads=False))
-                self._whole.write_table(part)
+                self._whole.write_table(file.read_row_group(group, use_threads=False))
                 copied += 1
                 self._reading = piece, file, group + 1
             else:

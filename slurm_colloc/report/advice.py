@@ -109,7 +109,7 @@ def _ended_badly(_summary: Summary, member: Member) -> _Told:
     if member["cause"] == EndCause.CUDA_OUT_OF_MEMORY.value:
         yield "ran out of GPU memory", None, "csub --gpu-mem=SIZE SCRIPT keeps as much free for it"
     elif member["state"] == MemberState.OUT_OF_MEMORY.value:
-        asked = (member.get("request") or {}).get("host_memory_mb")
+        asked = member["request"]["host_memory_mb"]
         had = f" ({format_mb(asked)})" if asked else ""
         yield f"ran out of host memory{had}", None, "submit it again with a larger --mem"
     elif member["state"] == MemberState.TIMEOUT.value:
@@ -135,7 +135,7 @@ def _waits_for_data(_summary: Summary, member: Member) -> _Told:
     wait = member["stall"]["data"]
     if wait is None or wait < _WAIT_LEAST:
         return
-    cpus, used = (member.get("request") or {}).get("cpus"), member["cpu_cores"]
+    cpus, used = member["request"]["cpus"], member["cpu_cores"]
     act = "give the DataLoader more workers (num_workers), or make its data cheaper to prepare"
     if cpus and used is not None and used >= 0.85 * cpus:
         act = (
@@ -149,7 +149,7 @@ def _ask_for_less(members: Iterable[Member]) -> Iterator[Advice]:
     """What has asked for the same memory needs as much as the one that used most."""
     groups: dict[float, list[Member]] = {}
     for member in members:
-        asked = (member.get("request") or {}).get("host_memory_mb")
+        asked = member["request"]["host_memory_mb"]
         if asked and member["host_memory_peak_mb"] and member["state"] in _WHOLE_RUN:
             groups.setdefault(asked, []).append(member)
     for asked, own in groups.items():
@@ -174,7 +174,7 @@ def _counts_no_steps(summary: Summary, member: Member) -> _Told:
     end = member["ended_at"] or summary["window"]["to"]
     if end - member["started_at"] < _LONG_S:
         return
-    if member.get("unmatched_lines") is not None:
+    if member["unmatched_lines"] is not None:
         yield (
             "printed no line that --progress-regex matches, so how fast it trained is unknown",
             None,
@@ -202,7 +202,7 @@ def _too_short(summary: Summary, member: Member) -> _Told:
 def _no_rate_alone(summary: Summary, member: Member) -> _Told:
     if (
         summary["pack"]["overlap_s"] > 0
-        and (member.get("request") or {}).get("gpus") != 0
+        and member["request"]["gpus"] != 0
         and member["rate"]["steps_per_s"] is not None
         and member["solo"] is None
     ):

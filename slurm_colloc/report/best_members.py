@@ -17,13 +17,12 @@ _Row = TypeVar("_Row")
 
 def list_metric_names(members: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics of some members, in the order in which they were asked for or reported."""
-    # A summary of an older csub has none.
-    return list(dict.fromkeys(name for m in members for name in m.get("metrics") or {}))
+    return list(dict.fromkeys(name for m in members for name in m["metrics"]))
 
 
 def read_metric(member: Mapping[str, Any], name: str) -> float | None:
     """The last value of a metric; None where it is unknown or was not finite."""
-    entry = (member.get("metrics") or {}).get(name)
+    entry = member["metrics"].get(name)
     value: float | None = None if entry is None else entry["last"]
     return value
 

@@ -39,13 +39,13 @@ def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
     Returns:
         A text for each: its parameters, or its arguments where it has none.
     """
-    if not any(member.get("parameters") for member in members):
-        return show_arguments([member.get("arguments") or () for member in members])
+    if not any(member["parameters"] for member in members):
+        return show_arguments([member["arguments"] or () for member in members])
     # One that joined a sweep, or was taken over, may have arguments alone.
     return [
         format_parameters(tuple(m["parameters"].items()))
-        if m.get("parameters")
-        else shlex.join(m.get("arguments") or ())
+        if m["parameters"]
+        else shlex.join(m["arguments"] or ())
         for m in members
     ]
 

@@ -67,12 +67,8 @@ def tell_gpu_set(record: PackRecord, node: str = "") -> str:
 
 
 def list_gpus(summaries: Sequence[Summary]) -> list[_Row]:
-    """The GPUs of some packs, each with its pack's summary, in the order of nodes and indices.
-
-    Args:
-        summaries: Of one submission. That of an older csub knows of no GPU but one.
-    """
-    found = [(summary, gpu) for summary in summaries for gpu in summary.get("gpus") or ()]
+    """The GPUs of some packs, each with its pack's summary, in the order of nodes and indices."""
+    found = [(summary, gpu) for summary in summaries for gpu in summary["gpus"]]
     return sorted(
         found,
         key=lambda row: (
@@ -254,4 +250,4 @@ def _count_most(summary: Summary) -> int:
 
 def _read_degree(summary: Summary) -> str:
     """How many were best, by what its runner has measured; empty where it has not."""
-    return str((summary.get("degree") or {}).get("degree") or "")
+    return str((summary["degree"] or {}).get("degree") or "")

@@ -81,12 +81,12 @@ def name_jobs(members: Sequence[Member]) -> str:
 
 
 def find_over_bound(members: Sequence[Member]) -> list[Member]:
-    """Those that were slower than was accepted for them; a summary of an older csub knows none."""
+    """Those that were slower than was accepted for them."""
     return [
         member
         for member in members
         if member["slowdown"] is not None
-        and member.get("accepted_slowdown") is not None
+        and member["accepted_slowdown"] is not None
         and member["slowdown"] > member["accepted_slowdown"] * 1.005
     ]
 
@@ -186,8 +186,8 @@ def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
 
 
 def _has_no_gpu(summaries: Sequence[dict[str, Any]], members: Sequence[Member]) -> bool:
-    """Whether none asked for a GPU and none was seen; a summary of an older csub does not know."""
-    asked = any((member.get("request") or {}).get("gpus") != 0 for member in members)
+    """Whether none asked for a GPU and none was seen."""
+    asked = any(member["request"]["gpus"] != 0 for member in members)
     return not asked and all(summary["gpu"]["uuid"] is None for summary in summaries)
 
 
@@ -215,9 +215,7 @@ def _tell_cost(members: Sequence[Member]) -> str:
 
 
 def _tell_bound(members: Sequence[Member]) -> str:
-    known = [
-        m for m in members if m["slowdown"] is not None and m.get("accepted_slowdown") is not None
-    ]
+    known = [m for m in members if m["slowdown"] is not None and m["accepted_slowdown"] is not None]
     bounds = {member["accepted_slowdown"] for member in known}
     if not known:
         return ""
@@ -266,7 +264,7 @@ def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:
 
 def count_room(summaries: Sequence[dict[str, Any]]) -> int:
     """How many more members like these would fit; 0 where none, or where it was not measured."""
-    degrees = [summary.get("degree") for summary in summaries]
+    degrees = [summary["degree"] for summary in summaries]
     return sum((degree or {}).get("room") or 0 for degree in degrees)
 
 

@@ -48,8 +48,7 @@ def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
     ids = {member["id"] for member in ran}
     hosts: dict[str, list[str]] = {}
     for summary in summaries:
-        # A summary of an older csub has none.
-        host = str(summary.get("submission") or "")
+        host = str(summary["submission"] or "")
         for member in summary["members"]:
             is_guest = host and str(member["id"]).partition("/")[0] != host
             if is_guest and member["started_at"] is not None and member["id"] in ids:
@@ -103,17 +102,17 @@ def list_last_tries(members: Iterable[Mapping[str, Any]]) -> list[Any]:
 
     for member in sorted(members, key=began):
         first, seen = member, set()
-        while (of := first.get("retry_of")) in ids and of not in seen:
+        while (of := first["retry_of"]) in ids and of not in seen:
             seen.add(of)
             first = ids[of]
-        last[str(first.get("retry_of") or first["id"])] = member
+        last[str(first["retry_of"] or first["id"])] = member
     chosen = {str(member["id"]) for member in last.values()}
     return [member for member in members if str(member["id"]) in chosen]
 
 
 def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str]:
     """What came of those that were tried again."""
-    again = [member for member in last if member.get("retry_of")]
+    again = [member for member in last if member["retry_of"]]
     good = sum(member["state"] == MemberState.COMPLETED.value for member in again)
     bad = [member for member in again if member["state"] in ENDS]
     told = []
@@ -132,8 +131,8 @@ def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str
 
 
 def _is_try_of(member: Member, other: Member) -> bool:
-    first = member.get("retry_of")
-    return other["state"] in ENDS and first in (other["id"], other.get("retry_of"))
+    first = member["retry_of"]
+    return other["state"] in ENDS and first in (other["id"], other["retry_of"])
 
 
 def _name_end(member: Member) -> str:
@@ -143,9 +142,9 @@ def _name_end(member: Member) -> str:
 def _tell_code(member: Member, link: str) -> str:
     if member["state"] != MemberState.FAILED.value:
         return ""
-    if member.get("exit_signal"):
+    if member["exit_signal"]:
         return f"{link}signal {member['exit_signal']}"
-    return f"{link}exit code {member['exit_code']}" if member.get("exit_code") else ""
+    return f"{link}exit code {member['exit_code']}" if member["exit_code"] else ""
 
 
 def tell_restarts(ran: Sequence[Member]) -> str:

@@ -86,8 +86,7 @@ def name_submission(summary: Summary, numbers: Collection[int] | None) -> str:
     jobs = {str(member["id"]).partition("/")[0] for member in _choose(summary, numbers)}
     if len(jobs) == 1:
         return jobs.pop()
-    # A summary of an older csub has none.
-    return summary.get("submission") or str(summary["job"] or summary["pack_id"])
+    return summary["submission"] or str(summary["job"] or summary["pack_id"])
 
 
 def choose_ids(found: Sequence[Found]) -> list[str] | None:
@@ -110,7 +109,7 @@ def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
         UsageProblem: No member has that result.
     """
     members = [member for summary, numbers in found for member in _choose(summary, numbers)]
-    if any(summary.get("gpu_sets") for summary, _ in found):
+    if any(summary["gpu_sets"] for summary, _ in found):
         members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
     ranking = choose_ranking(members, best)
     return members if ranking is None else ranking.sort(members, lambda member: member)
@@ -166,7 +165,7 @@ def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
 def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
     """Where a pack ran, who in it, and how its GPU was shared, as labelled sentences."""
     setup = summary["setup"]
-    in_slurm = f", job {summary['job']} in Slurm" if summary.get("number_of") else ""
+    in_slurm = f", job {summary['job']} in Slurm" if summary["number_of"] else ""
     state = "" if summary["final"] else ", still running: figures so far"
     lines = [
         (name_summary(summary), f"{summary['name']}{_tell_gpu_set(summary)}{in_slurm}{state}"),
@@ -193,8 +192,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
     lines += list_open(summary)
-    # A summary of an older csub has none.
-    if summary.get("layout") is not None:
+    if summary["layout"] is not None:
         lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
     return lines
@@ -202,8 +200,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
 
 def list_open(summary: Summary) -> list[tuple[str, str]]:
     """What a pack that was open for others asked Slurm for, as a labelled sentence; else none."""
-    # A summary of an older csub has none.
-    found = summary.get("open")
+    found = summary["open"]
     if found is None:
         return []
     texts = [f"for {found['for']} more, {found['joined']} joined"]
@@ -216,18 +213,17 @@ def list_open(summary: Summary) -> list[tuple[str, str]]:
 
 def name_summary(summary: Summary) -> str:
     """What its pack is called."""
-    number = summary.get("number_of")
+    number = summary["number_of"]
     return name_pack(number and (number[0], number[1]), summary["job"] or summary["pack_id"])
 
 
 def _tell_gpu_set(summary: Summary) -> str:
-    count = len(summary.get("gpu_sets") or ())
+    count = len(summary["gpu_sets"])
     return f", GPU set {summary['gpu_set'] + 1} of {count}" if count > 1 else ""
 
 
 def _list_gpus(summary: Summary) -> list[str]:
-    """The pack's GPUs, one for an older csub's."""
-    gpus = summary.get("gpus") or []
+    gpus = summary["gpus"]
     if len(gpus) < 2:
         gpu = summary["gpu"]
         return [" ".join(filter(None, (gpu["model"] or "a GPU that is not known", gpu["uuid"])))]
@@ -251,7 +247,7 @@ def _build_rows(
     members: Sequence[_Member], width: int, best: str
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
     memory, share, energy = (
-        _choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
+        choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
     )
     wide = width >= WIDE
     metrics = choose_columns(members, choose_ranking(members, best))
@@ -293,11 +289,10 @@ def _build_rows(
             wide and any(m["rate"]["samples_per_s"] is not None for m in members),
         ),
         (Column("SLOW-\nDOWN"), lambda m: format_slowdown(m["slowdown"]), True),
-        # A summary of an older csub has none.
         (
             Column("PRE-\nDICTED"),
-            lambda m: _format_prediction(m.get("predicted_slowdown")),
-            any(m.get("predicted_slowdown") is not None for m in members),
+            lambda m: _format_prediction(m["predicted_slowdown"]),
+            any(m["predicted_slowdown"] is not None for m in members),
         ),
         (
             Column(f"GPU_MEM\n{memory}".rstrip()),
@@ -324,7 +319,7 @@ def _build_rows(
 
 def format_metric(member: _Member, name: str) -> str:
     """The last value of a result; `not finite` where that was no number, as in a diverged loss."""
-    entry = (member.get("metrics") or {}).get(name)
+    entry = member["metrics"].get(name)
     if entry is None:
         return UNKNOWN
     return "not finite" if entry["last"] is None else f"{entry['last']:.5g}"
@@ -335,8 +330,7 @@ def find_instance_word(member: _Member) -> str:
 
     Empty where it had none.
     """
-    # A summary of an older csub does not know.
-    mig = member.get("mig") or {}
+    mig = member["mig"] or {}
     profile, planned = mig.get("profile") or "", mig.get("planned")
     if not planned or _name_slices(planned) == _name_slices(profile):
         return profile
@@ -348,7 +342,7 @@ def _name_slices(word: str) -> str:
     return re.sub(r"\.\d+gb", "", word)
 
 
-def _choose_word(members: Sequence[_Member], name: str) -> str:
+def choose_word(members: Sequence[_Member], name: str) -> str:
     """The word for a whole column; empty where its cells differ."""
     words = {member[name]["attribution"] for member in members if member[name] is not None}
     return say_attribution(words.pop()) if len(words) == 1 else ""

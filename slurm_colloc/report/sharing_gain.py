@@ -47,8 +47,8 @@ def has_shared(summaries: Sequence[dict[str, Any]]) -> bool:
 
 
 def count_gpus(summary: dict[str, Any]) -> int:
-    """How many GPUs a pack had; that of an older csub had one that it knew of."""
-    return max(1, len(summary.get("gpus") or ()))
+    """How many GPUs a pack had; one where none was seen."""
+    return max(1, len(summary["gpus"]))
 
 
 def compute_part_gain(
@@ -82,7 +82,7 @@ def compute_part_gain(
         for member in summary["members"]:
             if member["id"] in ids and member["id"] in stays:
                 begin, end = stays[member["id"]]
-                stayed.append((end - begin, member.get("solo_time_s")))
+                stayed.append((end - begin, member["solo_time_s"]))
     serial = complete_solo_times(stayed)
     known = [time_s for time_s in serial if time_s is not None]
     return (sum(known) if len(known) == len(serial) else None), part_s

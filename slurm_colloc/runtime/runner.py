@@ -21,9 +21,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import make_places
-from slurm_colloc.runtime.wiring import (
-    build_parts,
-)
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.pack import inbox
@@ -69,7 +67,7 @@ class Runner:
         )
         self._parts = insist(
             "preparing an attempt",
-            lambda: build_parts(
+            lambda: RunnerParts(
                 pack=pack,
                 record=record,
                 allocation=allocation,

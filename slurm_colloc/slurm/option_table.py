@@ -294,7 +294,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "how many members of a pack, with this job, start at the same moment",
     ),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
-    _own("no-probe", _NO, Concern.MEMBER, "an older name of --no-pause"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(
         "join",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.ownership import refuse_protected
-from slurm_colloc.store.atomic_files import open_regular
+from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, open_regular
 from slurm_colloc.store.foreign_files import UnexpectedFile
 
 
@@ -106,3 +106,21 @@ def _lock(descriptor: int, deadline: float) -> Lock:
             return Lock(problem=error)
         else:
             return Lock((descriptor,))
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, wait_s: float = 10.0) -> Iterator[None]:
+    """Hold the lock of a folder of the state, which is made where it is missing.
+
+    Raises:
+        StateError: It cannot be locked, or another process has held it for so long.
+    """
+    make_directory(folder)
+    path = folder / "lock"
+    with hold_lock(path, wait_s) as lock:
+        if lock.problem is not None:
+            with explain_os_errors("lock", path):
+                raise lock.problem
+        if not lock:
+            raise StateError(f"{path} is being written by another csub", hint="try again")
+        yield

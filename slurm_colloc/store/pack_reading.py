@@ -133,17 +133,11 @@ class StateReader:
         yield path
         # The cluster was not known when it was submitted.
         yield build_index_path(self.root, job_id, "")
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = os.listdir(self.jobs)
-        if self.cluster:
-            # An older csub wrote its name as slurm.conf has it.
-            names = [name for name in names if name.lower() == path.name.lower()]
-        else:
+        if not self.cluster:
             # To look at, one that a single cluster has given is no riddle.
-            names = [name for name in names if name.endswith(f".{job_id}.json")]
-        if len(names) == 1:
-            yield self.jobs / names[0]
+            found = list(self.jobs.glob(f"*.{job_id}.json"))
+            if len(found) == 1:
+                yield found[0]
 
     def find_packs(self, job_id: str) -> list[str]:
         """Ids of the packs that a Slurm job id stands for, in order.

@@ -119,6 +119,9 @@ def _make_reader(hint: Any) -> _Reader:
         return lambda value: None if value is None else read(value)
     if origin is tuple:
         return _make_list_reader(inner)
+    if origin is Mapping:
+        read_pair = _make_list_reader(inner)
+        return lambda value: dict(map(read_pair, _take(value, list)))
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
         return lambda value: read_word(hint, _take(value, str))
     if dataclasses.is_dataclass(hint):

@@ -1,7 +1,7 @@
 """`summaries`: a line for each pack that has ended, so that sums need not open every summary.
 
 A line is a JSON object with the pack's id; of several of one pack the last counts. It may lack
-packs that an older csub has ended and name some that have gone: the folder of packs says which
+packs whose line could not be written and name some that have gone: the folder of packs says which
 there are, and those that it lacks are read once and written into it. A damaged line is a missing
 one.
 """
@@ -19,7 +19,7 @@ from slurm_colloc.store.atomic_files import read_bytes, write_atomic
 from slurm_colloc.store.file_locks import hold_lock
 from slurm_colloc.store.index_lines import append_lines
 
-VERSION = 1
+VERSION = 2
 """Of what a line holds; lines of another version are passed over."""
 
 _INDEX = "summaries"

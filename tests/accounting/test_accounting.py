@@ -91,7 +91,7 @@ def sbatch(user: CsubUser, *options: str, command: str = "true") -> str:
 
 def plan(user: CsubUser, *options: str, time: str = "30") -> dict[str, Any]:
     script = user.script("job.sh", "true", directives="#SBATCH --gres=gpu:1")
-    words = ("--no-probe", "--array=1-3", f"--time={time}", *options, str(script))
+    words = ("--no-pause", "--array=1-3", f"--time={time}", *options, str(script))
     found: dict[str, Any] = json.loads(user.csub("plan", "--json", *words).stdout)
     return found
 
@@ -197,7 +197,7 @@ def test_a_pack_has_more_gpus_where_one_job_may_run(user: CsubUser) -> None:
     forget(user)
     (usual,) = plan(user)["packs"]
     assert usual["slurm_job"] is None
-    words = ("--no-probe", "--qos=single", "--array=1-12", "--time=30", "job.sh")
+    words = ("--no-pause", "--qos=single", "--array=1-12", "--time=30", "job.sh")
     found = json.loads(user.csub("plan", "--json", *words).stdout)
     assert len({pack["slurm_job"] for pack in found["packs"]}) == 1
     assert found["figures"]["gpus"] == len(found["packs"]) == 2
@@ -209,7 +209,7 @@ def test_a_job_over_its_qos_keeps_no_other_from_starting(user: CsubUser) -> None
     directives = "#SBATCH --gres=gpu:1 --qos=short --time="
     over = user.script("over.sh", "true", directives=f"{directives}3:00:00")
     within = user.script("within.sh", "true", directives=f"{directives}30:00")
-    done = user.csub("pack", "--parsable", "--no-probe", str(over), str(within), str(within))
+    done = user.csub("pack", "--parsable", "--no-pause", str(over), str(within), str(within))
     (job_id,) = done.stdout.split()
     members = user.members(job_id)
     assert [member["name"] for member in members.values()] == ["over.sh", "within.sh", "within.sh"]

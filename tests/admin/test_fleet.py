@@ -304,7 +304,7 @@ def test_packs_on_the_gpu_sets_of_a_job_count_within_the_job_s_gpus(
 
 def test_sums_of_what_no_pack_knows_are_unknown() -> None:
     unknown = dataclasses.replace(RECORD, saved_s=None, energy_j=None, saved_kwh=None)
-    pack = FleetPack("2023-11-14", "ada", "a", "gpu", "1", unknown)
+    pack = FleetPack("2023-11-14", "ada", "a", "gpu", "1", unknown, "north", 1)
     (row,) = sum_fleet([pack])
     assert (row.saved_s, row.energy_j, row.saved_kwh) == (None, None, None)
     (row,) = sum_fleet([pack, dataclasses.replace(pack, record=RECORD)])
@@ -376,7 +376,7 @@ def test_a_slow_gpu_is_told_where_several_jobs_of_several_users_say_so() -> None
     def make(user: str, gpu: int, rates: list[tuple[str, float]]) -> FleetPack:
         record = dataclasses.replace(RECORD, gpu_uuid=GPU.format(gpu), node=f"node{gpu}",
                                      rates=tuple((s * 32, r) for s, r in rates))  # fmt: skip
-        return FleetPack("2023-11-14", user, "a", "gpu", f"{user}{gpu}", record)
+        return FleetPack("2023-11-14", user, "a", "gpu", f"{user}{gpu}", record, "north", 1)
 
     jobs = [("a", 20.0), ("b", 5.0), ("c", 100.0)]
     slow = [(s, 0.8 * r) for s, r in jobs]

@@ -60,8 +60,6 @@ def test_a_process_with_its_pid_does_not(
 def test_what_tells_no_process_signals_none(
     tmp_path: Path, process: subprocess.Popen[bytes], text: str | None
 ) -> None:
-    # What an older csub has written tells neither host nor start.
-    (tmp_path / "runner_pid").write_text(f"{process.pid}\n")
     if text is not None:
         (tmp_path / "runner.json").write_text(text)
     signal_runner(tmp_path, signal.SIGKILL)

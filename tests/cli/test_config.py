@@ -270,11 +270,3 @@ def test_on_a_node_the_sites_file_may_be_missing(person: Person) -> None:
     settings, problems = load_node_settings(person.environment, RunnerSettings(monitor=False))
     assert not settings.monitor
     assert problems == (f"cannot read the settings {person.site}: No such file or directory",)
-
-
-def test_a_setting_of_an_older_csub_is_read_by_its_name_of_today(person: Person) -> None:
-    person.own.parent.mkdir(parents=True)
-    person.site.write_text("probe = true\n")
-    person.own.write_text("probe = false\n")
-    settings, problems = load_node_settings(person.environment, None)
-    assert (settings.pause, problems) == (False, ())

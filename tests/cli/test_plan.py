@@ -338,7 +338,7 @@ def test_the_queue_is_told_and_sacct_asked_once_an_hour(node: LoginNode) -> None
 def test_a_pack_lasts_no_longer_than_its_qos_allows(node: LoginNode) -> None:
     def find_limit(*options: str) -> int:
         return int(
-            node.plan(*options, "--no-probe", "--array=1-3", SMALL)["packs"][0]["time_limit_s"]
+            node.plan(*options, "--no-pause", "--array=1-3", SMALL)["packs"][0]["time_limit_s"]
         )
 
     # 30 min stretched by 1.5, and a minute to start and end.
@@ -354,7 +354,7 @@ def test_a_pack_lasts_no_longer_than_its_qos_allows(node: LoginNode) -> None:
     (node.state / "waits" / "qos.json").unlink()
     assert find_limit("--qos=short") == 2400
     assert find_limit("--qos=long") == find_limit() == 2760
-    reasons = node.plan("--qos=short", "--no-probe", "--array=1-3", SMALL)["packs"][0]["reasons"]
+    reasons = node.plan("--qos=short", "--no-pause", "--array=1-3", SMALL)["packs"][0]["reasons"]
     assert any("asks for 2400 s, which is MaxTime here" in reason for reason in reasons)
 
 

@@ -76,7 +76,7 @@ def test_a_member_that_requeues_itself_goes_on_from_its_checkpoint(user: CsubUse
     by_sbatch, by_csub = lay_out(user, "by-sbatch"), lay_out(user, "by-csub")
     words = ["--parsable", "train.sh"]
     control = user.run(["sbatch", *words], directory=by_sbatch).stdout.strip()
-    pack = ["csub", "pack", "--parsable", "--degree=2", "--no-probe", "train.sh", "neighbour.sh"]
+    pack = ["csub", "pack", "--parsable", "--degree=2", "--no-pause", "train.sh", "neighbour.sh"]
     job_id = user.run(pack, directory=by_csub).stdout.strip()
     wait_until((by_sbatch / "ended").exists, "sbatch's training ends", patience_s=PATIENCE_S)
     rows = user.finish(job_id, patience_s=PATIENCE_S)

@@ -46,7 +46,7 @@ def submit(user: CsubUser, work: str, *options: str, scripts: str = "LLSSSSLL") 
     user.script("short.sh", work, directives=SHORT)
     user.script("long.sh", work, directives=LONG)
     names = [{"L": "long.sh", "S": "short.sh"}[kind] for kind in scripts]
-    return user.submit("pack", "--gres=gpu:1", "--degree=2", "--no-probe", *options, *names)
+    return user.submit("pack", "--gres=gpu:1", "--degree=2", "--no-pause", *options, *names)
 
 
 @pytest.mark.smoke

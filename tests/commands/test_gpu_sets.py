@@ -27,7 +27,7 @@ def test_one_slurm_job_has_a_pack_for_each_of_its_gpus(user: CsubUser, slurm: Fa
     job_id = user.csub("sweep", "--parsable", *TWO, "train.sh", "--seed", "0:9").stdout.strip()
     first, second = read_records(user)
     assert (first.gpu_set, second.gpu_set) == (0, 1)
-    assert first.is_in_job_of(second)
+    assert (first.submission, first.index) == (second.submission, second.index)
     assert second.pack_id == f"{first.submission}~1.0"
     assert (
         first.parts == second.parts == ((first.submission, (0,)), (f"{first.submission}~1", (0,)))

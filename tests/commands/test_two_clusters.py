@@ -119,7 +119,7 @@ def test_while_it_is_not_known_which_cluster_this_is_nothing_is_settled_or_ended
     north.wait_for_states(job_id, "RUNNING")
     [kept] = (north.state / "waits").glob("cluster-of-*.json")
     kept.unlink()
-    # An older csub did not know the cluster, and neither does this one.
+    # The cluster was not known when it was submitted, and is not now.
     [(pack_id, record)] = read_records(north).items()
     path = north.state / "packs" / pack_id / "pack.json"
     path.write_text(json.dumps({**record, "cluster": ""}))

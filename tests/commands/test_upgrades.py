@@ -1,4 +1,4 @@
-"""Packs that are under way while csub is upgraded, or taken back to an older version."""
+"""Packs that are under way while csub is upgraded, or taken back."""
 
 from __future__ import annotations
 

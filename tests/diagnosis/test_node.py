@@ -204,7 +204,7 @@ def test_room_for_temporary_files() -> None:
     assert unknown.values["free_mb"] is None
 
 
-def test_what_an_older_node_did_not_say_is_unknown() -> None:
+def test_what_a_node_did_not_say_is_unknown() -> None:
     nothing = Examination("n1", "0.1.0", "3.11.2")
     found = judge(dataclasses.replace(DONE, seen=nothing))
     for check in ("steps", "tmpdir", "nvml", "mps", "hooks"):

@@ -164,7 +164,7 @@ def measure_many(
     members = bed.scale.members
     write_options(bed, SHARED_S, limit_threads=limit_threads)
     # Its profile is there; where it were not, none would be made in a pack.
-    words = ["--no-probe", f"--share={share}", f"--degree={members}", *OPTIONS]
+    words = ["--no-pause", f"--share={share}", f"--degree={members}", *OPTIONS]
     words.append("--cpus-per-task=1")
     job_id = bed.submit(name, "pack", *words, *[str(training)] * members)
     wait_until_all_train(bed, job_id, members)
@@ -229,7 +229,7 @@ def test_injected_delays_of_data_are_found_again(
         scripts.append(write_program(bed, f"delayed.{workers}.sh", words, progress=True))
     tell("delayed data")
     # What they are alone is of no interest here.
-    options = ["--no-probe", "--share=timeslice", "--degree=2", *OPTIONS, "--cpus-per-task=2"]
+    options = ["--no-pause", "--share=timeslice", "--degree=2", *OPTIONS, "--cpus-per-task=2"]
     job_id = bed.submit("delayed", "pack", *options, *map(str, scripts))
     summary = finish(bed, recordings, "delayed", job_id)
     found = compare_delays(bed, job_id, summary, (0, 2))

@@ -614,14 +614,6 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
         decode(line)
 
 
-def test_a_client_is_found_by_any_of_its_pids() -> None:
-    client = ListedClient(20, 1, namespace_pids=(20, 7))
-    status = Status((ServerClients(1, 0, "ACTIVE", (client,)),))
-    assert status.find_client(20) is client
-    assert status.find_client(7) is client
-    assert status.find_client(8) is None
-
-
 def test_a_keeper_whose_channel_is_closed_at_once_does_nothing(tmp_path: Path, base: Path) -> None:
     write_program(tmp_path / "unused", "")
     listener = Listener(

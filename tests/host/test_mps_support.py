@@ -13,7 +13,6 @@ from slurm_colloc.host.mps.mps_support import (
     build_member_environment,
     choose_client_cap,
     compute_default_thread_percentage,
-    compute_fair_gpu_memory_mb,
     judge_support,
 )
 from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
@@ -105,10 +104,6 @@ def test_an_old_gpu_is_possible_and_its_drawbacks_are_told() -> None:
 @pytest.mark.parametrize(("degree", "percent"), [(1, 100), (2, 100), (3, 66), (7, 28), (500, 1)])
 def test_members_get_twice_their_fair_share_of_the_sms(degree: int, percent: int) -> None:
     assert compute_default_thread_percentage(degree) == percent
-
-
-def test_members_get_their_fair_share_of_the_memory() -> None:
-    assert compute_fair_gpu_memory_mb(143771, 7) == 20538
 
 
 def test_a_member_names_its_gpus_by_uuid_on_every_side() -> None:

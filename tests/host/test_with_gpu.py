@@ -214,8 +214,7 @@ def test_a_pack_runs_under_its_own_daemon_and_leaves_the_gpu_as_it_was(node: Nod
     (server,) = status.servers
     assert (server.pid, server.uid, server.status) == (ready.server_pid, os.geteuid(), "ACTIVE")
     assert {client.pid for client in server.clients} == {first.pid, second.pid}
-    found = status.find_client(first.pid)
-    assert found is not None
+    found = next(client for client in server.clients if client.pid == first.pid)
     assert found.namespace_pids == (first.pid,)
     assert found.device is not None
     assert node.uuid.startswith(found.device)

@@ -181,7 +181,7 @@ def test_the_first_and_the_last_of_times_and_the_surest_source() -> None:
     loading = build_process(first_step_s=None, last_step_s=None, updated_s=6.0, source=None)
     member = add_up((late, early, loading))
     assert (member.first_step_s, member.last_step_s, member.updated_s) == (1.0, 4.0, 9.0)
-    assert (member.source, member.trainers, member.several_optimizers) == ("api", 2, True)
+    assert (member.source, member.trainers) == ("api", 2)
     waiting = add_up((loading,))
     assert (waiting.source, waiting.first_step_s, waiting.trainers) == (None, None, 0)
 

@@ -14,7 +14,6 @@ from slurm_colloc.metrics.slowdown import (
     compute_mean_stp,
     compute_slowdown,
     compute_solo_time_s,
-    compute_stp,
 )
 
 SLOWDOWNS = st.lists(st.floats(1, 100), min_size=1, max_size=64)
@@ -24,7 +23,8 @@ RATES = st.floats(1e-3, 1e6)
 def test_the_sum_of_normalised_progress_of_a_published_table() -> None:
     """DLRM and ResNet152 under MPS: Robroek, Yousefzadeh-Asl-Miandoab and Tozun, EuroMLSys 2024."""
     slowdowns = [5.57 / 5.36, 1.10 / 1.05]
-    assert compute_stp(slowdowns) == pytest.approx(1.92, abs=0.005)
+    stays = [SharedStay(60, slowdown) for slowdown in slowdowns]
+    assert compute_mean_stp(stays, 60) == pytest.approx(1.92, abs=0.005)
     assert compute_antt(slowdowns) == pytest.approx(1.043, abs=0.001)
 
 
@@ -45,7 +45,8 @@ def test_an_unknown_rate_gives_no_slowdown(solo: float | None, shared: float | N
 
 @given(SLOWDOWNS)
 def test_stp_is_at_most_the_number_of_members(slowdowns: list[float]) -> None:
-    stp, antt = compute_stp(slowdowns), compute_antt(slowdowns)
+    stp = compute_mean_stp([SharedStay(60, slowdown) for slowdown in slowdowns], 60)
+    antt = compute_antt(slowdowns)
     fairness = compute_fairness(slowdowns)
     assert stp is not None
     assert antt is not None
@@ -54,16 +55,12 @@ def test_stp_is_at_most_the_number_of_members(slowdowns: list[float]) -> None:
     assert fairness is not None
     assert 1 / len(slowdowns) - 1e-9 <= fairness.jain <= 1
     assert 0 < fairness.min_over_max <= 1
-    # All of them all the time is the mean over time, too.
-    stays = [SharedStay(60, slowdown) for slowdown in slowdowns]
-    assert compute_mean_stp(stays, 60) == pytest.approx(stp)
 
 
 @given(SLOWDOWNS, st.integers(0, 63))
 def test_one_unknown_member_makes_all_figures_unknown(slowdowns: list[float], at: int) -> None:
     values: list[float | None] = [*slowdowns]
     values[at % len(values)] = None
-    assert compute_stp(values) is None
     assert compute_antt(values) is None
     assert compute_fairness(values) is None
     assert compute_mean_stp([SharedStay(1, value) for value in values], 1) is None
@@ -79,7 +76,6 @@ def test_members_that_take_turns_do_not_add_up() -> None:
 
 
 def test_nothing_is_known_of_no_members() -> None:
-    assert compute_stp([]) is None
     assert compute_antt([]) is None
     assert compute_fairness([]) is None
     assert compare_with_serial([], 10).serial_s is None

@@ -1,4 +1,4 @@
-"""What a node writes is read as it was, by older and newer versions too."""
+"""What a node writes is read as it was, by other versions too."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurm_colloc.model.examination import (
     NvmlLook,
     StepTrial,
     TmpdirLook,
-    parse_examination,
 )
+from slurm_colloc.store.record_files import build_record
 
 FULL = Examination(
     "n1",
@@ -34,17 +34,17 @@ FULL = Examination(
 @pytest.mark.parametrize("seen", [FULL, Examination("n", "v", "p")])
 def test_it_is_read_as_it_was_written(seen: Examination) -> None:
     value = json.loads(json.dumps({"schema": 1, **dataclasses.asdict(seen)}))
-    assert parse_examination(value) == seen
+    assert build_record(Examination, value) == seen
 
 
 def test_fields_of_a_newer_version_are_left_out() -> None:
     value = json.loads(json.dumps({**dataclasses.asdict(FULL), "moon": 1}))
     value["mps"]["sun"] = 2
     value["nvml"]["gpus"][0]["star"] = 3
-    assert parse_examination(value) == FULL
+    assert build_record(Examination, value) == FULL
 
 
 @pytest.mark.parametrize("value", [{}, {"node": "n"}, {"nvml": {}}])
 def test_something_else_is_refused(value: dict[str, object]) -> None:
-    with pytest.raises((TypeError, KeyError)):
-        parse_examination(value)
+    with pytest.raises(ValueError, match="missing"):
+        build_record(Examination, value)

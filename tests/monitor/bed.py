@@ -84,6 +84,8 @@ class Bed:
             "passes_on": False,
             "own_tmpdir": "",
             "is_step": False,
+            "together": 0,
+            "shares_cgroup": False,
         }
         Path(f"{prefix}.launch").write_text(json.dumps(launch))
         (self.progress / f"{number:04d}.{start}").mkdir()

@@ -209,29 +209,3 @@ def test_an_hour_of_64_members_stays_small(tmp_path: Path) -> None:
         assert file.metadata.num_rows == told["rows"] == 3600 * 64
     assert told["own_memory_mb"] < 60
     assert names(str(tmp_path / "p")) == [f"{table}.parquet" for table in sorted(TABLES)]
-
-
-@pytest.mark.parametrize("merge_after", [2, 60], ids=["merged", "copied"])
-def test_pieces_of_an_older_csub_go_into_one_file_with_what_is_new(
-    pack: str, monkeypatch: pytest.MonkeyPatch, merge_after: int
-) -> None:
-    monkeypatch.setattr(parquet_pieces, "MERGE_AFTER", merge_after)
-    new = ("gpu_memory_reserved_mb", "gpu_memory_reserved_peak_mb")
-    older = tuple(column for column in MEMBER_COLUMNS if column[0] not in new)
-    monkeypatch.setitem(TABLES, "members", older)
-    files = SampleFiles(pack, "members", parquet)
-    files.add({"at": 1.0, "member": 1, "start": 1})
-    files.write_piece()
-    monkeypatch.setitem(TABLES, "members", MEMBER_COLUMNS)
-    # A monitor of this csub goes on behind it.
-    files = SampleFiles(pack, "members", parquet)
-    for number in (2, 3):
-        files.add({"at": float(number), "member": 1, "start": 1, new[1]: 100.0 * number})
-        files.write_piece()
-    files.close()
-    assert names(pack) == ["members.parquet"]
-    (path,) = list_sample_files(pack, "members")
-    table = parquet.read_table(path)
-    assert table.column_names == [name for name, _ in MEMBER_COLUMNS]
-    assert table["at"].to_pylist() == [1, 2, 3]
-    assert table[new[1]].to_pylist() == [None, 200, 300]

@@ -36,6 +36,7 @@ class RunningMember:
             "argv": argv, "environment": list(environment.items()), "cpus": [], "umask": 0o22,
             "directory": str(self.folder), "output": str(self.folder / "out"), "error": None,
             "input": None, "truncate": False, "prefix": str(prefix), "runner_pid": os.getpid(),
+            "together": 0, "shares_cgroup": False,
             "kill_wait_s": 5.0, "passes_on": False, "own_tmpdir": "", "is_step": False,
         }  # fmt: skip
         path = Path(f"{prefix}.launch")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
+from slurm_colloc.planning.predict.pack_costs import Costs
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search import exact_search, local_search, pack_search
@@ -85,8 +86,9 @@ def test_it_is_never_worse_than_greedy_merging(count: int, seed: int, goal: Goal
     pricing = make_pricing(make_subjects(count, seed), goal=goal)
     key = tuple(sorted(pricing.kind_of))
     best = add_up_keys(pricing, exact_search.divide(pricing, key))
-    for divide in (local_search.divide_greedily, local_search.divide):
-        assert best <= add_up_keys(pricing, divide(pricing, key)) * (1 + 1e-5)
+    merged = local_search.merge(Costs(pricing), key)
+    for packs in (merged, local_search.divide(pricing, key)):
+        assert best <= add_up_keys(pricing, packs) * (1 + 1e-5)
 
 
 @settings(max_examples=25, deadline=None)

@@ -70,14 +70,9 @@ def test_a_load_is_made_of_shares_whatever_the_profile_says(profile: UsageProfil
     is_known = bool(profile.sm_activity) and profile.dram_activity is not None
     assert (load is not None) is is_known
     if load is not None:
-        assert all(0.0 <= getattr(load, name) <= 1.0 for name in known_resources())
+        resources = (load.engine, load.sm, load.dram, load.tensor, load.pcie)
+        assert all(0.0 <= used <= 1.0 for used in resources)
         assert load.power_w >= 0.0
-
-
-def known_resources() -> tuple[str, ...]:
-    from slurm_colloc.model.calibration import RESOURCES
-
-    return RESOURCES
 
 
 def test_engine_activity_is_estimated_where_it_was_not_measured() -> None:

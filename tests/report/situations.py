@@ -49,7 +49,7 @@ class Situation:
 
 
 _HEAD = """\
-# What a report says of 23 situations
+# What a report says of 22 situations
 
 The first sentence of `csub report` and of its page, and the notes below it, for packs that were
 recorded on an H200 or made for this (`tests/report/situations.py`, which writes this page; a test
@@ -252,16 +252,6 @@ def _fall_back(summary: Summary) -> None:
     summary["setup"] |= {"mode": "timeslice", "reason": "the MPS daemon did not start"}
 
 
-def _age(summary: Summary) -> None:
-    """As an older csub has left it."""
-    del summary["submission"]
-    summary["degree"] = None
-    for member in summary["members"]:
-        for name in ("script", "arguments", "request", "accepted_slowdown", "exit_code",
-                     "exit_signal", "mode", "joined_at"):  # fmt: skip
-            del member[name]
-
-
 def _be_short(summary: Summary) -> None:
     (member,) = summary["members"]
     member |= {"solo": None, "slowdown": None, "steps": 31}
@@ -322,7 +312,6 @@ SITUATIONS: Mapping[str, Situation] = {
     "fallback": Situation("Time slices in place of MPS", _made(_fall_back, 4, 1.9)),
     "taken over": Situation("Members of one pack were taken over by another", _make_taken_over),
     "array": Situation("An array of 24 in three packs", _make_array),
-    "old summary": Situation("A summary that an older csub has left", _made(_age, 4, 1.3)),
     "short": Situation(
         "A training that was over in three seconds", _made(_be_short, 1, 1.0, length_s=3.2)
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from slurm_colloc.errors import NotFound, UsageProblem
-from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import ExitCode
 from slurm_colloc.report import load_packs
 from slurm_colloc.report.data.csv_table import render_csv, write_cell
 from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, PACK_COLUMNS
-from slurm_colloc.report.data.data_rows import build_member_rows
 from slurm_colloc.report.data.parquet_file import write_parquet
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.summary.stored_summary import find_summary
-from slurm_colloc.report.summary.summary_file import summary_path
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import read_state, write_state
@@ -66,32 +62,6 @@ def test_a_row_tells_which_job_a_member_was_and_how_it_ended(tmp_path: Path) -> 
     assert second["ended_at"] == "2023-11-14T22:15:20.000Z"
     assert first["job"] == "4711"
     assert float(first["steps_per_s"]) == pytest.approx(20, rel=0.02)
-
-
-def test_a_summary_of_an_older_csub_is_completed_from_what_the_pack_keeps(tmp_path: Path) -> None:
-    pack = make_two(tmp_path)
-    assert learn_from_pack(pack) == []
-    value = json.loads(summary_path(pack).read_text())
-    new = {
-        "script",
-        "arguments",
-        "directory",
-        "node",
-        "gpu_uuids",
-        "mode",
-        "exit_code",
-        "exit_signal",
-    }
-    for member in value["members"]:
-        assert new <= member.keys()
-        for name in (*new, "together_slowdown"):
-            del member[name]
-    summary_path(pack).write_text(json.dumps(value))
-    summary = summarise(tmp_path, pack)
-    assert summary["members"][1]["arguments"] == ["--lr", "0.2"]
-    assert summary["members"][1]["started_time"] == "2023-11-14T22:14:20.000Z"
-    row = build_member_rows([(summary, {2})])[0]
-    assert (row["node"], row["exit_code"], row["together_slowdown"]) == ("node1", 1, None)
 
 
 def test_a_formula_in_a_name_or_an_argument_is_none_in_a_spreadsheet(tmp_path: Path) -> None:

@@ -231,9 +231,11 @@ def test_the_table_has_the_result_by_which_it_is_ordered(sweep: Sweep) -> None:
 )
 def test_an_order_that_is_not_known_is_refused(wanted: str, said: str) -> None:
     entry = {"last": 1.0, "least": 1.0, "greatest": 1.0, "source": "python"}
-    members = [{"metrics": {"epoch": entry, "loss": entry}}, {}]
+    members: list[dict[str, Any]] = [
+        {"metrics": {"epoch": entry, "loss": entry}}, {"metrics": {}},
+    ]  # fmt: skip
     with pytest.raises(UsageProblem, match=said):
         choose_ranking(members, wanted)
     assert choose_ranking(members) == Ranking("loss", True)
     assert choose_ranking(members, "max:epoch") == Ranking("epoch", False)
-    assert choose_ranking([{}]) is None
+    assert choose_ranking([{"metrics": {}}]) is None

@@ -135,7 +135,7 @@ def test_the_page_names_the_instance_of_each_member_where_one_had_any(tmp_path: 
     pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)])
     summary = build_summary(pack, tmp_path)
     heads = [re.findall(r"<th scope=\"col\".*?</th>", render_page([PageSource(summary, pack)]))]
-    summary["members"][0]["mig"] = {"profile": "3g.40gb", "uuid": "MIG-1"}
+    summary["members"][0]["mig"] = {"planned": None, "profile": "3g.40gb", "uuid": "MIG-1"}
     text = render_page([PageSource(summary, pack)])
     heads.append(re.findall(r"<th scope=\"col\".*?</th>", text))
     assert [any("Instance" in head for head in own) for own in heads] == [False, True]

@@ -115,7 +115,7 @@ def test_a_usage_profile_of_a_pair_has_the_figures_of_one_gpu(tmp_path: Path) ->
     assert profile.gpu_uuids == (FIRST,)
 
 
-def test_of_an_older_csub_or_a_silent_gpu_the_share_of_nvlink_is_unknown(tmp_path: Path) -> None:
+def test_of_a_silent_gpu_the_share_of_nvlink_is_unknown(tmp_path: Path) -> None:
     pack = make_pack(tmp_path, [Truth(1, 0, 100, lambda _: 20)])
     learn_from_pack(pack)
     (profile,), _ = list_profiles(tmp_path)
@@ -233,8 +233,3 @@ def test_top_names_gpus_as_nvidia_smi_does(tmp_path: Path) -> None:
     lines = [line.strip() for line in text.splitlines()]
     assert "GPU 4 (GPU-11111111): SM 50 %, sends 10.5 GB/s over NVLink; whole GPU" in lines
     assert "GPU-22222222:         SM 40 %; whole GPU" in lines
-    # That of an older csub tells no index.
-    del latest["indexes"]
-    assert "GPU-11111111: SM 50 %" in render_top(
-        [LatestReading(look_at_pack(pack), latest)], T0, 120
-    )

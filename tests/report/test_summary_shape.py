@@ -65,7 +65,10 @@ def pack(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_a_report_is_made_of_whatever_fits(pack: Path, tmp_path: Path) -> None:
     summary = build_summary(pack, tmp_path)
-    summary["members"][0]["mig"] = {"profile": "3g.40gb", "uuid": "MIG-1", "sm_active": None}
+    summary["members"][0]["mig"] = {
+        "planned": None, "profile": "3g.40gb", "uuid": "MIG-1", "memory_mb": 40_000,
+        "shared_by": None, "sm_active": None,
+    }  # fmt: skip
     whole = {**summary, "degree": SITUATIONS["parked"].make(tmp_path)[0].summary["degree"]}
     assert fits_summary(whole)
     chance = random.Random(1)

@@ -126,10 +126,6 @@ def test_who_told_the_peaks_of_gpu_memory_is_said(tmp_path: Path) -> None:
     assert "allocator" not in alone
     rows = list(csv.DictReader(io.StringIO(render_csv([(found, None)]))))
     assert [row["gpu_memory_by"] for row in rows] == ["allocator", "nvml", "nvml"]
-    # A summary of an older csub does not say it.
-    for member in found["members"]:
-        del member["gpu_memory_mb"]["by"]
-    assert "peaks" not in render_report(found, 200)
 
 
 def test_a_gpu_without_activity_counters_is_said_to_be_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.runner_parts import RunnerParts
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.store.job_index import build_pack_id
 from slurm_colloc.store.pack.pack_directory import NewPack, list_members
 from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner

@@ -19,9 +19,7 @@ from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackPlace
-from slurm_colloc.runtime.wiring import (
-    build_parts,
-)
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
@@ -137,7 +135,7 @@ class Bed:
         self.journal = Journal(self.pack)
         self.log = folder / "slurm.log"
         self._log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        self.parts = build_parts(
+        self.parts = RunnerParts(
             pack=self.pack,
             record=self.record,
             allocation=self.allocation,

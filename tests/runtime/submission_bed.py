@@ -18,12 +18,7 @@ from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.runtime.journal import Journal
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackPlace
-from slurm_colloc.runtime.runner_parts import (
-    RunnerParts,
-)
-from slurm_colloc.runtime.wiring import (
-    build_parts,
-)
+from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -132,7 +127,7 @@ class Submission:
         assert record is not None
         log = os.open(self.folder / "slurm.log", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._logs.append(log)
-        parts = build_parts(
+        parts = RunnerParts(
             pack=pack,
             record=record,
             allocation=Allocation(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.qos_limits import Association, Qos, QosTable
 from slurm_colloc.slurm.accounting import parse_associations, parse_partitions, parse_qos, read_qos
-from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
+from slurm_colloc.store.learned.kept_answers import keep, read_kept
 from slurm_colloc.submission.plan.target_nodes import look_up_max_wall_s
 
 QOS = """\
@@ -171,8 +171,8 @@ def test_slurm_is_asked_once_in_an_hour(commands: Commands, tmp_path: Path) -> N
         found = look_up_max_wall_s({"qos": "short", "partition": "cpu"}, root, "c")
         assert found == (2 * HOUR, "")
         assert len(commands.asked) == 3
-    assert read_kept_qos(root, "c") == TABLE
-    assert read_kept_qos(root, "d") is None, "another cluster has its own"
+    assert read_kept(root, "qos", "c", QosTable) == TABLE
+    assert read_kept(root, "qos", "d", QosTable) is None, "another cluster has its own"
     assert look_up_max_wall_s({"qos": "long"}, root, "d") == (7 * 24 * HOUR, "")
     assert len(commands.asked) == 6
 
@@ -198,7 +198,7 @@ def test_a_slurm_without_accounting_changes_nothing(commands: Commands, tmp_path
         found = look_up_max_wall_s({"qos": "short"}, tmp_path / "state", "c")
         assert found == (None, ""), "where nothing is accounted there is no QoS"
         assert len(commands.asked) == 1
-    assert read_kept_qos(tmp_path / "state", "c") == QosTable()
+    assert read_kept(tmp_path / "state", "qos", "c", QosTable) == QosTable()
 
 
 def test_no_answer_is_no_limit_for_a_minute_at_most(commands: Commands, tmp_path: Path) -> None:
@@ -244,33 +244,33 @@ def test_who_gives_no_answer_is_left_alone(commands: Commands) -> None:
     [
         {"made_at": time.time() - 2 * HOUR},
         {"made_at": "then"},
-        {"known": {"a": [-5, False, False]}},
-        {"known": {"a": ["1h", False, False]}},
-        {"known": {"a": [60, False]}},
-        {"known": [1]},
-        {"associations": [["a"]]},
-        {"associations": [["a", "", True, "b", -1]]},
-        {"associations": [["a", "", True, "b", True]]},
-        {"partitions": None},
+        {"answer": {"known": [["a", {"max_wall_s": "1h"}]]}},
+        {"answer": {"known": [["a", {"max_wall_s": 60.5}]]}},
+        {"answer": {"known": [1]}},
+        {"answer": {"known": {"a": {}}}},
+        {"answer": {"associations": [{"partition": "gpu"}]}},
+        {"answer": {"associations": [{"account": "a", "max_wall_s": True}]}},
+        {"answer": {"partitions": None}},
+        {"answer": None},
         {"schema": 99},
     ],
 )
 def test_what_is_old_or_damaged_is_asked_again(tmp_path: Path, changes: dict[str, object]) -> None:
-    keep_qos(tmp_path, "c", TABLE)
-    assert read_kept_qos(tmp_path, "c") == TABLE
+    keep(tmp_path, "qos", "c", TABLE)
+    assert read_kept(tmp_path, "qos", "c", QosTable) == TABLE
     path = tmp_path / "waits" / "qos.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    assert read_kept_qos(tmp_path, "c") is None
+    assert read_kept(tmp_path, "qos", "c", QosTable) is None
 
 
 def test_what_is_kept_is_private(tmp_path: Path) -> None:
     root = tmp_path / "state" / "slurm_colloc"
-    keep_qos(root, "c", TABLE)
+    keep(root, "qos", "c", TABLE)
     for path in (root, *root.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_a_state_that_cannot_be_written_costs_a_question(tmp_path: Path) -> None:
     (tmp_path / "waits").write_text("in the way")
-    keep_qos(tmp_path, "c", TABLE)
-    assert read_kept_qos(tmp_path, "c") is None
+    keep(tmp_path, "qos", "c", TABLE)
+    assert read_kept(tmp_path, "qos", "c", QosTable) is None

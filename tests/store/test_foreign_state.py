@@ -16,7 +16,7 @@ from slurm_colloc.model.queue_waits import WaitTable
 from slurm_colloc.store.all_packs import State, open_own_state, open_state
 from slurm_colloc.store.atomic_files import make_directory, write_all, write_json
 from slurm_colloc.store.file_locks import hold_lock, is_locked
-from slurm_colloc.store.learned.kept_answers import keep_waits
+from slurm_colloc.store.learned.kept_answers import keep
 from slurm_colloc.store.pack.pack_directory import read_end_limit, write_ended
 from slurm_colloc.store.pack_reading import StateReader
 
@@ -95,7 +95,7 @@ def test_what_writes_by_a_path_is_refused_as_well(
     before = list_stamps(foreign)
     with pytest.raises(StateError, match="only uid 61234 can change it"):
         write(foreign)
-    keep_waits(foreign, None, WaitTable(0, {}, ""))
+    keep(foreign, "of-", None, WaitTable(0, {}, ""))
     assert list_stamps(foreign) == before
 
 

@@ -59,19 +59,11 @@ def test_a_record_without_one_of_its_fields_is_no_record(name: str) -> None:
 @given(SPECS, RECORDS)
 def test_what_a_newer_csub_adds_is_passed_over(spec: MemberSpec, record: PackRecord) -> None:
     value = build_spec_mapping(spec)
-    assert "probe" not in value["job"], "an older csub would not know it"
     value["job"]["of_tomorrow"] = value["plan"]["of_tomorrow"] = 1
     assert build_record(MemberSpec, json.loads(json.dumps(value))) == spec
     known = build_pack_mapping(dataclasses.replace(record, policy=Policy(degree=3)))
     known["of_tomorrow"] = known["policy"]["of_tomorrow"] = 1
     assert build_record(PackRecord, json.loads(json.dumps(known))).policy == Policy(degree=3)
-
-
-def test_a_member_of_an_older_csub_has_no_bound_of_its_own() -> None:
-    value = build_spec_mapping(build_pack("s").members[0].spec)
-    assert "max_slowdown" not in value["job"], "an older csub would not know it"
-    spec = build_record(MemberSpec, json.loads(json.dumps(value)))
-    assert (spec.job.max_slowdown, spec.plan.max_slowdown, spec.plan.model_slowdown) == (None,) * 3
 
 
 def test_a_mode_that_only_a_newer_csub_has_is_kept_as_it_is() -> None:
@@ -81,7 +73,7 @@ def test_a_mode_that_only_a_newer_csub_has_is_kept_as_it_is() -> None:
     assert record.mode not in list(SharingMode)
 
 
-def test_a_policy_keeps_its_choices_and_one_of_an_older_csub_has_the_usual_ones() -> None:
+def test_a_policy_keeps_its_choices() -> None:
     policy = Policy(
         goal=Goal.ENERGY,
         rule=Rule.CARMA,
@@ -92,13 +84,6 @@ def test_a_policy_keeps_its_choices_and_one_of_an_older_csub_has_the_usual_ones(
     record = dataclasses.replace(build_pack("s").record, policy=policy)
     value = json.loads(json.dumps(build_pack_mapping(record)))
     assert build_record(PackRecord, value) == record
-    for name in ("goal", "rule", "degree_is_asked", "degree_max", "modes"):
-        del value["policy"][name]
-    # What an older csub wrote, and no csub reads any more.
-    value["start_degree"] = 1
-    value["policy"]["probe_s"] = 200
-    older = build_record(PackRecord, value)
-    assert older.policy == Policy()
 
 
 def test_choices_that_only_a_newer_csub_has_stand_for_the_usual_ones() -> None:

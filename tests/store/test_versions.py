@@ -1,4 +1,4 @@
-"""Records of an older and of a newer csub are read by this one, and its own by an older one."""
+"""Records of a newer csub are read by this one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import enum
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,8 +31,6 @@ from slurm_colloc.model.sbatch.mail_types import MailRequest
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.job_index import JobIndex
 from slurm_colloc.store.learned.faults import FaultRecord
-from slurm_colloc.store.learned.kept_cluster import KeptCluster
-from slurm_colloc.store.learned.kept_site_options import KeptOptions
 from slurm_colloc.store.pack.degree_record import DegreeRecord
 from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
 from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare
@@ -147,8 +145,6 @@ CASES = [
         KeptMetrics((ReportedMetric(3, "loss", "python", 1.5, 0.5, 0.25, 2.0),)), "metrics"
     ),
     build_case(FaultRecord("4711/3", ("a line",)), ""),
-    build_case(KeptOptions("sbatch", 1.5, (("own", "none"),)), "installation made_at options"),
-    build_case(KeptCluster("n1:/opt/slurm/bin/scontrol:", "north", 1.5), "client name made_at"),
 ]  # fmt: skip
 each_record = pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.record).__name__)
 
@@ -175,23 +171,6 @@ def list_parts(record: Any) -> Iterator[Any]:
 def test_a_newer_record_is_read_without_what_is_new_in_it(case: Case) -> None:
     newer = add_everywhere({"schema": 1, **case.value})
     assert build_record(type(case.record), newer) == case.record
-
-
-@each_record
-def test_an_older_record_has_the_defaults_of_what_came_later(case: Case) -> None:
-    # A new field without a default fails here: records of older packs lack it.
-    older = {name: item for name, item in case.value.items() if name in case.required}
-    found = build_record(type(case.record), older)
-    assert all(getattr(found, name) == getattr(case.record, name) for name in case.required)
-
-
-@each_record
-def test_a_record_of_today_is_read_by_a_csub_that_lacks_the_newest_fields(case: Case) -> None:
-    kind = type(case.record)
-    hints = [(name, hint) for name, hint in get_type_hints(kind).items() if name in case.required]
-    older = dataclasses.make_dataclass(kind.__name__, hints, frozen=True)
-    found: Any = build_record(older, {"schema": 1, **case.value})
-    assert all(getattr(found, name) == getattr(case.record, name) for name in case.required)
 
 
 @each_record

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.queue_waits import PastJob, WaitTable, build_wait_table
-from slurm_colloc.store.learned.kept_answers import keep_waits, read_waits
-from slurm_colloc.store.learned.kept_cluster import KEPT_S
+from slurm_colloc.store.learned.kept_answers import KEPT_S, keep, read_kept
 
 TABLE = build_wait_table([PastJob(1, 3600, float(n)) for n in range(30)])
+
+
+def keep_waits(root: Path, partition: str | None, table: WaitTable) -> None:
+    keep(root, f"of-{partition}", partition, table)
+
+
+def read_waits(root: Path, partition: str | None) -> WaitTable | None:
+    return read_kept(root, f"of-{partition}", partition, WaitTable)
 
 
 def path_of(root: Path) -> Path:
@@ -50,10 +57,9 @@ def test_what_was_kept_is_read_of_its_partition_alone(tmp_path: Path) -> None:
         {"made_at": "then"},
         {"cells": None},
         {"cells": [[1, 2]]},
-        {"cells": [[1, 0, 30, -1.0, 2.0]]},
-        {"cells": [[1, 0, float("inf"), 1.0, 2.0]]},
-        {"cells": [[1, 0, 30, 10**400, 2.0]]},
-        {"cells": [[[1], 0, 30, 1.0, 2.0]]},
+        {"cells": [[[1, 0], [float("inf"), 1.0, 2.0]]]},
+        {"cells": [[[1, 0], [30, 10**400, 2.0]]]},
+        {"cells": [[[[1], 0], [30, 1.0, 2.0]]]},
         {"made_at": 10**400},
         {"made_at": float("inf")},
         {"jobs": "many"},
@@ -64,7 +70,10 @@ def test_what_was_kept_is_read_of_its_partition_alone(tmp_path: Path) -> None:
 def test_what_is_old_or_damaged_is_asked_again(tmp_path: Path, changes: dict[str, Any]) -> None:
     keep_waits(tmp_path, "gpu", TABLE)
     path = path_of(tmp_path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    value = json.loads(path.read_text())
+    is_of_answer = changes.keys() <= value["answer"].keys()
+    changed = {"answer": {**value["answer"], **changes}} if is_of_answer else changes
+    path.write_text(json.dumps({**value, **changed}))
     assert read_waits(tmp_path, "gpu") is None
 
 

@@ -6,7 +6,7 @@ from slurm_colloc.model.plan import Capacity
 from slurm_colloc.slurm.output_formats import parse_nodes
 from slurm_colloc.submission.plan.target_nodes import compute_capacity
 
-# sinfo --exact -o "%P|%c|%m|%G|%l|%L|%h"; an older csub kept six fields.
+# sinfo --exact -o "%P|%c|%m|%G|%l|%L|%h".
 SINFO = """\
 gpu*|64|512000|gpu:a100:4(S:0-1)|1-00:00:00|1:00:00
 gpu*|32|256000|gpu:a100:4|1-00:00:00|1:00:00

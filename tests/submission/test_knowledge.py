@@ -238,7 +238,7 @@ def test_only_the_files_of_the_family_are_opened(
     call = collect(tmp_path, *OPTIONS, "a.sh", "2")
     assert ask(tmp_path, call).profiles[0].known_by is KnownBy.FAMILY
     assert len(opened) == 1
-    # An older csub left no index: it is made once.
+    # Where there is no index, it is made once.
     (tmp_path / "state" / "profiles" / "families").unlink()
     opened.clear()
     assert ask(tmp_path, call).profiles[0].known_by is KnownBy.FAMILY

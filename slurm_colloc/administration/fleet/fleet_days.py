@@ -34,7 +34,7 @@ class FleetPack:
         raw_id: Its job's own number.
         record: What it reported.
         cluster: The cluster that ran it, by Slurm.
-        job_gpus: GPUs of its job, by Slurm; None where an older csub kept it.
+        job_gpus: GPUs of its job, by Slurm.
     """
 
     day: str
@@ -43,8 +43,8 @@ class FleetPack:
     partition: str
     raw_id: str
     record: FleetRecord
-    cluster: str = ""
-    job_gpus: int | None = None
+    cluster: str
+    job_gpus: int
 
 
 def choose_day(moment: float) -> str:
@@ -118,7 +118,7 @@ def read_days(store: str, since: str = "") -> list[FleetPack]:
     kept = []
     for (cluster, raw_id, _), pack in found.items():
         counted[cluster, raw_id] += pack.record.gpus
-        if pack.job_gpus is None or counted[cluster, raw_id] <= pack.job_gpus:
+        if counted[cluster, raw_id] <= pack.job_gpus:
             kept.append(pack)
     return kept
 
@@ -152,8 +152,8 @@ def _read_day(day: str, path: str) -> Iterator[FleetPack]:
                 str(value["partition"]),
                 str(value["raw_id"]),
                 record,
-                str(value.get("cluster", record.cluster)),
-                value.get("job_gpus"),
+                str(value["cluster"]),
+                int(value["job_gpus"]),
             )
 
 

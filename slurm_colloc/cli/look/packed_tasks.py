@@ -189,10 +189,6 @@ class PackedTasks:
         ]
         return [*tasks, *alone]
 
-    def list_packed(self) -> list[tuple[str, SlurmTask]]:
-        """All tasks that are in packs of several, each with the id of its pack's job."""
-        return [(job_id, task) for job_id, tasks in self._tasks.items() for task in tasks]
-
     def names(self) -> frozenset[str]:
         """The ids of all tasks that are in packs."""
         return frozenset(task.name_for_slurm for tasks in self._tasks.values() for task in tasks)

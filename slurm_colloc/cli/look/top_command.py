@@ -220,7 +220,6 @@ def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     gpus, indexes = value.get("gpus"), value.get("indexes")
     for uuid, columns in (gpus if isinstance(gpus, dict) else {}).items():
         told = _tell_gpu(str(uuid), columns if isinstance(columns, dict) else {})
-        # A monitor of an older csub tells no index.
         index = indexes.get(uuid) if isinstance(indexes, dict) else None
         name = name_gpu(str(uuid), index if isinstance(index, int) else None)
         where = find_gpu(latest.view, str(uuid))

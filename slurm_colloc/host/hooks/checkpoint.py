@@ -137,9 +137,8 @@ def parse_checkpoint(job_id: str, value: Mapping[str, Any]) -> Checkpoint:
         daemons=tuple(map(str, value["daemons"])),
         cgroups=tuple(map(str, value["cgroups"])),
         compute_modes={str(gpu): str(mode) for gpu, mode in value["compute_modes"].items()},
-        # Missing in what an earlier version has written before an upgrade.
-        mig=tuple(map(_parse_claim, value.get("mig", ()))),
-        sluid=str(value.get("sluid", "")),
+        mig=tuple(map(_parse_claim, value["mig"])),
+        sluid=str(value["sluid"]),
         seen=bool(value["seen"]),
         boot=str(value["boot"]),
         made_at=float(value["made_at"]),

@@ -56,14 +56,12 @@ class UndoReport:
         left: What could not be removed, with reasons.
         notes: What else is worth telling.
         restored: The compute modes that were set back, by UUID.
-        gpus_checked: Whether NVML was read afterwards.
     """
 
     unsafe: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restored: dict[str, str] = field(default_factory=dict)
-    gpus_checked: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -200,7 +198,6 @@ class JobUndo:
             for listed in gpu.processes[:_MOST_NOTED]:
                 self._note_process(uuid, listed.pid)
         self.report.notes += unread
-        self.report.gpus_checked = not unread
 
     def _note_process(self, uuid: str, pid: int) -> None:
         """Who is on a GPU is told and nothing else: NVML's list proves nothing about a process."""

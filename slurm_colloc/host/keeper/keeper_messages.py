@@ -174,14 +174,6 @@ class Status:
     problem: str = ""
     at: float = field(default_factory=time.time)
 
-    def find_client(self, pid: int) -> ListedClient | None:
-        """The client with this pid, as seen from here or from inside its own namespace."""
-        for server in self.servers:
-            for client in server.clients:
-                if pid == client.pid or pid in client.namespace_pids:
-                    return client
-        return None
-
 
 @dataclass(frozen=True)
 class Stopped:

@@ -145,9 +145,8 @@ def parse_claim(value: Mapping[str, Any]) -> MigClaim:
         int(value["minor_number"]),
         bool(value["switches"]),
         tuple(map(_parse_planned, value["planned"])),
-        # Missing in what an earlier version has written before an upgrade.
-        may_return=bool(value.get("may_return", False)),
-        kept_in=str(value.get("kept_in", "")),
+        may_return=bool(value["may_return"]),
+        kept_in=str(value["kept_in"]),
     )
 
 

@@ -124,16 +124,6 @@ def compute_default_thread_percentage(degree: int) -> int:
     return max(1, min(100, 200 // max(1, degree)))
 
 
-def compute_fair_gpu_memory_mb(total_mb: int, degree: int) -> int:
-    """An equal share of a GPU's memory, in MiB.
-
-    Args:
-        total_mb: All of it.
-        degree: Members at the same time.
-    """
-    return total_mb // max(1, degree)
-
-
 def build_member_environment(
     *,
     gpus: Sequence[str],

@@ -29,7 +29,6 @@ _CHARACTER_DEVICE = 2
 _LOAD_WORD, _AND, _MOVE, _EXIT = 0x61, 0x57, 0xB7, 0x95
 _JUMP_EQUAL, _JUMP_GREATER, _JUMP_NOT_EQUAL = 0x15, 0x25, 0x55
 _RESULT, _CONTEXT, _VALUE = 0, 1, 2
-_ALLOW_LENGTH = 2
 
 
 def build_device_program(minors: Collection[int]) -> bytes:

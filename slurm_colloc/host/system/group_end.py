@@ -30,12 +30,10 @@ class GroupEnd:
     """How a group has ended.
 
     Args:
-        had_members: There was something to end.
         unkillable: Members that KILL was sent to, and that two looks LOOK_S apart still found.
         left: Members that are still there without that proof, or that are not the owner's.
     """
 
-    had_members: bool
     unkillable: tuple[Process, ...] = ()
     left: tuple[Process, ...] = ()
 
@@ -58,7 +56,7 @@ def kill_group(
     """
     members = group.list_members()
     if not members:
-        return GroupEnd(had_members=False)
+        return GroupEnd()
     group.forbid_forks()
     sent = set(group.kill_whole())
     note_group_kill(sent, owner, reason)
@@ -78,13 +76,12 @@ def kill_group(
         members = group.list_members()
     seen = sent & set(members)
     if not members:
-        return GroupEnd(had_members=True)
+        return GroupEnd()
     is_second_look = time.monotonic() + LOOK_S <= deadline
     wait_until_ended(members, min(deadline, time.monotonic() + LOOK_S))
     members = group.list_members()
     unkillable = seen & set(members) if is_second_look else set()
     return GroupEnd(
-        had_members=True,
         unkillable=_read_all(sorted(unkillable)),
         left=_read_all(sorted(set(members) - unkillable)),
     )

@@ -62,7 +62,6 @@ PEAKS = (
     "gpu_memory_peak_mb", "gpu_memory_usual_mb", "host_memory_peak_mb", "gpu_memory_total_mb",
 )  # fmt: skip
 RATES = ("steps_per_s", "samples_per_s")
-STATISTICS = (*RATES, "steps_total")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class ProfileRecord:
         seen: The newest runs that are in it.
         engine_active: See Observation.
         pcie_share: See Observation.
-        nvlink_share: See Observation; an older csub wrote none.
+        nvlink_share: See Observation.
         gpu_memory_total_mb: Memory of the GPU.
         steps_total: Steps of the runs that came to their own end, those that shared included.
         completed: The newest of these.
@@ -99,8 +98,8 @@ class ProfileRecord:
         pressure: By how much more than that its partners are.
         compared: The newest packs that these two are made of.
         measured_by: How its runs were measured: the surer way takes the place of the others.
-        gpu_memory_by: Who says what the largest peak of GPU memory is; an older csub asked NVML.
-        gpu_memory_usual_mb: The largest use past the first seconds; an older csub wrote none.
+        gpu_memory_by: Who says what the largest peak of GPU memory is.
+        gpu_memory_usual_mb: The largest use past the first seconds.
         kind: The signature without numbers among the arguments: the closest relatives.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.degree.known_curve import KnownCurve
@@ -42,6 +43,7 @@ from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
 
 _J_PER_WH = 3600
+_Number = TypeVar("_Number", int, float)
 
 
 def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
@@ -109,11 +111,11 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         normalised_progress=(
             sum(1.0 / slowdown for slowdown in known) if len(known) == len(running) else None
         ),
-        gpu_memory_mb=_sum_ints([member.gpu_memory_mb for member in running]),
+        gpu_memory_mb=_sum_known([member.gpu_memory_mb for member in running]),
         gpu_memory_usable_mb=compute_usable_gpu_memory_mb(question.capacity.gpu_memory_mb),
-        sm_activity=_sum_floats([member.sm_activity for member in running]),
-        dram_activity=_sum_floats([member.dram_activity for member in running]),
-        pcie_share=_sum_floats([member.pcie_share for member in running]),
+        sm_activity=_sum_known([member.sm_activity for member in running]),
+        dram_activity=_sum_known([member.dram_activity for member in running]),
+        pcie_share=_sum_known([member.pcie_share for member in running]),
         predicted_finish_s=(
             None
             if pack.predicted_finish_s is None
@@ -242,11 +244,6 @@ def _find_gpu_memory_source(job: Job, profile: UsageProfile) -> str | None:
     return profile.gpu_memory_by.value if profile.gpu_memory_peak_mb else None
 
 
-def _sum_ints(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _sum_floats(values: Sequence[float | None]) -> float | None:
+def _sum_known(values: Sequence[_Number | None]) -> _Number | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

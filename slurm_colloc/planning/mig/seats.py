@@ -29,7 +29,6 @@ class Seat:
         placed: Its GPU instance, and where that lies.
         instance: The number of that, in the layout.
         compute_slices: What it computes with: less than its GPU instance where others share it.
-        sharers: Seats in its GPU instance.
         room_mb: GPU memory that its member's need may fill, in MB; None where unknown.
         sm_share: Its part of the GPU's SMs.
         dram_share: Its part of the GPU's memory slices, and so of the bandwidth of its DRAM.
@@ -39,7 +38,6 @@ class Seat:
     placed: PlacedInstance
     instance: int
     compute_slices: int
-    sharers: int
     room_mb: int | None
     sm_share: float
     dram_share: float
@@ -145,7 +143,6 @@ def _build_seat(
         placed,
         instance,
         compute,
-        sharers,
         None if room_mb is None else room_mb // sharers,
         sms / gpu.sms,
         memory / gpu.memory_slices,

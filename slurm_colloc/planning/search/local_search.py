@@ -43,11 +43,6 @@ def divide(pricing: Pricing, key: Key) -> list[Key]:
     return packs
 
 
-def divide_greedily(pricing: Pricing, key: Key) -> list[Key]:
-    """Divide members of known load by merging packs alone, the best merger first."""
-    return merge(Costs(pricing), key)
-
-
 def _divide_alike(pricing: Pricing, key: Key) -> list[Key]:
     """Members of one kind: exact, over the number of members in a pack."""
     if not key:

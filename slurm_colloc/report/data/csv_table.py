@@ -41,7 +41,7 @@ def render_csv(found: Chosen, best: str = "") -> str:
         if chosen is None or member["member"] in chosen
     ]
     # Each call has parameters of its own, so they are no columns of the table of all packs.
-    names = list(dict.fromkeys(name for m in members for name in m.get("parameters") or {}))
+    names = list(dict.fromkeys(name for m in members for name in m["parameters"]))
     own = [f"param.{escape_controls(name)}" for name in names]
     metrics = list_metric_names(members)
     results = [f"metric.{escape_controls(name)}" for name in metrics]
@@ -51,8 +51,8 @@ def render_csv(found: Chosen, best: str = "") -> str:
     if ranking is not None:
         rows = ranking.sort(rows, lambda row: row[1])
     for row, member in rows:
-        parameters = member.get("parameters") or {}
-        more = [member.get("retry_of"), *(parameters.get(name) for name in names)]
+        parameters = member["parameters"]
+        more = [member["retry_of"], *(parameters.get(name) for name in names)]
         more += [read_metric(member, name) for name in metrics]
         cells = [_write(row[column.name], column.kind) for column in MEMBER_COLUMNS]
         writer.writerow([*cells, *map(write_cell, more)])

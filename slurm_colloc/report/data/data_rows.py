@@ -45,7 +45,6 @@ def _build_row(part: Mapping[str, Any], columns: Sequence[DataColumn]) -> Row:
 def _read(part: Mapping[str, Any], column: DataColumn) -> Any:
     value: Any = part
     for key in column.path:
-        # A summary of an older csub lacks what has come since.
         if not isinstance(value, Mapping):
             return None
         value = value.get(key)

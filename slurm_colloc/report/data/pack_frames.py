@@ -217,7 +217,7 @@ def _find(
 
 def _list_parameters(summary: Summary, numbers: frozenset[int] | None) -> list[dict[str, str]]:
     return [
-        read_parameters(member.get("arguments") or ())
+        read_parameters(member["arguments"] or ())
         for member in summary["members"]
         if numbers is None or member["member"] in numbers
     ]

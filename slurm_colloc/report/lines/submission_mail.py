@@ -87,7 +87,7 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         (
             str(member["id"]),
             str(member["state"]),
-            _format_exit(member.get("exit_code"), member.get("exit_signal")),
+            _format_exit(member["exit_code"], member["exit_signal"]),
             _format_time(member["started_at"], member["ended_at"]),
             format_figure(member["rate"]["steps_per_s"]),
             format_figure(member["slowdown"]),

@@ -13,17 +13,13 @@ _NAMES_MOST = 4
 
 
 def name_instances(summary: dict[str, Any]) -> dict[str, str]:
-    """The instances that are drawn, by UUID: profile, memory, and who had it at the last start.
-
-    Args:
-        summary: The pack's; one of an older csub tells of no layout.
-    """
+    """The instances that are drawn, by UUID: profile, memory, and who had it at the last start."""
     found: dict[str, tuple[str, float | None]] = {}
-    for one in (summary.get("layout") or {}).get("came", ()):
+    for one in (summary["layout"] or {}).get("came", ()):
         found[one["uuid"]] = one["profile"], one["memory_mb"]
     users: dict[str, list[str]] = {}
     for member in summary["members"]:
-        mig = member.get("mig") or {}
+        mig = member["mig"] or {}
         if mig.get("uuid") and mig.get("profile"):
             # What was cut anew for another is not among those that stand.
             found.setdefault(mig["uuid"], (mig["profile"], mig.get("memory_mb")))

@@ -46,7 +46,7 @@ def list_facts(sources: Sequence[PageSource]) -> list[Fact]:
 
 def _count_jobs(members: Sequence[Member]) -> Fact:
     """How they stand; of one that was tried again its last try counts."""
-    last = {str(member.get("retry_of") or member["id"]): member for member in members}
+    last = {str(member["retry_of"] or member["id"]): member for member in members}
     counts = Counter(str(member["state"]) for member in last.values())
     told = [f"{count} {escape_controls(state)}" for state, count in counts.most_common()]
     more = ", ..." if len(told) > _STATES_TOLD else ""
@@ -83,7 +83,7 @@ def _tell_slowdown(ran: Sequence[Member]) -> Fact:
     known = [member["slowdown"] for member in ran if member["slowdown"] is not None]
     if not known:
         return Fact("Slowdown", UNKNOWN, "how fast it is alone is not known")
-    bounds = {m.get("accepted_slowdown") for m in ran} - {None}
+    bounds = {m["accepted_slowdown"] for m in ran} - {None}
     accepted = f"; accepted {format_figure(bounds.pop())}" if len(bounds) == 1 else ""
     value = format_slowdown(statistics.mean(known))
     note = f"{_of(len(known), len(ran), 'times slower than alone, mean')}{accepted}"
@@ -121,7 +121,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
     """
     members = [member for source in sources for member in source.members]
     calls = dict(zip((id(m) for m in members), tell_members_apart(members), strict=True))
-    tries = {str(m.get("retry_of")): m for m in members if m.get("retry_of")}
+    tries = {str(m["retry_of"]): m for m in members if m["retry_of"]}
     groups: dict[tuple[str, str, str], list[Member]] = {}
     for source in sources:
         for member in source.members:
@@ -143,7 +143,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
 
 
 def _tell_end(member: Member) -> str:
-    code, signal = member.get("exit_code"), member.get("exit_signal")
+    code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else "" if code is None else f"exit code {code}"
     word = ENDS[member["state"]]
     if member["state"] == MemberState.FAILED.value:
@@ -165,7 +165,7 @@ def _tell_after(own: Sequence[Member]) -> str:
 
 def _tell_again(member: Member, tries: Mapping[str, Member]) -> str:
     """How its last try stands, where it was tried again."""
-    last = tries.get(str(member.get("retry_of") or member["id"]))
+    last = tries.get(str(member["retry_of"] or member["id"]))
     if last is None or last is member:
         return ""
     return f"tried again as {escape_controls(str(last['id']))}: {escape_controls(last['state'])}"

@@ -82,8 +82,7 @@ _Gpu = tuple[str, str, frozenset[int] | None]
 
 def _list_gpus(number: int, summary: Summary) -> list[_Gpu]:
     node = f"{summary['node']} " if summary["node"] else ""
-    # A summary of an older csub has none.
-    gpus = summary.get("gpus") or []
+    gpus = summary["gpus"]
     found: list[_Gpu] = [
         (
             one["uuid"],

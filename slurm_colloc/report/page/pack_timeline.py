@@ -109,7 +109,7 @@ def list_moments(
     moments: list[Moment] = []
     for member in summary["members"]:
         moments += _list_of_member(member, bands.get(member["member"], ()), begin)
-    for decision in (summary.get("degree") or {}).get("decisions") or ():
+    for decision in (summary["degree"] or {"decisions": ()})["decisions"]:
         if decision["reason"]:
             text = f"{decision['degree']} may run at once: {decision['reason']}"
             moments.append(Moment(decision["at"] - begin, text))
@@ -129,10 +129,10 @@ def _list_of_member(member: Mapping[str, Any], bands: Sequence[Band], begin: flo
         moments.append(Moment(low, f"{name} {again}"))
         if place < len(runs) - 1:
             moments.append(Moment(high, f"{name} was interrupted"))
-    if member.get("joined_at"):
+    if member["joined_at"]:
         moments.append(Moment(member["joined_at"] - begin, f"{name} joined the pack"))
     if runs and member["ended_at"] is not None:
-        code = member.get("exit_code")
+        code = member["exit_code"]
         told = f", exit code {code}" if code else ""
         moments.append(Moment(runs[-1][1], f"{name} ended: {member['state']}{told}"))
     parked = [band for band in bands if band[2] == PARKED]

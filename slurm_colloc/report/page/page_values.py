@@ -34,6 +34,7 @@ from slurm_colloc.report.page.page_shape import (
 from slurm_colloc.report.page.read_series import PackSeries, read_series
 from slurm_colloc.report.report_view import (
     choose_ids,
+    choose_word,
     find_instance_word,
     format_metric,
     list_details,
@@ -51,7 +52,6 @@ from slurm_colloc.report.terminal_tables import (
     format_slowdown,
     format_span,
 )
-from slurm_colloc.report.words.report_words import say_attribution
 from slurm_colloc.store.pack.member_pauses import read_pauses
 
 NUMBERS_MOST = 100_000
@@ -131,7 +131,7 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
             (escape_controls(advice.describe()), escape_controls(advice.act))
             for advice in list_advice(summaries, chosen)
         ],
-        attributions={name: _find_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
+        attributions={name: choose_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
         rows=_build_rows(members[:ROWS_MOST], metrics[:_METRICS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
         gpus=_build_gpus(summaries) if chosen is None else None,
@@ -183,11 +183,6 @@ def _format_time(at: float) -> str:
     return time.strftime(_TIME, time.localtime(at))
 
 
-def _find_word(members: Sequence[Member], name: str) -> str:
-    words = {member[name]["attribution"] for member in members if member[name] is not None}
-    return say_attribution(words.pop()) if len(words) == 1 else ""
-
-
 def _tell_order(ranking: Ranking) -> str:
     first = "smallest" if ranking.less_is_better else "largest"
     return f"{first} {escape_controls(cut(ranking.metric, _METRIC_MOST))} first"
@@ -199,8 +194,8 @@ def _build_rows(members: Sequence[Member], metrics: Sequence[str]) -> list[Membe
 
 
 def _build_row(member: Member, arguments: str, metrics: Sequence[str]) -> MemberRow:
-    bound = member.get("accepted_slowdown")
-    code, signal = member.get("exit_code"), member.get("exit_signal")
+    bound = member["accepted_slowdown"]
+    code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
     return MemberRow(
         id=escape_controls(str(member["id"])),
@@ -213,7 +208,7 @@ def _build_row(member: Member, arguments: str, metrics: Sequence[str]) -> Member
         rate=format_figure(member["rate"]["steps_per_s"]),
         alone=format_figure((member["solo"] or {}).get("steps_per_s")),
         slowdown=format_slowdown(member["slowdown"]),
-        predicted=format_slowdown(member.get("predicted_slowdown")),
+        predicted=format_slowdown(member["predicted_slowdown"]),
         over=bool(bound and member["slowdown"] and member["slowdown"] > bound * 1.005),
         gpu_memory=format_mb_figure((member["gpu_memory_mb"] or {}).get("peak")),
         sm=format_share((member["sm_share"] or {}).get("value")),
@@ -287,15 +282,14 @@ def _build_part(
 
 
 def _list_uuids(summary: Summary) -> list[str]:
-    """Its GPUs; one for an older csub's."""
-    gpus = [gpu["uuid"] for gpu in summary.get("gpus") or ()]
+    gpus = [gpu["uuid"] for gpu in summary["gpus"]]
     return gpus or ([] if summary["gpu"]["uuid"] is None else [summary["gpu"]["uuid"]])
 
 
 def _name_gpus(summary: Summary) -> str:
     model = summary["gpu"]["model"] or "a GPU that is not known"
-    gpus = summary.get("gpus") or []
-    if len(gpus) < 2 and not summary.get("gpu_sets"):
+    gpus = summary["gpus"]
+    if len(gpus) < 2 and not summary["gpu_sets"]:
         return str(model)
     return f"{', '.join(name_gpu(one['uuid'], one['index']) for one in gpus)}, {model}"
 
@@ -338,7 +332,7 @@ def _build_drawing(
                 "state": escape_controls(str(member["state"])),
                 "bands": [list(band) for band in bands.get(member["member"], ())],
                 "alone": (member["solo"] or {}).get("steps_per_s"),
-                "accepted": member.get("accepted_slowdown"),
+                "accepted": member["accepted_slowdown"],
                 "rate": series.rates[member["member"]].build_mapping()
                 if member["member"] in series.rates
                 else None,
@@ -352,10 +346,10 @@ def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, s
     """What was planned of members and what came: id, slowdowns, MIG instances (empty for none)."""
     found = []
     for member in members:
-        predicted, mig = member.get("predicted_slowdown"), member.get("mig") or {}
+        predicted, mig = member["predicted_slowdown"], member["mig"] or {}
         wanted, instance = (escape_controls(mig.get(name) or "") for name in ("planned", "profile"))
         if predicted is not None or wanted:
-            came = format_slowdown(member.get("together_slowdown") or member["slowdown"])
+            came = format_slowdown(member["together_slowdown"] or member["slowdown"])
             who = escape_controls(str(member["id"]))
             found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
@@ -363,7 +357,7 @@ def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, s
 
 def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
     """How much so many together do: the degree, progress, the worst slowdown, what it was of."""
-    degree = summary.get("degree") or {}
+    degree = summary["degree"] or {}
     return [
         (
             str(point["degree"]),

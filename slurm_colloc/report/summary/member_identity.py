@@ -38,28 +38,17 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
     }
 
 
-def complete_summary(summary: dict[str, Any], view: PackView) -> dict[str, Any]:
-    """A summary with what those of an older csub lack, and with times for people.
-
-    Args:
-        summary: As it was written, by this csub or an older one.
-        view: The pack as it is kept.
-    """
-    by_number = {member.place: member for member in view.members}
-    members = []
-    for entry in summary["members"]:
-        kept = by_number.get(entry["member"])
-        identity = {} if kept is None else build_identity(view, kept)
-        lacking = {key: value for key, value in identity.items() if key not in entry}
-        members.append(
-            {
-                **entry,
-                **lacking,
-                "started_time": format_time(entry["started_at"]),
-                "ended_time": format_time(entry["ended_at"]),
-            }
-        )
-    return {**summary, "made_time": format_time(summary.get("made_at")), "members": members}
+def add_times(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary with times for people."""
+    members = [
+        {
+            **entry,
+            "started_time": format_time(entry["started_at"]),
+            "ended_time": format_time(entry["ended_at"]),
+        }
+        for entry in summary["members"]
+    ]
+    return {**summary, "made_time": format_time(summary["made_at"]), "members": members}
 
 
 def format_time(at: float | None) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from slurm_colloc.report.member_views import PackView
-from slurm_colloc.report.summary.member_identity import complete_summary
+from slurm_colloc.report.summary.member_identity import add_times
 from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.report.summary.summary_shape import Summary
 from slurm_colloc.store.pack_reading import StateReader
 
 
 def find_summary(state: StateReader, view: PackView) -> Summary:
-    """The summary of a pack, with what those of an older csub lack; nothing is written.
+    """The summary of a pack, with its times for people; nothing is written.
 
     Args:
         state: The state directory that has the pack and the usage profiles.
@@ -27,4 +27,4 @@ def find_summary(state: StateReader, view: PackView) -> Summary:
         from slurm_colloc.report.summary.pack_summary import build_summary
 
         left = build_summary(path, state.root, view)
-    return complete_summary(left, view)
+    return add_times(left)

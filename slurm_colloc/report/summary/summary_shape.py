@@ -1,7 +1,6 @@
 """Whether what a file says is a summary: it may be damaged, or another user's; pure.
 
-Only what readers take out of it is looked at. A summary of an older csub has fewer fields, those of
-a newer one are passed over.
+Only what readers take out of it is looked at; the fields of a newer csub are passed over.
 """
 
 from __future__ import annotations
@@ -75,17 +74,11 @@ def _values(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-def _is(fields: Mapping[str, Check], later: Mapping[str, Check] | None = None) -> Check:
-    """A value with these fields; those that came later may be missing."""
-
-    def check(value: Any) -> bool:
-        if not isinstance(value, dict):
-            return False
-        if not all(name in value and own(value[name]) for name, own in fields.items()):
-            return False
-        return all(name not in value or own(value[name]) for name, own in (later or {}).items())
-
-    return check
+def _is(fields: Mapping[str, Check]) -> Check:
+    return lambda value: (
+        isinstance(value, dict)
+        and all(name in value and own(value[name]) for name, own in fields.items())
+    )
 
 
 def _all(check: Check, names: str) -> dict[str, Check]:
@@ -107,7 +100,7 @@ _member = _is(
         "rate": _is(_all(_is_number, "steps_per_s samples_per_s")),
         "solo": _maybe(_is({"steps_per_s": _is_number})),
         "gpu_memory_mb": _maybe(
-            _is({"peak": _is_number, "attribution": _is_attribution}, {"by": _maybe(_is_text)})
+            _is({"peak": _is_number, "attribution": _is_attribution, "by": _maybe(_is_text)})
         ),
         "sm_share": _part,
         "energy_j": _part,
@@ -117,8 +110,6 @@ _member = _is(
         ),
         "interference": _each(_change),
         "notes": _each(_is_text),
-    },
-    {
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
         **_all(_is_number, "exit_code exit_signal solo_time_s unmatched_lines"),
         # They are unknown where what was kept of the job is damaged.
@@ -130,14 +121,13 @@ _member = _is(
         "metrics": _values(_is({**_all(_is_result, "last least greatest"), "source": _is_text})),
         "mig": _maybe(
             _is(
-                {},
-                _all(_maybe(_is_text), "planned profile uuid shared_by")
-                | {"memory_mb": _is_number},
+                _all(_maybe(_is_text), "planned profile uuid shared_by") | {"memory_mb": _is_number}
             )
         ),
         "joined_at": _maybe(_is_moment),
         "request": _is(
-            _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s"), {"gpus": _is_number}
+            _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s")
+            | {"gpus": lambda value: value is not None and _is_number(value)}
         ),
     },
 )
@@ -150,14 +140,12 @@ _pack = _is(
         "overlap_s": lambda value: value is not None and _is_number(value),
         "fairness": _maybe(_is({"jain": _is_number})),
         "unknown": _each(_is_text),
-    },
-    {
         "prediction": _maybe(
             _is(
                 {"members": _is_count, "over": _is_text}
                 | _all(lambda v: v is not None and _is_number(v), "predicted measured error")
             )
-        )
+        ),
     },
 )
 _hours = _is(_all(_is_number, "asked used"))
@@ -234,8 +222,7 @@ _summary = _is(
         "members": _each(_member),
         "pack": _pack,
         "notes": _each(_is_text),
-    },
-    {
+        "made_at": _maybe(_is_moment),
         "submission": _maybe(_is_text),
         "layout": _maybe(_layout),
         "degree": _maybe(_degree),
@@ -245,6 +232,5 @@ _summary = _is(
         "number_of": _maybe(lambda value: _each(_is_count)(value) and len(value) == _PAIR),
         "gpus": _each(_gpu),
         "imbalance": _maybe(_is({"metric": _is_text, "least": _extreme, "most": _extreme})),
-        "ramp": _maybe(_is({}, {"reason": _maybe(_is_text)})),
     },
 )  # fmt: skip

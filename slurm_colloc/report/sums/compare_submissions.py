@@ -97,7 +97,7 @@ class Side:
     @property
     def modes(self) -> tuple[str, ...]:
         """How its members shared the GPU."""
-        return tuple(sorted({str(member["mode"]) for member in self.members if member.get("mode")}))
+        return tuple(sorted({str(member["mode"]) for member in self.members if member["mode"]}))
 
 
 def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]) -> Side:
@@ -160,8 +160,8 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
 
 
 def _name(member: _Member) -> str:
-    return posixpath.basename(member.get("script") or str(member["name"]))
+    return posixpath.basename(member["script"] or str(member["name"]))
 
 
 def _identify(member: _Member) -> tuple[str, tuple[str, ...]]:
-    return _name(member), tuple(member.get("arguments") or ())
+    return _name(member), tuple(member["arguments"] or ())

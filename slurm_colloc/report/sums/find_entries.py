@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.member_identity import complete_summary
 from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.report.sums.pack_entry import PackEntry, build_entry, read_entry
 from slurm_colloc.store.all_packs import State
@@ -98,9 +96,6 @@ def _read_entry(state: StateReader, pack_id: str) -> dict[str, Any] | None:
     if summary is None:
         return None
     try:
-        if any("script" not in member for member in summary["members"]):
-            views = survey_packs(state, [pack_id], None, [])
-            summary = complete_summary(summary, views[0]) if views else summary
         return build_entry(summary)
     except (CollocError, KeyError, TypeError, AttributeError):
         return None

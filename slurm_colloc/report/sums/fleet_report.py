@@ -52,16 +52,16 @@ def report_to_site(spool: Path, summary: Mapping[str, Any], view: PackView) -> b
 
 def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecord | None:
     """The record of a pack; None where there is nothing to tell."""
-    window, pack = summary.get("window"), summary["pack"]
+    window, pack = summary["window"], summary["pack"]
     members = [member for member in summary["members"] if member["started_at"] is not None]
     if window is None or not members or view.record.local or not summary["job"]:
         return None
     present = [_count_present_s(member) for member in members]
     failed = [member["state"] in WASTED for member in members]
     slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
-    use = summary.get("gpu_use") or {}
+    use = summary["gpu_use"]
     hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
-    mode = (summary.get("setup") or {}).get("mode") or members[0].get("mode") or "exclusive"
+    mode = (summary["setup"] or {}).get("mode") or members[0]["mode"] or "exclusive"
     return FleetRecord(
         job_id=summary["job"],
         cluster=view.record.cluster,
@@ -96,15 +96,15 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
 
 def _count_gpus(summary: Mapping[str, Any], members: list[Any]) -> int:
     """The pack's GPUs: those that are known, else as many as its members asked for."""
-    asked = ((member.get("request") or {}).get("gpus") or 0 for member in members)
-    return len(summary.get("gpus") or ()) or max(asked)
+    asked = (member["request"]["gpus"] for member in members)
+    return len(summary["gpus"]) or max(asked)
 
 
 def _count_present_s(member: Mapping[str, Any]) -> float:
     if member["ended_at"] is None:
         return 0.0
     ended, started = float(member["ended_at"]), float(member["started_at"])
-    return max(0.0, ended - started - float(member.get("stopped_s") or 0.0))
+    return max(0.0, ended - started - float(member["stopped_s"] or 0.0))
 
 
 def _divide(part: float, whole: float) -> float:

@@ -1,15 +1,15 @@
-"""What sums need of one pack: an entry of the index of summaries; pure."""
+"""What sums need of one pack: an entry of the index of summaries."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.sharing_gain import has_shared
+from slurm_colloc.store.record_files import build_record
 
 WASTED = frozenset(
     {
@@ -79,32 +79,33 @@ def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The entry of a pack's summary, as JSON; one without `parts` where no member has run.
 
     Args:
-        summary: From `complete_summary`, or of this csub.
+        summary: It.
     """
-    pack_id, window = str(summary["pack_id"]), summary.get("window")
+    pack_id, window = str(summary["pack_id"]), summary["window"]
     if window is None:
         return {"pack": pack_id}
-    pack, setup = summary["pack"], summary.get("setup")
+    pack, setup = summary["pack"], summary["setup"]
     members = [member for member in summary["members"] if member["started_at"] is not None]
-    gpus = {uuid for member in members for uuid in member.get("gpu_uuids") or ()}
+    gpus = {uuid for member in members for uuid in member["gpu_uuids"]}
     mode = (setup or {}).get("mode") or next(
-        (member["mode"] for member in members if member.get("mode")), "exclusive"
+        (member["mode"] for member in members if member["mode"]), "exclusive"
     )
-    sm = (summary.get("gpu_use") or {}).get("sm_active")
+    sm = summary["gpu_use"].get("sm_active")
     hours = pack["gpu_hours_saved"]
-    return {
-        "pack": pack_id,
-        "end": window["to"],
-        "gpu": summary["gpu"]["model"],
-        "mode": "exclusive" if len(members) == 1 else mode,
-        "shared": has_shared([dict(summary)]),
-        "gpu_s": (window["to"] - window["from"]) * max(1, len(gpus)),
-        "saved_s": None if hours is None else hours * 3600,
-        "j": summary["energy_j"],
-        "kwh": pack["kwh_saved"],
-        "sm": None if sm is None else sm["mean"],
-        "parts": [list(dataclasses.astuple(part)) for part in _divide(members)],
-    }
+    entry = PackEntry(
+        pack=pack_id,
+        ended_at=window["to"],
+        gpu=summary["gpu"]["model"],
+        mode="exclusive" if len(members) == 1 else mode,
+        shared=has_shared([dict(summary)]),
+        gpu_s=(window["to"] - window["from"]) * max(1, len(gpus)),
+        saved_s=None if hours is None else hours * 3600,
+        energy_j=summary["energy_j"],
+        saved_kwh=pack["kwh_saved"],
+        sm_active=None if sm is None else sm["mean"],
+        parts=tuple(_divide(members)),
+    )
+    return dataclasses.asdict(entry)
 
 
 def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
@@ -115,7 +116,7 @@ def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
         ended = member["ended_at"]
         present_s = 0.0
         if ended is not None:
-            present_s = max(0.0, ended - member["started_at"] - (member.get("stopped_s") or 0.0))
+            present_s = max(0.0, ended - member["started_at"] - (member["stopped_s"] or 0.0))
         slowdown = member["slowdown"]
         found[script] = ScriptPart(
             script,
@@ -129,8 +130,8 @@ def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
 
 
 def _name_script(member: Mapping[str, Any]) -> str:
-    script = member.get("script") or member["name"]
-    return posixpath.normpath(posixpath.join(member.get("directory") or "", script))
+    script = member["script"] or member["name"]
+    return posixpath.normpath(posixpath.join(member["directory"] or "", script))
 
 
 def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
@@ -139,41 +140,4 @@ def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
     Raises:
         ValueError: It is none.
     """
-    if "parts" not in value:
-        return None
-    try:
-        return PackEntry(
-            pack=value["pack"],
-            ended_at=_number(value["end"]),
-            gpu=value["gpu"],
-            mode=str(value["mode"]),
-            shared=bool(value["shared"]),
-            gpu_s=_number(value["gpu_s"]),
-            saved_s=_number_or_none(value["saved_s"]),
-            energy_j=_number_or_none(value["j"]),
-            saved_kwh=_number_or_none(value["kwh"]),
-            sm_active=_number_or_none(value["sm"]),
-            parts=tuple(
-                ScriptPart(
-                    script=str(script),
-                    members=int(members),
-                    present_s=_number(present_s),
-                    wasted_s=_number(wasted_s),
-                    slowdowns=_number(slowdowns),
-                    known=int(known),
-                )
-                for script, members, present_s, wasted_s, slowdowns, known in value["parts"]
-            ),
-        )
-    except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"it is not an entry ({error})") from error
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else _number(value)
+    return build_record(PackEntry, value) if "parts" in value else None

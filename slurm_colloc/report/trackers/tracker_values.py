@@ -95,10 +95,10 @@ def build_values(
         readings: The monitor's of it, in order of time.
         gpu: The monitor's of the pack's GPU, in order of time.
     """
-    arguments = [str(word) for word in member.get("arguments") or ()]
-    own = member.get("parameters") or {}
+    arguments = [str(word) for word in member["arguments"] or ()]
+    own = member["parameters"]
     # The argument of --wrap is a command.
-    told = {} if member.get("script") == _WRAP else read_parameters(arguments)
+    told = {} if member["script"] == _WRAP else read_parameters(arguments)
     known = {**own, **told, **own}
     parameters = {
         _clean(name): _clean(value) for name, value in list(known.items())[:_PARAMETERS_MOST]
@@ -106,13 +106,13 @@ def build_values(
     tags = {
         "csub.member": str(member["id"]),
         "csub.state": str(member["state"]),
-        "csub.script": _clean(member.get("script") or ""),
+        "csub.script": _clean(member["script"] or ""),
         "csub.arguments": _clean(shlex.join(arguments)),
-        "csub.node": _clean(member.get("node") or ""),
+        "csub.node": _clean(member["node"] or ""),
         "csub.gpu_model": _clean(summary["gpu"]["model"] or ""),
-        "csub.mode": _clean(member.get("mode") or ""),
+        "csub.mode": _clean(member["mode"] or ""),
         "csub.cause": _clean(member["cause"] or ""),
-        "csub.exit_code": "" if member.get("exit_code") is None else str(member["exit_code"]),
+        "csub.exit_code": "" if member["exit_code"] is None else str(member["exit_code"]),
     }
     begin = float(member["started_at"])
     return TrackerValues(

@@ -116,11 +116,9 @@ def _tell_saving(pack: dict[str, Any]) -> str:
 
 def _tell_degree(summary: Summary) -> list[str]:
     """Which degree was best, from which numbers, and what measuring has cost."""
-    degree = summary.get("degree")
+    degree = summary["degree"]
     if degree is None:
-        # A summary of an older csub has what its runner decided while it added members.
-        older = (summary.get("ramp") or {}).get("reason")
-        return [older] if older else []
+        return []
     # Most packs have none: what tells of it is loaded for those that have.
     from slurm_colloc.report.words.degree_words import describe_cost
 
@@ -157,7 +155,6 @@ def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]
     """Who says what the members' peaks of GPU memory are."""
     parts = []
     for source, who in PEAK_SOURCE_WORDS.items():
-        # A summary of an older csub does not say.
         told = [m["id"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
         if told:
             parts.append(f"by {who}: {name_members(told)}")
@@ -204,7 +201,6 @@ def _name_missing(part: dict[str, Any], ids: Mapping[int, str]) -> str:
 
 def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """What the time of members went into while they were alone; those that lost most first."""
-    # A summary of an older csub has no split.
     stalls = [(member["id"], member["stall"]) for member in members]
     split = [(name, stall) for name, stall in stalls if stall["device"] is not None]
     split.sort(key=lambda pair: pair[1]["device"])

@@ -24,8 +24,7 @@ def count_oom_kills(
     """
     if before is None or after is None:
         return None
-    # A runner of an older csub writes no such word.
-    is_own = after[1] and not launch.get("shares_cgroup")
+    is_own = after[1] and not launch["shares_cgroup"]
     return after[0] - before[0] if is_own or status in (9, 137 << 8) else 0
 
 

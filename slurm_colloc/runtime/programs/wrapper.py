@@ -141,8 +141,7 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
             os.chdir("/tmp")
         note += make_tmpdir(environment)
         redirect(launch)
-        # A runner of an older csub writes no such number.
-        if launch.get("together", 1) > 1:
+        if launch["together"] > 1:
             note += wait_for_others(launch["prefix"], launch["together"])
         if note:
             os.write(2, note.encode("utf-8", "surrogateescape"))

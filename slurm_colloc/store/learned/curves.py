@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.degree.known_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, write_json
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.atomic_files import explain_os_errors, write_json
+from slurm_colloc.store.file_locks import locked_folder
 from slurm_colloc.store.learned.profiles import slug_gpu_model
 from slurm_colloc.store.record_files import read_record
 
 _FOLDER = "curves"
-_LOCK_WAIT_S = 10.0
 _MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
 
 
@@ -73,7 +72,7 @@ def add_curves(root: Path, curves: Iterable[KnownCurve]) -> list[str]:
         StateError: The folder cannot be locked or written.
     """
     problems = []
-    with _locked(root):
+    with locked_folder(root / _FOLDER):
         for curve in curves:
             path = _build_path(root, curve.families, curve.gpu_model, curve.mode)
             try:
@@ -99,7 +98,7 @@ def forget_curves(root: Path, forgotten: Collection[tuple[str, str]] | None) -> 
     """
     if not (root / _FOLDER).is_dir():
         return
-    with _locked(root):
+    with locked_folder(root / _FOLDER):
         for path in (root / _FOLDER).glob("*.json"):
             if forgotten is None or _has_run(path, forgotten):
                 with explain_os_errors("remove", path):
@@ -113,19 +112,6 @@ def _has_run(path: Path, families: Collection[tuple[str, str]]) -> bool:
         if curve is not None:
             return any((family, curve.gpu_model) in families for family in curve.families)
     return False
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    make_directory(root / _FOLDER)
-    path = root / _FOLDER / "lock"
-    with hold_lock(path, _LOCK_WAIT_S) as lock:
-        if lock.problem is not None:
-            with explain_os_errors("lock", path):
-                raise lock.problem
-        if not lock:
-            raise StateError(f"{path} is being written by another csub", hint="try again")
-        yield
 
 
 def _build_path(root: Path, families: Iterable[str], gpu_model: str, mode: SharingMode) -> Path:

@@ -1,7 +1,7 @@
 """`profiles/families`: which usage profiles are of one family, without opening all of them.
 
 A line for each profile, `FAMILY SIGNATURE.GPUMODEL.json`, only ever appended to. It may lack
-profiles that an older csub wrote and name some that have gone: the folder says which there are,
+profiles that were copied there and name some that have gone: the folder says which there are,
 and those that it lacks are read once and written into it.
 """
 

@@ -24,11 +24,10 @@ from slurm_colloc.model.usage.profile import (
 )
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
-    make_directory,
     write_all,
     write_atomic,
 )
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.file_locks import locked_folder
 from slurm_colloc.store.learned.profile_format import build_profile_mapping
 from slurm_colloc.store.learned.profile_index import (
     FOLDER,
@@ -38,22 +37,7 @@ from slurm_colloc.store.learned.profile_index import (
 )
 from slurm_colloc.store.learned.profiles import profile_path, read_profile_file
 
-_LOCK_WAIT_S = 10.0
-
 _Told = TypeVar("_Told")
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    path = root / FOLDER / "lock"
-    make_directory(root / FOLDER)
-    with hold_lock(path, _LOCK_WAIT_S) as lock:
-        if lock.problem is not None:
-            with explain_os_errors("lock", path):
-                raise lock.problem
-        if not lock:
-            raise StateError(f"{path} is being written by another csub", hint="try again")
-        yield
 
 
 def add_observations(root: Path, observations: Iterable[Observation]) -> list[str]:
@@ -68,7 +52,7 @@ def add_observations(root: Path, observations: Iterable[Observation]) -> list[st
         StateError: The folder cannot be locked or written.
     """
     problems: list[str] = []
-    with _locked(root):
+    with locked_folder(root / FOLDER):
         found = ((o, profile_path(root, o.signature, o.gpu_model)) for o in observations)
         for observation, path, record in _read_each(found, problems):
             merged = ProfileRecord.start(observation) if record is None else record.add(observation)
@@ -91,7 +75,7 @@ def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
         StateError: The folder cannot be locked or written.
     """
     problems: list[str] = []
-    with _locked(root):
+    with locked_folder(root / FOLDER):
         found = ((c, profile_path(root, c.signature, c.gpu_model)) for c in completions)
         for completion, path, record in _read_each(found, problems):
             if record is not None and (merged := record.complete(completion)) is not record:
@@ -111,7 +95,7 @@ def add_feedback(root: Path, feedback: Feedback) -> list[str]:
         StateError: The folder cannot be locked or written.
     """
     problems: list[str] = []
-    with _locked(root):
+    with locked_folder(root / FOLDER):
         names = {name: None for member in feedback.members for name in member.profiles}
         found = ((name, profile_path(root, name, feedback.gpu_model)) for name in names)
         records = {
@@ -165,7 +149,7 @@ def import_profiles(root: Path, records: Iterable[ProfileRecord]) -> list[Profil
     """
     chosen: dict[Path, ProfileRecord] = {}
     fresh: dict[str, str] = {}
-    with _locked(root):
+    with locked_folder(root / FOLDER):
         for record in records:
             path = profile_path(root, record.signature, record.gpu_model)
             known = chosen.get(path) or read_profile_file(path)
@@ -192,7 +176,7 @@ def forget_profiles(root: Path, records: Iterable[ProfileRecord]) -> int:
         StateError: The folder cannot be locked or written.
     """
     removed = 0
-    with _locked(root):
+    with locked_folder(root / FOLDER):
         for record in records:
             path = profile_path(root, record.signature, record.gpu_model)
             with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):

@@ -47,7 +47,7 @@ class PackRecord:
             jobs and this is not the first; else empty.
         parts: The Slurm jobs of the call, as the name that each has in `submission` and its
             elements; in the packs of the first, where there are several.
-        settings: What its runner goes by; None where an older csub wrote none.
+        settings: What its runner goes by; None for those of its node.
         layout: The words of the MIG instances that it asks its node for; none in other modes.
         layout_places: How many members have each of those at once; none for one each.
         gpu_set: Which of the GPU sets of its Slurm job it fills, from 0; `request` and `degree`
@@ -113,10 +113,6 @@ class PackRecord:
         packs = [(name, index) for name, indices in parts for index in indices]
         own = (self.submission, self.index)
         return (packs.index(own) + 1, len(packs)) if own in packs and len(packs) > 1 else None
-
-    def is_in_job_of(self, other: PackRecord) -> bool:
-        """Whether both fill GPU sets of the same Slurm job."""
-        return (self.submission, self.index) == (other.submission, other.index)
 
 
 @dataclasses.dataclass(frozen=True)

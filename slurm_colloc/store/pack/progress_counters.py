@@ -98,7 +98,6 @@ class MemberProgress:
         last_step_s: The latest, likewise.
         updated_s: The latest count of anything, likewise.
         source: What counted the steps; `api` where any process used it, None before the first.
-        several_optimizers: A process has more than one optimizer.
         several_loaders: See ProcessProgress.
         skips_unknown: See ProcessProgress.
         processes: One by one, by file name.
@@ -117,7 +116,6 @@ class MemberProgress:
     last_step_s: float | None
     updated_s: float | None
     source: ProgressSource | None
-    several_optimizers: bool
     several_loaders: bool
     skips_unknown: bool
     processes: tuple[ProcessProgress, ...]
@@ -239,7 +237,6 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         last_step_s=_choose(max, (process.last_step_s for process in processes)),
         updated_s=_choose(max, (process.updated_s for process in processes)),
         source=next((s for s in ("api", "optimizer") if s in sources), None),
-        several_optimizers=any(process.optimizers > 1 for process in processes),
         several_loaders=any(process.several_loaders for process in processes),
         skips_unknown=any(process.skips_unknown for process in processes),
         processes=processes,
@@ -259,7 +256,6 @@ NOTHING = MemberProgress(
     last_step_s=None,
     updated_s=None,
     source=None,
-    several_optimizers=False,
     several_loaders=False,
     skips_unknown=False,
     processes=(),

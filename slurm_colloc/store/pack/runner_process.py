@@ -40,7 +40,7 @@ def write_runner(pack: Path | str, runner: RunnerProcess) -> None:
 
 
 def read_runner(pack: Path | str) -> RunnerProcess | None:
-    """Which process runs a pack, or has; None where none, or an older csub, wrote it down.
+    """Which process runs a pack, or has; None where none wrote it down.
 
     Raises:
         StateError: It is damaged.

@@ -69,8 +69,7 @@ MEMBER_COLUMNS: Columns = (
 """One row per running member and tick, and one when it has ended. `cpu_s`, `read_bytes`,
 `written_bytes` and all from `steps` to `wait_s` are counters of that start. `wait_s` is a sum over
 processes; as a share of time it is divided by `trainers`, those that make steps. The last
-two are what PyTorch's allocator says of itself, without contexts; files of an older csub have not
-got them."""
+two are what PyTorch's allocator says of itself, without contexts."""
 
 TABLES = {"gpu": GPU_COLUMNS, "members": MEMBER_COLUMNS}
 

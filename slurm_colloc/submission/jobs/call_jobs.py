@@ -320,7 +320,7 @@ def build_candidate(
         ),
         mail=read_mail(options),
         instrument=not options.flag("no-instrument"),
-        pause=not (options.flag("no-pause") or options.flag("no-probe")),
+        pause=not options.flag("no-pause"),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         metrics=read_option(options, "metric", parse_metrics) or (),
         profile_like=options.text("profile-like"),

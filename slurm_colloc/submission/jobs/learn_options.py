@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.slurm.options import SBATCH_OPTIONS, Argument, Concern, Option, UnknownOption
 
+_KEPT_S = 24 * 3600.0
 _Parsed = TypeVar("_Parsed")
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteAnswer:
+    """Which options the site's sbatch has besides, and their arguments."""
+
+    options: tuple[tuple[str, str], ...]
 
 
 class SiteOptions:
@@ -58,23 +68,35 @@ def learn_site_options(wanted: str, environ: Mapping[str, str]) -> tuple[Option,
     from slurm_colloc.settings import load_settings
     from slurm_colloc.slurm.real_command import find_real_command
     from slurm_colloc.slurm.site_options import ask_site_options
-    from slurm_colloc.store.learned.kept_site_options import (
-        describe_installation,
-        keep_options,
-        read_kept_options,
-    )
+    from slurm_colloc.store.learned.kept_answers import keep, read_kept
 
     root = load_settings().state_path
     command = find_real_command("sbatch", environ.get("PATH"))
     if command is None:
         return ()
-    installation = describe_installation(command, environ)
-    kept = read_kept_options(root, installation)
-    if any(name.startswith(wanted) for name, _ in kept):
-        return tuple(Option(name, None, Argument(text), Concern.GROUP) for name, text in kept)
+    installation = _describe_installation(command, environ)
+    kept = read_kept(root, "site-options", installation, SiteAnswer, _KEPT_S)
+    if kept is not None and any(name.startswith(wanted) for name, _ in kept.options):
+        return tuple(
+            Option(name, None, Argument(text), Concern.GROUP) for name, text in kept.options
+        )
     try:
         found = ask_site_options("sbatch", [option.name for option in SBATCH_OPTIONS])
     except SlurmError:
         return ()
-    keep_options(root, installation, [(option.name, option.argument.value) for option in found])
+    told = SiteAnswer(tuple((option.name, option.argument.value) for option in found))
+    keep(root, "site-options", installation, told)
     return found
+
+
+def _describe_installation(command: str, environ: Mapping[str, str]) -> str:
+    """What the answer depends on: the program, and the list of plug-ins next to slurm.conf."""
+    conf = environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    parts = []
+    for path in (command, conf, os.path.join(os.path.dirname(conf), "plugstack.conf")):
+        try:
+            found = os.stat(path)
+            parts.append(f"{path} {found.st_mtime_ns} {found.st_size}")
+        except OSError:
+            parts.append(f"{path} -")
+    return "; ".join(parts)

@@ -10,12 +10,16 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.sbatch.export import remove_member_variables
 from slurm_colloc.resources import data_path
 from slurm_colloc.slurm.run_command import build_client_environment
 from slurm_colloc.store.atomic_files import read_json, write_json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATE = "pack.sbatch.j2"
 
@@ -60,17 +64,7 @@ def render_batch_script(
     """
     import jinja2
 
-    folders = [templates_dir] if templates_dir else []
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, str(data_path("templates"))]),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # a shell script: every value goes through `quote`
-    )
-    environment.filters["quote"] = shlex.quote
-    environment.filters["comment"] = _one_line
+    environment = build_environment(templates_dir)
     try:
         template = environment.get_template(TEMPLATE)
         return template.render(
@@ -126,6 +120,24 @@ def render_kept_script(
             write_json(path, value)
     holes = {_TITLE: _one_line(title), _PACK_PATH: shlex.quote(pack_path)}
     return _HOLES.sub(lambda match: holes[match[0]], value["text"])
+
+
+def build_environment(templates_dir: str) -> Environment:
+    """What renders shell scripts; a site's own templates come first."""
+    import jinja2
+
+    folders = [templates_dir] if templates_dir else []
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, str(data_path("templates"))]),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # a shell script: every value goes through `quote`
+    )
+    environment.filters["quote"] = shlex.quote
+    environment.filters["comment"] = _one_line
+    return environment
 
 
 def _one_line(text: str) -> str:

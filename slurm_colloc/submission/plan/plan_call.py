@@ -18,7 +18,7 @@ from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets,
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_history
 from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.learned.kept_answers import keep_waits, read_waits
+from slurm_colloc.store.learned.kept_answers import keep, read_kept
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.output_files import refuse_shared_files
 from slurm_colloc.submission.plan.known_jobs import Knowledge
@@ -273,10 +273,11 @@ def look_up_waits(partition: str | None, root: Path) -> WaitTable:
         partition: The partition; None for the default one, of which all partitions tell.
         root: The state directory, which keeps the answer.
     """
-    kept = read_waits(root, partition)
+    name = f"of-{partition or ''}"
+    kept = read_kept(root, name, partition, WaitTable)
     if kept is not None:
         return kept
     jobs, unknown = read_history(partition)
     table = WaitTable(0, {}, unknown) if unknown else build_wait_table(jobs)
-    keep_waits(root, partition, table)
+    keep(root, name, partition, table)
     return table

@@ -15,7 +15,7 @@ from slurm_colloc.slurm.accounting import read_qos
 from slurm_colloc.slurm.output_formats import NodeShape
 from slurm_colloc.slurm.slurm_access import SlurmAccess
 from slurm_colloc.store.calibrations import match_slugs
-from slurm_colloc.store.learned.kept_answers import keep_qos, read_kept_qos
+from slurm_colloc.store.learned.kept_answers import keep, read_kept
 from slurm_colloc.store.learned.profiles import slug_gpu_model
 from slurm_colloc.submission.plan.this_cluster import find_cluster
 
@@ -286,8 +286,9 @@ def _look_up_qos(root: Path, cluster: str, now: float | None) -> QosTable:
     # No answer is kept under the minute in which it was none: the next minute asks again.
     minute = int((time.time() if now is None else now) // _UNKNOWN_KEPT_S)
     failed = f"{cluster} at minute {minute}"
-    table = read_kept_qos(root, cluster) or read_kept_qos(root, failed)
+    kept = (read_kept(root, "qos", about, QosTable) for about in (cluster, failed))
+    table = next(filter(None, kept), None)
     if table is None:
         table = read_qos(cluster=cluster)
-        keep_qos(root, failed if table.unknown else cluster, table)
+        keep(root, "qos", failed if table.unknown else cluster, table)
     return table

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.slurm.cluster_name import ask_cluster_name, describe_client, read_cluster_name
-from slurm_colloc.store.learned.kept_cluster import keep_cluster, read_kept_cluster
+from slurm_colloc.store.learned.kept_answers import keep, read_kept
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterName:
+    """As Slurm has told it."""
+
+    name: str
 
 
 def find_cluster(root: Path, environ: Mapping[str, str] | None = None) -> str:
@@ -23,11 +32,12 @@ def find_cluster(root: Path, environ: Mapping[str, str] | None = None) -> str:
     client = describe_client(environ)
     if not client:
         return ""
-    kept = read_kept_cluster(root, client)
-    if kept is not None and kept.is_fresh:
+    place = f"cluster-of-{client.partition(':')[0]}"
+    if kept := read_kept(root, place, client, ClusterName):
         return kept.name
     if name := ask_cluster_name():
-        keep_cluster(root, client, name)
+        keep(root, place, client, ClusterName(name))
         return name
     # These commands do not change their cluster; only that they answer is not certain.
-    return "" if kept is None else kept.name
+    old = read_kept(root, place, client, ClusterName, math.inf)
+    return "" if old is None else old.name
