@@ -298,7 +298,11 @@ def has_ended(user: CsubUser) -> bool:
 
 
 def resume_nodes(user: CsubUser) -> None:
-    """Slurm drains a node whose slurmd died in the middle of a launch, for an administrator."""
+    """Slurm drains a node for an administrator where a launch failed for no fault of the job's.
+
+    A controller that was killed gives ids again that it has forgotten, and a node that still runs a
+    job of such an id refuses the new one.
+    """
     told = user.run(["sinfo", "-h", "-N", "-o%N %T %E"], check=False).stdout
     for line in sorted(set(told.splitlines())):
         node, state, reason = line.split(maxsplit=2)
