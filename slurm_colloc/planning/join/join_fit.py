@@ -1,7 +1,7 @@
-"""Whether a job may join a pack that is already there, and fits into one that waits; pure.
+"""Whether a job may join a pack that is already there, and how it would stand in it; pure.
 
 A pack that waits is planned anew with the job in it, and asks Slurm for what it then needs. One
-that runs has what it has: see `planning.join.join_fit`.
+that runs has what Slurm gave it, and members whose limits stand: the job gets a free place of it.
 """
 
 from __future__ import annotations

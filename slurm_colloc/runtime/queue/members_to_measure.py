@@ -1,4 +1,7 @@
-"""What a measurement is told of the members that run: who may be paused, and what they are like."""
+"""What a measurement is told of the members that run: who may be paused, and what they are like.
+
+And between two measurements, whether one has changed for good.
+"""
 
 from __future__ import annotations
 

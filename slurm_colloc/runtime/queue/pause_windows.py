@@ -1,4 +1,7 @@
-"""Carrying out a measurement: windows in which some members run and the others are paused."""
+"""Carrying out measurements: windows in which some members run and the others are paused.
+
+And the one of `csub probe`, in which its only member runs until its rate is known.
+"""
 
 from __future__ import annotations
 

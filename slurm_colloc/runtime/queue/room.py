@@ -1,4 +1,4 @@
-"""How much of the GPUs' memory is reserved for members that run, and whether one more finds room.
+"""The figures of a place: what is left of GPU memory, host memory and time for one more member.
 
 What is reserved for a member is its part at the start (planning.gpu_memory_parts), and once it has
 settled what its process takes, with a margin. The limit that it was started with stays.
@@ -234,6 +234,9 @@ END_MARGIN_S = 20.0
 @dataclasses.dataclass(eq=False)
 class TimeLeft:
     """The time of one attempt of a pack.
+
+    A member that would be ended half-way by the end of its pack is not started. It stays as it
+    came, so that the next call of csub submits it again, in a pack with time enough.
 
     Attributes:
         pack: The pack's directory.

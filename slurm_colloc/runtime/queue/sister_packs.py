@@ -1,4 +1,8 @@
-"""What a runner reads of other packs of its user, to see who waits in them."""
+"""What a runner reads of other packs of its user, to see who waits in them and may leave them.
+
+The other GPU sets of its own Slurm job are such packs (`JobSets`). Of the others Slurm is asked
+whether they wait for their turn alone, and told to end those that were emptied (`EmptiedJobs`).
+"""
 
 from __future__ import annotations
 
