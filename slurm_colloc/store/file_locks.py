@@ -15,6 +15,8 @@ from slurm_colloc.ownership import refuse_protected
 from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, open_regular
 from slurm_colloc.store.foreign_files import UnexpectedFile
 
+_FOLDER_WAIT_S = 10.0
+
 
 def is_locked(path: Path | str) -> bool:
     """True while a living process holds the lock of a file; False where there is no such file.
@@ -109,7 +111,7 @@ def _lock(descriptor: int, deadline: float) -> Lock:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, wait_s: float = 10.0) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of the state, which is made where it is missing.
 
     Raises:
@@ -117,7 +119,7 @@ def locked_folder(folder: Path, wait_s: float = 10.0) -> Iterator[None]:
     """
     make_directory(folder)
     path = folder / "lock"
-    with hold_lock(path, wait_s) as lock:
+    with hold_lock(path, _FOLDER_WAIT_S) as lock:
         if lock.problem is not None:
             with explain_os_errors("lock", path):
                 raise lock.problem

@@ -141,7 +141,7 @@ def test_a_job_of_several_gpus_has_a_line_for_each() -> None:
     assert line.most == 1
 
 
-@pytest.mark.parametrize("name", ["array", "taken over", "old summary", "no GPU", "still running"])
+@pytest.mark.parametrize("name", ["array", "taken over", "no GPU", "still running"])
 def test_every_pack_that_began_is_on_the_time_line(name: str, tmp_path: Path) -> None:
     sources = SITUATIONS[name].make(tmp_path)
     text = render_page(sources)

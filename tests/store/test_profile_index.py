@@ -188,7 +188,7 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
     monkeypatch.undo()
     with hold_lock(lock, 0) as held:
         assert held
-        monkeypatch.setattr("slurm_colloc.store.learned.profile_updates._LOCK_WAIT_S", 0.0)
+        monkeypatch.setattr("slurm_colloc.store.file_locks._FOLDER_WAIT_S", 0.0)
         with pytest.raises(StateError) as told:
             forget_profiles(tmp_path, records)
     assert str(told.value) == f"{lock} is being written by another csub: try again"
