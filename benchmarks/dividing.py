@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 from benchmarks.measuring import Figures, Section, Series
-from slurm_colloc.model.mig.mig_layout import place
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_layout import place
+from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile
 from slurm_colloc_lab.simgpu.gpu_models import H100_80
 from slurm_colloc_lab.simgpu.install import make_simulation
 from tests.host.hook_bed import NODE, Bed

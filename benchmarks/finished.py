@@ -17,9 +17,8 @@ from slurm_colloc.store.pack.member_states import (
 )
 from slurm_colloc.store.pack.pack_directory import write_ended
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
-from slurm_colloc.submission.packs.build_packs import build_packs
+from slurm_colloc.submission.packs.build_packs import SbatchOptions, build_packs
 from slurm_colloc.submission.packs.call_batches import group_into_batches
-from slurm_colloc.submission.packs.sbatch_options import SbatchOptions
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.plan_call import plan_call
 

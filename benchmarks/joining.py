@@ -21,7 +21,7 @@ ALONE = ("--gres=gpu:1", "--degree=4", "x.sh")
 _DECIDE = (
     "import os, sys, time\n"
     "import slurm_colloc.submission.join.join_pack\n"
-    "from slurm_colloc.cli.submit.join_first import find_room\n"
+    "from slurm_colloc.cli.submit.place_call import find_room\n"
     "from slurm_colloc.cli.session import Session\n"
     "from slurm_colloc.settings import read_given_environment\n"
     "from slurm_colloc.submission.jobs.call_jobs import collect_call\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Figures, Section, Series
-from slurm_colloc.administration.node_plan import render_hook
+from slurm_colloc.administration.node_files import render_hook
 from slurm_colloc.resources import data_path
 from slurm_colloc_lab.simgpu.gpu_models import H200
 from slurm_colloc_lab.simgpu.install import make_simulation

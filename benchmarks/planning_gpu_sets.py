@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.measuring import Section, Series, format_series, run_in_new_processes
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, Policy, SharingMode, UsageProfile
-from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
+from slurm_colloc.planning.gpu_set_packs import group_by_slurm_job
 from slurm_colloc.planning.plan_packs import plan
 from tests.planning.coefficients import CALIBRATION
 

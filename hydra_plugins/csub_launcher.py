@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 
 if TYPE_CHECKING:
-    from slurm_colloc.executor.future_job import Job
+    from slurm_colloc.executor.function_executor import Job
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class CsubLauncher(Launcher):
         Raises:
             BaseException: What the task function has raised, so that its member fails, too.
         """
-        from slurm_colloc.submitit.job_environment import JobEnvironment
+        from slurm_colloc.submitit.auto_executor import JobEnvironment
 
         assert self.hydra_context is not None
         assert self.config is not None

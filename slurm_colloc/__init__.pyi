@@ -1,7 +1,7 @@
 from slurm_colloc.errors import MemberFailed as MemberFailed
 from slurm_colloc.executor.function_executor import Executor as Executor
+from slurm_colloc.executor.function_executor import Job as Job
 from slurm_colloc.executor.function_executor import submit as submit
-from slurm_colloc.executor.future_job import Job as Job
 
 __version__: str
 __all__ = ["Executor", "Job", "MemberFailed", "__version__", "submit"]

@@ -12,12 +12,8 @@ from collections.abc import Callable, Sequence
 
 # A user may press Ctrl-C while modules are loaded, too.
 try:
+    from slurm_colloc.cli.in_place.sbatch_call import choose_sbatch_call, hand_over, is_led_back
     from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
-    from slurm_colloc.cli.submit.in_place_of_sbatch import (
-        choose_sbatch_call,
-        hand_over,
-        is_led_back,
-    )
     from slurm_colloc.errors import CollocError
     from slurm_colloc.model.printable import escape_controls
 except KeyboardInterrupt:
@@ -68,19 +64,19 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
     if name == "sbatch":
         return choose_sbatch_call(argv)
     if name == "scancel":
-        from slurm_colloc.cli.change.in_place_of_scancel import run_scancel
+        from slurm_colloc.cli.in_place.tasks_changed import run_scancel
 
         return lambda: run_scancel(argv)
     if name == "scontrol":
-        from slurm_colloc.cli.change.in_place_of_scontrol import run_scontrol
+        from slurm_colloc.cli.in_place.tasks_changed import run_scontrol
 
         return lambda: run_scontrol(argv)
     if name == "squeue":
-        from slurm_colloc.cli.look.in_place_of_squeue import run_squeue
+        from slurm_colloc.cli.in_place.tasks_listed import run_squeue
 
         return lambda: run_squeue(argv)
     if name == "sacct":
-        from slurm_colloc.cli.look.in_place_of_sacct import run_sacct
+        from slurm_colloc.cli.in_place.tasks_listed import run_sacct
 
         return lambda: run_sacct(argv)
     return None
@@ -117,17 +113,17 @@ def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
     """The commands that submit what a table or earlier jobs say, and completion; else None."""
     first = argv[0] if argv else ""
     if first in ("--complete-words", "--install-completion", "--show-completion"):
-        from slurm_colloc.cli.completion.completion_command import run_completion
+        from slurm_colloc.cli.complete import run_completion
 
         return lambda: run_completion(argv)
     if argv == ["--man"]:
         return _tell_manual
     if first == "sweep":
-        from slurm_colloc.cli.submit.sweep_command import run_sweep
+        from slurm_colloc.cli.submit.batch_and_sweep import run_sweep
 
         return lambda: run_sweep(argv[1:])
     if first == "batch":
-        from slurm_colloc.cli.submit.batch_command import run_batch
+        from slurm_colloc.cli.submit.batch_and_sweep import run_batch
 
         return lambda: run_batch(argv[1:])
     if first == "retry":

@@ -15,7 +15,7 @@ COMMANDS = "slurm_colloc.commands"
 """By a command's name: a function of the words behind it that returns the exit status."""
 
 RULES = "slurm_colloc.rules"
-"""By a rule's name: a `slurm_colloc.planning.other_rules.PackingRule`."""
+"""By a rule's name: a `slurm_colloc.planning.known_packs.PackingRule`."""
 
 
 def list_extensions(group: str) -> frozenset[str]:

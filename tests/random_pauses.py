@@ -6,7 +6,7 @@ import random
 
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_pauses import MEASURED, PARKED
+from slurm_colloc.store.pack.member_states import MEASURED, PARKED
 
 
 def pause_at_random(seed: int, room: int = 0) -> None:

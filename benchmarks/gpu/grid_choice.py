@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from benchmarks.gpu.grid_design import ALONE_SHARING, Sharing
 from benchmarks.gpu.mix import Alone, Mix, MixJob, build_policy
 from slurm_colloc.errors import NodeError
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Capacity, PackPlan, Rule, SharingMode
+from slurm_colloc.model.usage_profile import Calibration
+from slurm_colloc.planning.broken_limits import predict_setting
+from slurm_colloc.planning.hard_limits import Setting
 from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.priced_packs import Setting
 from slurm_colloc_lab.calibration.measured_packs import build_load, read_number
 
 LENGTH_S = 600.0

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     Capacity,
@@ -20,11 +19,12 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.usage_profile import Calibration, Load
+from slurm_colloc.planning.broken_limits import predict_setting
+from slurm_colloc.planning.hard_limits import Setting
 from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.predict.pack_duration import compute_ends_s
-from slurm_colloc.planning.priced_packs import Setting
+from slurm_colloc.planning.predict.sharing_ways import compute_ends_s
 from slurm_colloc_lab.calibration.workloads import BY_NAME
 
 CONTEXT_MB = 512

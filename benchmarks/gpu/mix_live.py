@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 from benchmarks.gpu.mix import MPS_START_S, Figures, Mix, build_policy
 from slurm_colloc.model.plan import Rule, SharingMode
-from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.limits.broken_limits import predict_setting
-from slurm_colloc.planning.limits.gpu_limits import build_limits
-from slurm_colloc.planning.limits.hard_limits import find_broken
+from slurm_colloc.planning.broken_limits import predict_setting
+from slurm_colloc.planning.hard_limits import Setting, Subject, find_broken
+from slurm_colloc.planning.job_needs import build_limits, build_subject
 from slurm_colloc.planning.plan_packs import ask
-from slurm_colloc.planning.priced_packs import Setting, Subject
 from slurm_colloc_lab.rules.other_rules import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,

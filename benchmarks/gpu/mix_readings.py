@@ -10,11 +10,8 @@ from typing import Any
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.model.usage.profile import (
-    PCIE_MIB_S,
-)
+from slurm_colloc.model.usage_profile import PCIE_MIB_S, Load
 from slurm_colloc_lab.calibration.calibrated_gpu import CPU
 
 _NVML_S = 60.0

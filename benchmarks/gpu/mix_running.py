@@ -13,7 +13,7 @@ from benchmarks.gpu.mix import Alone
 from benchmarks.gpu.mix_readings import EnergyMeter, build_load
 from benchmarks.gpu.mix_worker import StepPool
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps.mps_support import build_member_environment
+from slurm_colloc.host.mps.mps_control import build_member_environment
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc_lab.calibration.training_group import PrivateMps
 from slurm_colloc_lab.calibration.training_server import Worker

@@ -34,8 +34,8 @@ from benchmarks.gpu.mix_running import MixGpu, RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 from slurm_colloc.errors import CollocError, UsageProblem
-from slurm_colloc.model.calibration import Calibration, Load
 from slurm_colloc.model.plan import Rule
+from slurm_colloc.model.usage_profile import Calibration, Load
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,

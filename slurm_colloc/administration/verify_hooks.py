@@ -3,30 +3,292 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import gzip
 import json
 import os
+import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.administration.audit_view import AuditFilter, describe_entry, read_entries
-from slurm_colloc.administration.fake_job import (
-    FakeJob,
-    build_hook_environment,
-    describe_gpu,
-    find_differences,
-)
-from slurm_colloc.administration.node_plan import NodeFile, read_constants
-from slurm_colloc.errors import CollocError, NodeError
+from slurm_colloc.administration.node_files import NodeFile, read_constants
+from slurm_colloc.errors import CollocError, NodeError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
-from slurm_colloc.host.nvml.nvml_query import probe_gpus
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
+from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
-from slurm_colloc.host.system.trusted_paths import open_trusted
+
+# ---- A job that does not exist, as slurmd would describe it to a hook; pure ----------------------
+
+COMMENT = "csub admin verify [csub/1 mps]"
+FIRST_JOB_ID = 4_000_000_000
+"""Slurm's own ids end at 67,108,863 (slurm.conf(5), MaxJobId), so no real job is hit."""
+
+
+@dataclass(frozen=True)
+class FakeJob:
+    """What the hooks are told.
+
+    Args:
+        job_id: Its number.
+        uid: Whose it would be.
+        gid: That user's group.
+        user: The user's name.
+        gpu: The GPU it would have.
+        partition: Its partition.
+        account: Its account.
+        node: Slurm's name of this node.
+    """
+
+    job_id: str
+    uid: int
+    gid: int
+    user: str
+    gpu: Gpu
+    partition: str
+    account: str
+    node: str
+
+
+def choose_gpu(answer: NvmlAnswer, wanted: int | None, held: Collection[str]) -> Gpu:
+    """Find a GPU that no process uses.
+
+    Args:
+        answer: What NVML says.
+        wanted: N of /dev/nvidiaN; None for the first that is idle.
+        held: UUIDs of GPUs that jobs have prepared.
+
+    Raises:
+        NodeError: There is none, or it cannot be told.
+        UsageProblem: The one that is wanted is not there.
+    """
+    if answer.problem:
+        raise NodeError(answer.problem, hint="without NVML the hooks prepare nothing")
+    gpus = [gpu for gpu in answer.gpus if wanted is None or gpu.minor_number == wanted]
+    if not gpus:
+        raise UsageProblem(
+            f"there is no GPU {wanted} here" if wanted is not None else "there is no GPU here",
+            hint="--gpu takes N of /dev/nvidiaN",
+        )
+    reasons = []
+    for gpu in gpus:
+        reason = _find_use(gpu, held)
+        if not reason:
+            return gpu
+        reasons.append(f"/dev/nvidia{gpu.minor_number}: {reason}")
+    raise NodeError(
+        f"no GPU is idle ({'; '.join(reasons)})", hint="drain the node, or name one with --gpu"
+    )
+
+
+def _find_use(gpu: Gpu, held: Collection[str]) -> str:
+    """Why a GPU cannot be tried on; empty where it can."""
+    if gpu.uuid is None or gpu.minor_number is None:
+        return "NVML does not say which it is"
+    if gpu.uuid in held:
+        return "prepared for a job"
+    if gpu.processes is None:
+        return "NVML does not say who uses it"
+    return f"used by process {gpu.processes[0].pid}" if gpu.processes else ""
+
+
+def build_hook_environment(job: FakeJob, comment: str = COMMENT) -> dict[str, str]:
+    """The variables of a prolog, without PATH, as slurmd gives them."""
+    index = str(job.gpu.minor_number)
+    return {
+        "SLURM_JOB_ID": job.job_id,
+        "SLURM_JOBID": job.job_id,
+        "SLURM_JOB_UID": str(job.uid),
+        "SLURM_JOB_GID": str(job.gid),
+        "SLURM_JOB_USER": job.user,
+        "SLURM_JOB_PARTITION": job.partition,
+        "SLURM_JOB_ACCOUNT": job.account,
+        "SLURM_JOB_COMMENT": comment,
+        "SLURM_JOB_GPUS": index,
+        "CUDA_VISIBLE_DEVICES": index,
+        "SLURM_JOB_RESTART_COUNT": "0",
+        "SLURMD_NODENAME": job.node,
+        "SLURM_CLUSTER_NAME": "csub-admin-verify",
+    }
+
+
+def describe_gpu(gpu: Gpu | None) -> dict[str, object]:
+    """What of a GPU's state a job must leave as it was."""
+    if gpu is None:
+        return {}
+    return {
+        "uuid": gpu.uuid,
+        "compute_mode": gpu.compute_mode,
+        "mig_enabled": gpu.mig_enabled,
+        "processes": None if gpu.processes is None else sorted(p.pid for p in gpu.processes),
+        "gpu_memory_used_mb": gpu.gpu_memory_used_mb,
+    }
+
+
+def find_differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """What a job has changed; memory in use is the driver's own and moves by itself."""
+    return [
+        f"{name} was {before[name]}, is {after.get(name)}"
+        for name in before
+        if name != "gpu_memory_used_mb" and after.get(name) != before[name]
+    ]
+
+
+# ---- The lines that hooks leave, read for people: one JSON value for each run of a hook ----------
+
+_ROTATED = re.compile(r"\.(\d+)(?:\.gz)?$")
+COLUMNS = ("time", "hook", "job", "uid", "mode", "action", "ms", "exit", "outcome")
+OUTCOMES = ("ok", "problem", "failed", "prepared", "told", "undone", "none")
+"""`ok` and `problem`: whether all went as it should; `failed`: Slurm was told that the node is not
+fit for jobs; the rest: what the hook did, `told` where nothing could be prepared."""
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Which lines are wanted; None for all.
+
+    Args:
+        job: A job id.
+        uid: A user.
+        outcome: One of OUTCOMES.
+        hook: prolog, epilog or recover.
+    """
+
+    job: str | None = None
+    uid: int | None = None
+    outcome: str | None = None
+    hook: str | None = None
+
+    def matches(self, entry: Mapping[str, Any]) -> bool:
+        """A line is wanted."""
+        wanted = {"job": self.job, "uid": self.uid, "hook": self.hook}
+        return self._matches_outcome(entry) and all(
+            value is None or str(entry.get(name)) == str(value) for name, value in wanted.items()
+        )
+
+    def _matches_outcome(self, entry: Mapping[str, Any]) -> bool:
+        if self.outcome == "failed":
+            return bool(entry.get("exit"))
+        if self.outcome in ("ok", "problem"):
+            return is_ok(entry) == (self.outcome == "ok")
+        return self.outcome is None or entry.get("action") == self.outcome
+
+
+def is_ok(entry: Mapping[str, Any]) -> bool:
+    """All went as it should: nothing is said, and nothing was reported to Slurm."""
+    return not entry.get("outcome") and not entry.get("exit")
+
+
+def describe_entry(entry: Mapping[str, Any]) -> str:
+    """One run of a hook in a few words."""
+    words = f"{entry.get('hook')}: {entry.get('action')}"
+    return words if is_ok(entry) else f"{words}, {entry.get('outcome') or 'failed'}"
+
+
+def list_log_files(path: str) -> list[str]:
+    """The log and its rotated parts, oldest first."""
+    rotated = []
+    for name in glob.glob(f"{glob.escape(path)}.*"):
+        match = _ROTATED.search(name)
+        if match and _ROTATED.sub("", name) == path:
+            rotated.append((int(match[1]), name))
+    files = [name for _, name in sorted(rotated, reverse=True)]
+    return [*files, path] if os.path.lexists(path) else files
+
+
+def read_entries(path: str, wanted: AuditFilter) -> tuple[list[dict[str, Any]], int]:
+    """Read the log.
+
+    Args:
+        path: The newest file.
+        wanted: Which lines.
+
+    Returns:
+        The lines, oldest first, and how many could not be read.
+
+    Raises:
+        NotFound: There is no log yet.
+        StateError: It cannot be read.
+    """
+    files = list_log_files(path)
+    if not files:
+        raise NotFound(
+            f"there is no log at {path}", hint="it begins with the first job that asks for MPS"
+        )
+    entries, damaged = [], 0
+    for name in files:
+        for line in _read_lines(name):
+            entry = parse_entry(line)
+            if entry is None:
+                damaged += 1
+            elif wanted.matches(entry):
+                entries.append(entry)
+    return entries, damaged
+
+
+def _read_lines(name: str) -> Iterator[str]:
+    opener: Any = gzip.open if name.endswith(".gz") else open
+    try:
+        with opener(name, "rt", encoding="utf-8", errors="replace") as file:
+            yield from (line for line in file if line.strip())
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        hint = "only root and its group may" if isinstance(error, PermissionError) else ""
+        raise StateError(f"cannot read {name}: {reason}", hint=hint) from error
+
+
+def parse_entry(line: str) -> dict[str, Any] | None:
+    """Read one line; None where it is damaged."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def parse_user(text: str) -> int:
+    """A user's number, by number or name.
+
+    Raises:
+        UsageProblem: There is no such user.
+    """
+    if text.isdigit():
+        return int(text)
+    import pwd
+
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except KeyError:
+        raise UsageProblem(f"there is no user {text!r} on this machine") from None
+
+
+def render_entries(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Lines for people; what a line lacks is a hyphen."""
+    rows = [[name.upper() for name in COLUMNS]]
+    rows += [
+        [*(_show(entry.get(name)) for name in COLUMNS[:-1]), _show(entry.get("outcome") or "ok")]
+        for entry in entries
+    ]
+    widths = [max(len(row[number]) for row in rows) for number in range(len(COLUMNS))]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        + "\n"
+        for row in rows
+    )
+
+
+def _show(value: Any) -> str:
+    """One cell: no line break or escape sequence of a user's text reaches the terminal."""
+    if value in (None, ""):
+        return "-"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
 
 HOOK_LIMIT_S = 90.0
 _NVML_LIMIT_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from slurm_colloc.check.shell_words import JOB_IDS, Kind, WordPart
+from slurm_colloc.check.shell_reading import JOB_IDS, Kind, WordPart
 
 _OWN = re.compile(r"(^|\.)(getpid|uuid\d?|uuid4|token_hex|mkdtemp|mkstemp|TemporaryDirectory)$")
 _CLOCKS = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from slurm_colloc.check.collisions import (
     ScriptFinding,
@@ -11,18 +12,12 @@ from slurm_colloc.check.collisions import (
     device_finding,
     job_id_finding,
     port_finding,
+    requeue_finding,
+    shorten,
     temporary_finding,
 )
 from slurm_colloc.check.memory_fraction import check_memory_assignment
-from slurm_colloc.check.reaching_commands import (
-    CommandReach,
-    check_gpu,
-    check_processes,
-    check_removal,
-    check_slurm,
-)
-from slurm_colloc.check.shell_programs import TALKERS, arguments_of, options_of, origin_of
-from slurm_colloc.check.shell_words import (
+from slurm_colloc.check.shell_reading import (
     JOB_IDS,
     TCP_ADDRESS,
     Assignment,
@@ -36,6 +31,362 @@ from slurm_colloc.check.shell_words import (
     find_job_id,
     tells_members_apart,
 )
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.slurm.options import parse_srun_line
+
+# ---- Which program of a shell command does the work, and what it is given; pure ------------------
+
+# What starts the command behind its own options.
+_STARTERS = frozenset(
+    {
+        "srun", "env", "nohup", "time", "exec", "command", "nice", "timeout", "stdbuf", "numactl",
+        "taskset", "sudo", "setsid", "xargs", "mpirun", "mpiexec", "singularity", "apptainer",
+        "ionice", "chrt", "strace", "builtin",
+    }
+)  # fmt: skip
+_WITH_VALUE = {
+    "env": ("-u", "-C", "-S"),
+    "mpirun": ("-n", "-np", "-ppn", "-host", "-hosts", "--map-by", "--bind-to"),
+    "mpiexec": ("-n", "-np", "-ppn", "-host", "-hosts", "--map-by", "--bind-to"),
+    "nice": ("-n",),
+    "numactl": ("-C", "-N", "-m", "-i", "-p"),
+    "singularity": ("-B", "--bind", "--pwd", "--home", "--env"),
+    "apptainer": ("-B", "--bind", "--pwd", "--home", "--env"),
+    "ionice": ("-c", "-n"),
+    "stdbuf": ("-i", "-o", "-e"),
+    "sudo": ("-u", "-g"),
+    "taskset": ("-c",),
+    "timeout": ("-s", "-k"),
+    "xargs": ("-n", "-P", "-I", "-L", "-d", "-a", "-s"),
+}
+"""Options of starters whose value is the next word."""
+# Their words are text for people, or a question.
+TALKERS = frozenset(
+    {
+        "echo", "printf", "test", "[", "[[", "true", "false", ":", "return", "exit", "logger",
+        "set", "shift", "trap", "kill", "wait", "type", "which", "squeue", "sacct", "sstat", "seff",
+        "scontrol", "scancel", "sbatch", "sprio", "sinfo", "csub", "grep", "sed", "awk", "mail",
+        "basename", "dirname", "expr", "bc", "date", "module", "ml", "eval", "unset", "local",
+    }
+)  # fmt: skip
+
+
+def program_at(command: Command) -> int | None:
+    """Where in a command's words the program stands that does the work; None for nowhere."""
+    position = 0
+    literals = [word.literal for word in command.words]
+    while position < len(literals):
+        name = base_name(literals[position])
+        if name not in _STARTERS:
+            return position
+        following = _behind_options(literals, position, name)
+        if following is None:
+            return position
+        position = following
+    return None
+
+
+def base_name(text: str | None) -> str:
+    """The last part of a path."""
+    return (text or "").rpartition("/")[2]
+
+
+def _behind_options(literals: list[str | None], position: int, name: str) -> int | None:
+    """The first word behind a starter's own options."""
+    if name == "srun":
+        return _behind_srun(literals, position)
+    at = position + 1
+    while at < len(literals):
+        text = literals[at]
+        if text is None or (name == "env" and "=" in text):
+            at += 1
+        elif text == "--":
+            return at + 1 if at + 1 < len(literals) else None
+        elif text.startswith("-"):
+            at += 2 if text in _WITH_VALUE.get(name, ()) else 1
+        elif _belongs_to(name, text):
+            at += 1
+        else:
+            return at
+    return None
+
+
+def _behind_srun(literals: list[str | None], position: int) -> int | None:
+    try:
+        line = parse_srun_line(["?" if text is None else text for text in literals[position + 1 :]])
+    except UsageProblem:
+        return None
+    return len(literals) - len(line.words) if line.words else None
+
+
+def _belongs_to(name: str, text: str) -> bool:
+    """A word that is a starter's own although it is not an option."""
+    if name in ("timeout", "taskset"):
+        return re.fullmatch(r"[\d.,\-]+[smhd]?", text) is not None
+    if name in ("singularity", "apptainer"):
+        return text in ("exec", "run") or text.endswith((".sif", ".img"))
+    return False
+
+
+def arguments_of(command: Command) -> tuple[str, tuple[ShellWord, ...]]:
+    """The name of the program that does the work, and its arguments."""
+    at = program_at(command)
+    if at is None:
+        return "", ()
+    return base_name(command.words[at].literal), command.words[at + 1 :]
+
+
+def options_of(words: tuple[ShellWord, ...]) -> Iterator[tuple[str, ShellWord]]:
+    """Options with their values, in either spelling: `--port=1`, `--port 1`."""
+    for position, word in enumerate(words):
+        head = word.parts[0] if word.parts else None
+        if head is None or head.kind is not Kind.TEXT:
+            continue
+        option, equals, rest = head.text.partition("=")
+        if equals:
+            first = (WordPart(Kind.TEXT, rest, head.line),) if rest else ()
+            yield option, ShellWord((*first, *word.parts[1:]), word.source, word.line)
+        elif option.startswith("-") and position + 1 < len(words):
+            yield option, words[position + 1]
+
+
+def origin_of(word: ShellWord) -> int:
+    """The line where a word's text was written."""
+    return word.parts[0].line if word.parts else word.line
+
+
+# ---- Commands of a shell script that reach the neighbours or the GPU itself; pure ----------------
+
+_GPU_SETTINGS = re.compile(
+    r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"
+    r"|--reset-gpu-clocks|-lmc|--lock-memory-clocks|-rmc|-ac|--applications-clocks|-rac"
+    r"|--reset-applications-clocks|-mig|--multi-instance-gpu|-r|--gpu-reset|-e|--ecc-config|-am"
+    r"|-caa|-cgi|-dci|-dgi|-cci)(=.*)?$"
+)
+_LIST_PROCESSES = frozenset({"pgrep", "ps", "pidof", "lsof", "fuser", "nvidia-smi"})
+
+
+_BASH_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
+"""Commands there are functions in a member's bash; see runtime.launch.bash_protection."""
+
+
+@dataclass(frozen=True)
+class CommandReach:
+    """What reaches csub's own scancel and scontrol at a point of a script.
+
+    Attributes:
+        is_bash: bash runs it, and has functions for them, whatever PATH is.
+        path_set_at: The line where PATH was set anew; None where it was not.
+    """
+
+    is_bash: bool = False
+    path_set_at: int | None = None
+
+    def after(self, step: Assignment) -> CommandReach:
+        """What holds after an assignment."""
+        if step.name != "PATH" or any(part.text == "PATH" for part in step.value.holes):
+            return self
+        return replace(self, path_set_at=step.line)
+
+
+def check_slurm(command: Command, file: str, reach: CommandReach) -> Iterator[ScriptFinding]:
+    """Slurm's commands that act on the own job, and a srun that goes past csub's."""
+    at = program_at(command)
+    first = command.words[0].literal if command.words else None
+    if first and first.startswith("/") and base_name(first) == "srun":
+        yield ScriptFinding(
+            "srun-by-path",
+            file,
+            command.line,
+            shorten(first),
+            "it bypasses csub's srun, which keeps a step within its member's host memory",
+            "write srun without its path",
+        )
+    if at is None:
+        return
+    text = command.words[at].literal or ""
+    words = command.words[at + 1 :]
+    if at > 0:
+        # Another program starts it: bash's functions are not asked.
+        reach = replace(reach, is_bash=False)
+    lost = _find_lost(command, text, words, file, reach)
+    if base_name(text) == "scontrol":
+        if not any(word.literal in ("requeue", "requeuehold") for word in words):
+            return
+        hold = any(word.literal == "requeuehold" for word in words)
+        if lost is None:
+            yield from _check_own_job(text, command.line, words, file, "restarts", refused=hold)
+        else:
+            yield lost
+    elif base_name(text) == "scancel":
+        if lost is None:
+            yield from _check_own_job(text, command.line, words, file, "ends", refused=False)
+        else:
+            yield lost
+
+
+def _find_lost(
+    command: Command, text: str, words: tuple[ShellWord, ...], file: str, reach: CommandReach
+) -> ScriptFinding | None:
+    """A command about the own job that goes past csub's; None where it does not."""
+    if not any(find_job_id(word.parts) or _names_array(word) for word in words):
+        return None
+    name = base_name(text)
+    what = shorten(f"{text} {' '.join(word.source or word.shown for word in words)}")
+    verb = "ends" if name == "scancel" else "restarts"
+    if text.startswith("/"):
+        if reach.is_bash and text.rpartition("/")[0] in _BASH_FOLDERS:
+            return None
+        return ScriptFinding(
+            "slurm-command-by-path",
+            file,
+            command.line,
+            what,
+            f"it bypasses csub's {name}, and {verb} all members of the pack",
+            f"write {name} without its path",
+        )
+    if reach.path_set_at is None or reach.is_bash:
+        return None
+    return ScriptFinding(
+        "slurm-command-lost",
+        file,
+        command.line,
+        what,
+        f"PATH is set anew in line {reach.path_set_at}, so Slurm's own {name} is found, "
+        f"and {verb} all members of the pack",
+        f"keep what PATH has (PATH=...:$PATH), or call {name} from bash, without a program before",
+    )
+
+
+def _check_own_job(
+    text: str, line: int, words: tuple[ShellWord, ...], file: str, verb: str, *, refused: bool
+) -> Iterator[ScriptFinding]:
+    what = f"{text} {' '.join(word.source or word.shown for word in words)}"
+    named = [word for word in words if find_job_id(word.parts) or _names_array(word)]
+    if not named:
+        return
+    if refused:
+        yield ScriptFinding(
+            "slurm-command-refused",
+            file,
+            line,
+            shorten(what),
+            "scontrol requeuehold cannot be done for one member, and fails",
+            "write scontrol requeue",
+        )
+    elif all(_is_own_id(word) for word in named):
+        yield requeue_finding(file, line, what)
+    else:
+        yield ScriptFinding(
+            "own-job-other-id",
+            file,
+            line,
+            shorten(what),
+            f"whether this {verb} the member or every pack of the array depends on the pack",
+            "name the job by $SLURM_JOB_ID",
+        )
+
+
+def _names_array(word: ShellWord) -> bool:
+    return any(part.text == "SLURM_ARRAY_JOB_ID" for part in word.holes)
+
+
+def _is_own_id(word: ShellWord) -> bool:
+    shown = word.shown.removeprefix("JobId=").removeprefix("jobid=")
+    return shown in (
+        *(f"${name}" for name in JOB_IDS),
+        "$SLURM_COLLOC_MEMBER",
+        "$SLURM_COLLOC_NAME",
+        "$SLURM_ARRAY_JOB_ID_$SLURM_ARRAY_TASK_ID",
+    )
+
+
+def check_gpu(command: Command, file: str) -> Iterator[ScriptFinding]:
+    """Commands that change the GPU, or how it is shared."""
+    name, words = arguments_of(command)
+    what = " ".join([name, *(word.source or word.shown for word in words)])
+    if name == "nvidia-smi":
+        literals = [word.literal or "" for word in words]
+        if any(_GPU_SETTINGS.match(text) for text in literals) or literals[:1] == ["mig"]:
+            yield ScriptFinding(
+                "gpu-settings",
+                file,
+                command.line,
+                shorten(what),
+                "it changes the GPU for the neighbours too, or is not permitted",
+                "leave it out",
+            )
+    elif name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        yield ScriptFinding(
+            "mps-control",
+            file,
+            command.line,
+            shorten(what),
+            "the MPS daemon serves all processes on the GPU: neighbours would end with it",
+            "leave it out: csub decides how the GPU is shared",
+        )
+
+
+def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
+    """Processes that are ended by their names."""
+    name, words = arguments_of(command)
+    literals = [word.literal or "" for word in words]
+    reaches = False
+    if name in ("pkill", "skill"):
+        own = ("-P", "--parent", "-g", "--pgroup", "-s", "--session")
+        reaches = not any(text.startswith(own) for text in literals)
+    elif name == "killall":
+        reaches = "-l" not in literals
+    elif name == "fuser":
+        reaches = any(re.match(r"^-[a-z]*k|^--kill", text) for text in literals)
+    elif name == "kill":
+        sources = " ".join(word.source for word in words)
+        found_by_name = re.search(r"(\$\(|`)\s*(pgrep|pidof|ps|lsof|nvidia-smi)\b", sources)
+        reaches = (literals[-1:] == ["-1"] and len(literals) > 1) or (
+            found_by_name is not None and not re.search(r"pgrep\s[^)]*(-P|--parent)\b", sources)
+        )
+        if command.words[0].literal == "xargs":
+            reaches = reaches or _reads_processes(command)
+    if reaches:
+        what = " ".join(word.source or word.shown for word in command.words)
+        yield ScriptFinding(
+            "kill-by-name",
+            file,
+            command.line,
+            shorten(what),
+            "the neighbours' processes have the same names and the same user, and end too",
+            "end only what you started: pid=$! after starting it, later kill $pid",
+        )
+
+
+def _reads_processes(command: Command) -> bool:
+    before = command.before
+    while before is not None:
+        if base_name(before.words[0].literal if before.words else None) in _LIST_PROCESSES:
+            return True
+        before = before.before
+    return False
+
+
+def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
+    """Directories of all members that are removed."""
+    name, words = arguments_of(command)
+    if name != "rm":
+        return
+    for word in words:
+        text = re.sub(r"/+", "/", word.shown)
+        above = re.match(r"^\$TMPDIR/(\.\.|\*/\.\.)(/|$)", text)
+        whole = re.fullmatch(r"(/tmp|/var/tmp|/dev/shm)(/\**)?", text)
+        if above or whole:
+            yield ScriptFinding(
+                "removes-neighbours",
+                file,
+                command.line,
+                shorten(f"rm {word.shown}"),
+                "the neighbours' temporary files lie there too",
+                "remove what lies below $TMPDIR, or nothing: csub removes each member's own",
+            )
+
 
 _WRITERS = frozenset(
     {"mkdir", "cp", "mv", "touch", "tee", "ln", "rsync", "install", "mkfifo", "pushd", "cd", "rm"}

@@ -6,24 +6,422 @@ it does not understand, and those lines are told. Everything here is pure.
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-from slurm_colloc.check.shell_expansion import WordReader, text_of
-from slurm_colloc.check.shell_words import (
-    Assignment,
-    Command,
-    Document,
-    Kind,
-    Redirect,
-    ShellScript,
-    ShellWord,
-    WordPart,
-)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
+
+# ---- Words of a shell script as far as they can be known without running it; pure ----------------
+#
+# A word is a sequence of parts: text, variables, command substitutions and sums. Variables that the
+# script has set before stand for what they were set to.
+
+JOB_IDS = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
+"""What all members of a pack see alike."""
+
+OWN_OF_A_MEMBER = frozenset(
+    {
+        "BASHPID",
+        "EPOCHREALTIME",
+        "MASTER_PORT",
+        "OPTARG",
+        "PET_MASTER_PORT",
+        "PPID",
+        "RANDOM",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_COLLOC_MEMBER",
+        "SLURM_COLLOC_NAME",
+        "SLURM_TASK_PID",
+        "SRANDOM",
+        "TMPDIR",
+        "$",
+        "!",
+        "@",
+        "*",
+    }
+)
+"""What differs between members, or may differ because they are called with other arguments."""
+
+TCP_ADDRESS = re.compile(r"^tcp://[^/]*:0*[1-9]\d*$")
+"""Where torch.distributed meets: `tcp://127.0.0.1:23456`."""
+
+_RANDOM_COMMAND = re.compile(
+    r"\b(mktemp|uuidgen|shuf|openssl\s+rand|/dev/u?random|getrandbits|rand(int|om|range)|uuid4)\b"
+)
+_FINER_THAN_MINUTES = re.compile(r"%[-_0^#]*(\d*N)")
+_CLOCK = re.compile(r"%[-_0^#]*[sSTMrRcX]")
+_HOLE = "\0"
+
+
+class Kind(enum.Enum):
+    """What a part of a word is."""
+
+    TEXT = "text"
+    VARIABLE = "variable"
+    COMMAND = "command"
+    SUM = "sum"
+    CLOCK = "clock"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class WordPart:
+    """A piece of a word.
+
+    Attributes:
+        kind: What it is.
+        text: The text, the variable's name, or the source of a substitution.
+        line: Where it was written, not where a variable was used that holds it.
+        inner: Parts that its value is made of.
+    """
+
+    kind: Kind
+    text: str
+    line: int
+    inner: tuple[WordPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShellWord:
+    """A word of a command.
+
+    Attributes:
+        parts: What it is made of, variables replaced by what they hold.
+        source: As it was written.
+        line: Its line.
+    """
+
+    parts: tuple[WordPart, ...]
+    source: str
+    line: int
+
+    @property
+    def literal(self) -> str | None:
+        """Its text, None where something in it is not known."""
+        if all(part.kind is Kind.TEXT for part in self.parts):
+            return "".join(part.text for part in self.parts)
+        return None
+
+    @property
+    def pattern(self) -> str:
+        """Its text with a NUL for everything that is not known."""
+        return "".join(part.text if part.kind is Kind.TEXT else _HOLE for part in self.parts)
+
+    @property
+    def shown(self) -> str:
+        """What it stands for, for people: `runs/$SLURM_JOB_ID`."""
+        return "".join(map(render_part, self.parts))
+
+    @property
+    def holes(self) -> tuple[WordPart, ...]:
+        """The parts that are not text."""
+        return tuple(part for part in self.parts if part.kind is not Kind.TEXT)
+
+
+def render_part(part: WordPart) -> str:
+    """A part as one writes it in a shell."""
+    if part.kind is Kind.VARIABLE:
+        return f"${part.text}" if re.fullmatch(r"\w+|\W", part.text) else f"${{{part.text}}}"
+    return part.text
+
+
+def walk_parts(parts: Iterable[WordPart]) -> Iterator[WordPart]:
+    """All parts, those that others are made of included."""
+    for part in parts:
+        yield part
+        yield from walk_parts(part.inner)
+
+
+def tells_members_apart(parts: Iterable[WordPart]) -> bool:
+    """A word with these parts differs between members, or may."""
+    return any(_differs(part) for part in walk_parts(parts))
+
+
+def _differs(part: WordPart) -> bool:
+    if part.kind is Kind.VARIABLE:
+        return part.text in OWN_OF_A_MEMBER or part.text.isdigit()
+    if part.kind in (Kind.COMMAND, Kind.SUM):
+        return bool(_RANDOM_COMMAND.search(part.text) or _FINER_THAN_MINUTES.search(part.text))
+    return False
+
+
+def find_job_id(parts: Iterable[WordPart]) -> WordPart | None:
+    """The job id that stands in a word."""
+    for part in walk_parts(parts):
+        if part.kind is Kind.VARIABLE and part.text in JOB_IDS:
+            return part
+    return None
+
+
+def find_clock(parts: Iterable[WordPart]) -> WordPart | None:
+    """The time of day that stands in a word."""
+    for part in walk_parts(parts):
+        if part.kind is Kind.CLOCK or (part.kind is Kind.COMMAND and is_clock(part.text)):
+            return part
+    return None
+
+
+def is_clock(source: str) -> bool:
+    """A command substitution that gives the time to the minute or the second."""
+    words = source.strip("$`()").split(maxsplit=1)
+    if not words or words[0].rpartition("/")[2] != "date" or "|" in source:
+        return False
+    rest = words[1] if len(words) > 1 else ""
+    if re.search(r"(^|\s)(-d|-r|--date|--reference)", rest):
+        return False
+    return "+" not in rest or bool(_CLOCK.search(rest))
+
+
+def classify_port(parts: tuple[WordPart, ...]) -> str:
+    """`fixed`, `job id` (computed from it), or '' where members have different ports."""
+    if tells_members_apart(parts):
+        return ""
+    holes = [part for part in walk_parts(parts) if part.kind is Kind.VARIABLE]
+    if not holes:
+        text = "".join(part.text for part in parts if part.kind in (Kind.TEXT, Kind.SUM))
+        if all(part.kind is Kind.TEXT for part in parts):
+            return "fixed" if text.isdigit() and int(text) else ""
+        is_sum = all(part.kind in (Kind.TEXT, Kind.SUM) for part in parts)
+        return "fixed" if is_sum and any(character.isdigit() for character in text) else ""
+    return "job id" if all(part.text in JOB_IDS for part in holes) else ""
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """`> file` and its like."""
+
+    operator: str
+    target: ShellWord
+
+
+@dataclass(frozen=True)
+class Document:
+    """A here-document, or a script in one word (`python -c '...'`).
+
+    Attributes:
+        text: Its text; None where the shell would change it.
+        line: Its first line.
+    """
+
+    text: str | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command.
+
+    Attributes:
+        words: The command and its arguments.
+        redirects: Its redirections.
+        document: Its here-document.
+        before: The command whose output it reads.
+        line: Where it begins.
+    """
+
+    words: tuple[ShellWord, ...]
+    line: int
+    redirects: tuple[Redirect, ...] = ()
+    document: Document | None = None
+    before: Command | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`NAME=value`.
+
+    Attributes:
+        name: The variable.
+        value: Its value.
+        is_exported: Programs that are started see it.
+    """
+
+    name: str
+    value: ShellWord
+    is_exported: bool
+
+    @property
+    def line(self) -> int:
+        """Its line."""
+        return self.value.line
+
+
+@dataclass
+class ShellScript:
+    """What a script does.
+
+    Attributes:
+        steps: Commands and assignments in the order of the text.
+        not_understood: Lines that are no shell, as far as the grammar knows.
+    """
+
+    steps: list[Command | Assignment] = field(default_factory=list)
+    not_understood: list[int] = field(default_factory=list)
+
+
+# ---- The words of a shell script, with what is known of variables and arguments put in -----------
+#
+# tree-sitter has done the grammar, see check.shell_reading. Everything here is pure.
+
+_GIVEN_BY_CSUB = frozenset({"MASTER_PORT", "PET_MASTER_PORT", "TMPDIR", "OMP_NUM_THREADS"})
+# Sites set it, or do not; csub does not.
+_NOT_BY_SLURM = frozenset({"SLURM_TMPDIR"})
+_WITH_DEFAULT = frozenset({":-", "-", ":=", "="})
+
+
+class WordReader:
+    """Knows what variables hold.
+
+    Args:
+        arguments: What the script is called with; without any, `$1` and its like stay unknown.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.values: dict[str, tuple[WordPart, ...]] = {}
+        self.arguments = tuple(arguments)
+        self.first_line = 1
+
+    def line(self, node: Node) -> int:
+        """The line of a node, in the file that is read."""
+        return node.start_point[0] + self.first_line
+
+    def words_of(self, node: Node) -> list[ShellWord]:
+        """One word; several where the script's arguments are put in."""
+        if text_of(node) in ('"$@"', "$@", "$*") and self.arguments:
+            line = self.line(node)
+            return [
+                ShellWord((WordPart(Kind.TEXT, text, line),), text, line) for text in self.arguments
+            ]
+        return [self.word_of(node)]
+
+    def word_of(self, node: Node) -> ShellWord:
+        """A node as one word."""
+        return ShellWord(self.parts_of(node), text_of(node), self.line(node))
+
+    def parts_of(self, node: Node) -> tuple[WordPart, ...]:  # noqa: PLR0911 - a table
+        """What a node is made of."""
+        line = self.line(node)
+        kind = node.type
+        if kind in ("word", "number", "string_content", "heredoc_content", "variable_name"):
+            return (WordPart(Kind.TEXT, _unescape(text_of(node)), line),)
+        if kind == "raw_string":
+            return (WordPart(Kind.TEXT, text_of(node)[1:-1], line),)
+        if kind == "ansi_c_string":
+            return (WordPart(Kind.TEXT, text_of(node)[2:-1], line),)
+        if kind == "simple_expansion":
+            return self.expand(text_of(node)[1:], line)
+        if kind == "expansion":
+            return self.expand_braces(node, line)
+        if kind == "command_substitution":
+            return (WordPart(Kind.COMMAND, text_of(node), line, self.inner_of(node)),)
+        if kind == "arithmetic_expansion":
+            return (WordPart(Kind.SUM, text_of(node), line, self.inner_of(node)),)
+        if kind in ("command_name", "concatenation", "string", "translated_string"):
+            return self.join(node)
+        return (WordPart(Kind.UNKNOWN, text_of(node), line, self.inner_of(node)),)
+
+    def join(self, node: Node) -> tuple[WordPart, ...]:
+        """Children one after the other; the grammar leaves blanks in strings out."""
+        parts: list[WordPart] = []
+        source = node.text or b""
+        position = node.start_byte + (1 if node.type == "string" else 0)
+        for child in node.named_children:
+            gap = source[position - node.start_byte : child.start_byte - node.start_byte]
+            parts += _read_gap(gap, self.line(child))
+            parts += self.parts_of(child)
+            position = child.end_byte
+        rest = source[position - node.start_byte :]
+        if rest != b'"':
+            parts += _read_gap(rest.removesuffix(b'"'), self.line(node))
+        return tuple(parts)
+
+    def inner_of(self, node: Node) -> tuple[WordPart, ...]:
+        """What variables stand anywhere below a node; their values are not put in again."""
+        parts: list[WordPart] = []
+        for child in node.named_children:
+            if child.type == "variable_name":
+                parts += self.expand(text_of(child), self.line(child))
+            elif child.type in ("simple_expansion", "expansion"):
+                parts += self.parts_of(child)
+            elif child.type != "raw_string":
+                parts += self.inner_of(child)
+        return tuple(part for part in parts if part.kind is not Kind.TEXT)
+
+    def expand(self, name: str, line: int) -> tuple[WordPart, ...]:
+        """What `$name` is made of."""
+        if name.isdigit() and 0 < int(name) <= len(self.arguments):
+            return (WordPart(Kind.TEXT, self.arguments[int(name) - 1], line),)
+        return self.values.get(name, (WordPart(Kind.VARIABLE, name, line),))
+
+    def expand_braces(self, node: Node, line: int) -> tuple[WordPart, ...]:
+        """What `${...}` is made of."""
+        names = [child for child in node.named_children if child.type == "variable_name"]
+        marks = [text_of(child) for child in node.children if not child.is_named]
+        if not names:
+            # An array's element, or a special parameter.
+            inner = self.inner_of(node)
+            text = text_of(node)[2:-1]
+            return (WordPart(Kind.VARIABLE, text, line, inner),)
+        name = text_of(names[0])
+        operators = [mark for mark in marks if mark not in ("${", "}")]
+        if not operators:
+            return self.expand(name, line)
+        if operators[0] in _WITH_DEFAULT:
+            if name in self.values:
+                return self.values[name]
+            is_given = name in _GIVEN_BY_CSUB or (
+                name.startswith("SLURM_") and name not in _NOT_BY_SLURM
+            )
+            if is_given or name in ("USER", "HOME", "PWD"):
+                return self.expand(name, line)
+            parts: list[WordPart] = []
+            for child in node.named_children:
+                if child.start_byte > names[0].start_byte:
+                    parts += self.parts_of(child)
+            return tuple(parts)
+        if operators[0] == "#" and marks[:2] == ["${", "#"]:
+            return (WordPart(Kind.UNKNOWN, text_of(node), line),)
+        # Cut or changed: what it is made of is known, its text is not.
+        inner = self.expand(name, line)
+        if all(part.kind is Kind.TEXT for part in inner):
+            return (WordPart(Kind.UNKNOWN, text_of(node), line),)
+        return (WordPart(Kind.UNKNOWN, text_of(node), line, inner),)
+
+
+def _read_gap(gap: bytes, line: int) -> list[WordPart]:
+    """What the grammar left out between two parts: blanks, or `$$` at the end of a word."""
+    parts = []
+    for position, text in enumerate(gap.decode("utf-8", "replace").split("$$")):
+        if position:
+            parts.append(WordPart(Kind.VARIABLE, "$", line))
+        if text.strip('"$'):
+            parts.append(WordPart(Kind.TEXT, text, line))
+    return parts
+
+
+def text_of(node: Node) -> str:
+    """A node as it is written."""
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def _unescape(text: str) -> str:
+    """Backslashes and line continuations as the shell takes them away outside quotes."""
+    if "\\" not in text:
+        return text
+    result, characters = [], iter(text)
+    for character in characters:
+        if character == "\\":
+            following = next(characters, "")
+            result.append("" if following == "\n" else following)
+        else:
+            result.append(character)
+    return "".join(result)
+
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _DEEPEST = 5

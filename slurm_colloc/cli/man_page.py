@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.command_groups import group_commands
-from slurm_colloc.slurm.option_definition import Argument
+from slurm_colloc.slurm.option_table import Argument
 from slurm_colloc.slurm.options import OWN_OPTIONS
 
 _SYNOPSIS = (

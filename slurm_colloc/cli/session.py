@@ -16,11 +16,9 @@ from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of
 from slurm_colloc.settings import Settings, load_settings
-from slurm_colloc.slurm.choose_access import open_slurm
-from slurm_colloc.slurm.output_formats import SlurmJob
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.all_packs import State, open_state
-from slurm_colloc.store.pack_reading import StateReader, explain_unreadable
+from slurm_colloc.slurm.pyslurm_backend import open_slurm
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
+from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, open_state
 
 if TYPE_CHECKING:
     from slurm_colloc.report.member_views import (
@@ -84,11 +82,11 @@ class Session:
         """
         give_rights_back()
         settings = load_settings()
-        from slurm_colloc.submission.plan.this_cluster import find_cluster
+        from slurm_colloc.submission.plan.target_nodes import find_cluster
 
         cluster = find_cluster(settings.state_path)
         if user:
-            from slurm_colloc.cli.other_user import open_state_of
+            from slurm_colloc.cli.selection import open_state_of
 
             state = open_state_of(user, settings, cluster)
         else:
@@ -268,7 +266,7 @@ class Session:
                 for view in views
             ]
         if selection.job == LAST:
-            from slurm_colloc.report.last_submission import find_last
+            from slurm_colloc.report.member_survey import find_last
 
             last = find_last(self.state)
             selection = Selection(last.job, selection.ranges or last.ranges)
@@ -337,7 +335,7 @@ class Session:
         self, view: PackView, member: MemberView, jobs: Mapping[str, SlurmJob] | None
     ) -> tuple[PackView, MemberView]:
         """A member in the pack in which it was submitted again, or as it is."""
-        from slurm_colloc.report.resubmitted_members import find_again, list_packs_to_follow
+        from slurm_colloc.report.member_views import find_again, list_packs_to_follow
 
         while member.moved_to is not None:
             ids = list_packs_to_follow(self.state, member.moved_to)

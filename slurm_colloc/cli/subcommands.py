@@ -2,18 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where, choose
-from slurm_colloc.cli.help_groups import GroupedCommands
+from slurm_colloc.cli.command_groups import group_commands
+from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.extensions import COMMANDS, list_extensions
+from slurm_colloc.store.all_packs import State
+
+# ---- Arguments that several of csub's subcommands take, and what those that read end with --------
+
+_TOLD_MOST = 5
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="4711 for a submission, 4711/3 or 4711/2-5,8 for members, last for the newest "
+        "submission, all for every member that has not ended.",
+        metavar="[ID]...",
+        show_default=False,
+    ),
+]
+States = Annotated[
+    str, typer.Option("--state", "-t", metavar="STATES", help="Only members in these states.")
+]
+Name = Annotated[
+    str, typer.Option("--name", "-n", metavar="GLOB", help="Only members with this job name.")
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="NAME=VALUE",
+        help="Only members with such a parameter; several of one name mean any of them.",
+        show_default=False,
+    ),
+]
+User = Annotated[
+    str,
+    typer.Option(
+        "--user",
+        "-u",
+        metavar="NAME",
+        help="Packs of this user, whose state directory is only read.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value (docs/json.md).")]
+
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-o",
+        metavar="FORMAT",
+        help="As squeue's (%.18i %.8j %T) or sacct's (JobID,State%12,Arguments).",
+    ),
+]
+NoHeader = Annotated[bool, typer.Option("--noheader", "--no-header", help="Print no header line.")]
+Each = Annotated[
+    bool,
+    typer.Option("--array", "-r", help="One line for each member, even if they are alike."),
+]
+
+
+def choose(
+    targets: list[str] | None, state: str, name: str, where: Sequence[str] | None = None
+) -> Choice:
+    """What a command that needs to be told is to act on.
+
+    Raises:
+        UsageProblem: Nothing was named, or it cannot be read.
+    """
+    choice = Choice.parse(targets or (), state, name, where)
+    if not choice.selections:
+        raise UsageProblem(
+            "name members to act on",
+            hint="an id as in csub queue, last, all, --state, --name or --where",
+        )
+    return choice
+
+
+def tell_problems(session: Session) -> None:
+    """Say what could not be asked or read; the exit status says so, too."""
+    problems: list[CollocError] = []
+    if session.unreachable is not None:
+        note(f"error: states are as the packs last wrote them: {session.unreachable}")
+        problems.append(session.unreachable)
+    for text in describe_damaged(session):
+        note(f"error: {text}")
+    if problems := [*problems, *session.damaged]:
+        raise typer.Exit(problems[0].exit_code)
+
+
+def tell_unreadable(session: Session) -> None:
+    """The same for a command that is about named packs: of its own user's the others do not count.
+
+    Those who help another user have to know what is left out.
+    """
+    if not isinstance(session.state, State):
+        tell_problems(session)
+
+
+def describe_damaged(session: Session) -> list[str]:
+    """What is wrong with packs that cannot be read: a line each, of another user all in one."""
+    texts = list(dict.fromkeys(map(str, session.damaged)))
+    if isinstance(session.state, State) or not texts:
+        return texts
+    told = "; ".join(texts[:_TOLD_MOST])
+    more = f"; and {len(texts) - _TOLD_MOST} more" if len(texts) > _TOLD_MOST else ""
+    packs = "1 pack" if len(texts) == 1 else f"{len(texts)} packs"
+    return [f"{packs} of {session.state.owner_name} cannot be read: {told}{more}"]
+
+
+# ---- `csub --help`: the commands by what one wants to do -----------------------------------------
+
+
+class GroupedCommands(TyperGroup):
+    """csub's commands, whose help is grouped."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands; typer brings a click of its own, or takes the installed."""
+        commands = {
+            name: command
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name)) is not None and not command.hidden
+        }
+        for title, names in group_commands(list(commands)):
+            with formatter.section(title):
+                rows = [(name, commands[name].get_short_help_str(limit=200)) for name in names]
+                formatter.write_dl(rows, col_max=12)
 
 
 def shell(
@@ -24,7 +148,7 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell inside a running member: its CPUs, memory limit, GPU and environment."""
-    from slurm_colloc.cli.change.member_shell import enter
+    from slurm_colloc.cli.look.logs_and_shell import enter
 
     words = command or []
     raise typer.Exit(enter(Session.open_own(), target, words[words[:1] == ["--"] :]))
@@ -40,43 +164,43 @@ def cancel(
     ] = False,
 ) -> None:
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
-    from slurm_colloc.cli.change import cancel_members
+    from slurm_colloc.cli.change import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(cancel_members.cancel(Session.open_own(), choice, yes=yes))
+    raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
 
 
 def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Keep waiting members from starting."""
-    from slurm_colloc.cli.change import hold_and_release
+    from slurm_colloc.cli.change import hold_and_wait
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(hold_and_release.hold(Session.open_own(), choice))
+    raise typer.Exit(hold_and_wait.hold(Session.open_own(), choice))
 
 
 def release(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Let held members start."""
-    from slurm_colloc.cli.change import hold_and_release
+    from slurm_colloc.cli.change import hold_and_wait
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(hold_and_release.release(Session.open_own(), choice))
+    raise typer.Exit(hold_and_wait.release(Session.open_own(), choice))
 
 
 def requeue(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
-    from slurm_colloc.cli.change import requeue_members
+    from slurm_colloc.cli.change import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
-    raise typer.Exit(requeue_members.requeue(Session.open_own(), choice))
+    raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))
 
 
 def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Wait until members have ended; exit with the worst one's status, and name it."""
-    from slurm_colloc.cli.change.wait_for_members import wait_for
+    from slurm_colloc.cli.change.hold_and_wait import wait_for
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
@@ -93,16 +217,16 @@ def config(
     as_json: Json = False,
 ) -> None:
     """Show the settings and where each comes from, or change your own."""
-    from slurm_colloc.cli.change import config_command
+    from slurm_colloc.cli.change import config_and_clean
 
     if unset:
         if name:
             raise UsageProblem("--unset takes no other arguments", hint="csub config --unset NAME")
-        config_command.unset(unset)
+        config_and_clean.unset(unset)
     elif value is not None:
-        config_command.change(name, value)
+        config_and_clean.change(name, value)
     else:
-        say(config_command.show(name, as_json=as_json))
+        say(config_and_clean.show(name, as_json=as_json))
 
 
 def clean(
@@ -114,7 +238,7 @@ def clean(
     ] = False,
 ) -> None:
     """Remove csub's own files of packs that are over; never your output."""
-    from slurm_colloc.cli.change.clean_packs import clean as run_clean
+    from slurm_colloc.cli.change.config_and_clean import clean as run_clean
 
     session = Session.open() if dry_run else Session.open_own()
     say(run_clean(session, older_than, dry_run=dry_run))

@@ -4,17 +4,220 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
-from slurm_colloc.diagnosis.findings import Finding, green, red, unknown, yellow
-from slurm_colloc.diagnosis.slurm_findings import Partition, judge_cgroup, judge_gres, judge_nodes
+from slurm_colloc.model.examination import Examination
+from slurm_colloc.report.words.waiting_reasons import find_reason, normalise_reason
 from slurm_colloc.slurm.slurm_nodes import NodeState
+
+# ----
+# One line of the doctor's: what was looked at, how it is, what is lost or to be done; values.
+
+
+class Level(StrEnum):
+    """How something is."""
+
+    GREEN = "green"
+    YELLOW = "yellow"
+    """csub works, but less well."""
+    RED = "red"
+    """csub does not work before something is done."""
+    UNKNOWN = "unknown"
+    """It was not looked at, or could not be."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: What, as one word.
+        level: How it is.
+        what: What was seen, as a clause.
+        lost: What does not work because of it; a yellow one always says it.
+        advice: What to do; a red one always says it.
+        values: The same for programs; see docs/json.md.
+    """
+
+    check: str
+    level: Level
+    what: str
+    lost: str = ""
+    advice: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def green(check: str, what: str, **values: object) -> Finding:
+    """It is as it should be."""
+    return Finding(check, Level.GREEN, what, values=values)
+
+
+def yellow(check: str, what: str, lost: str, advice: str = "", **values: object) -> Finding:
+    """It could be better."""
+    return Finding(check, Level.YELLOW, what, lost, advice, values)
+
+
+def red(check: str, what: str, advice: str, **values: object) -> Finding:
+    """It must be changed."""
+    return Finding(check, Level.RED, what, "", advice, values)
+
+
+def unknown(check: str, why: str) -> Finding:
+    """It was not looked at."""
+    return Finding(check, Level.UNKNOWN, why)
+
+
+def compute_exit_status(findings: Iterable[Finding]) -> int:
+    """1 where anything is red."""
+    return int(any(finding.level is Level.RED for finding in findings))
+
+
+# ---- The nodes that Slurm has, and how it is set up, judged; pure --------------------------------
+
+_ASK = "ask the administrators"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Where a job would run.
+
+    Attributes:
+        name: Its name; empty where none was named and Slurm has no default.
+        nodes: Its nodes.
+        others_with_gpus: Other partitions that have GPUs.
+    """
+
+    name: str
+    nodes: tuple[NodeState, ...] = ()
+    others_with_gpus: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> tuple[NodeState, ...]:
+        """Nodes that take jobs."""
+        return tuple(node for node in self.nodes if node.is_usable)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of its nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+
+def choose_partition(nodes: Sequence[NodeState], asked: str) -> Partition:
+    """The partition of a job that asks for one, or for none.
+
+    Args:
+        nodes: All nodes.
+        asked: What `--partition` says, names with commas between; empty for the default.
+    """
+    names = set(asked.split(",")) if asked else {n.partition for n in nodes if n.is_default}
+    others = {node.partition for node in nodes if node.gpus} - names
+    chosen = {node.name: node for node in nodes if node.partition in names}
+    return Partition(
+        asked or ",".join(sorted(names)), tuple(chosen.values()), tuple(sorted(others))
+    )
+
+
+def judge_nodes(nodes: Sequence[NodeState] | None, partition: Partition | None) -> Finding:
+    """There are nodes that take jobs."""
+    if partition is None:
+        return unknown("nodes", "Slurm did not say which nodes there are")
+    if not partition.nodes:
+        known = sorted({node.partition for node in nodes or ()})
+        what = f"there is no partition {partition.name}"
+        if not partition.name:
+            what = "Slurm has no default partition"
+        return red("nodes", what, f"name one with --partition: {', '.join(known) or _ASK}")
+    usable, count = len(partition.usable), len(partition.nodes)
+    values = {"partition": partition.name, "nodes": count, "usable": usable}
+    down = [node for node in partition.nodes if not node.is_usable]
+    told = "; ".join(
+        f"{node.name} {node.state}{f' ({node.reason})' if node.reason else ''}" for node in down[:3]
+    )
+    more = f" and {len(down) - 3} more" if len(down) > 3 else ""
+    if not usable:
+        return red(
+            "nodes",
+            f"no node of partition {partition.name} takes jobs: {told}{more}",
+            f"choose another partition with --partition, or {_ASK}; sinfo -R shows all reasons",
+            **values,
+        )
+    what = f"{usable} of {count} in partition {partition.name} take jobs"
+    return green("nodes", f"{what} (not {told}{more})" if down else what, **values)
+
+
+def judge_gres(config: Mapping[str, str] | None, partition: Partition | None) -> Finding:
+    """Slurm gives GPUs."""
+    if partition is None or not partition.nodes:
+        return unknown("gres", "Slurm did not say which nodes there are")
+    types = (config or {}).get("GresTypes", "")
+    values = {"gres_types": types or None, "gpus": partition.gpus, "partition": partition.name}
+    if partition.gpus:
+        having = sum(node.gpus > 0 for node in partition.nodes)
+        count = "1 GPU" if partition.gpus == 1 else f"{partition.gpus} GPUs"
+        return green(
+            "gres",
+            f"{count} on {having} of {len(partition.nodes)} nodes of partition {partition.name}",
+            **values,
+        )
+    if partition.others_with_gpus:
+        return yellow(
+            "gres",
+            f"Slurm has no GPU in partition {partition.name}",
+            "nothing can be shared there: every job runs alone, as with sbatch",
+            f"look at a partition with GPUs: --partition={partition.others_with_gpus[0]}",
+            **values,
+        )
+    return red(
+        "gres",
+        f"Slurm knows of no GPU on any node (GresTypes={types or '(null)'})",
+        f"{_ASK} to name the GPUs in slurm.conf (GresTypes=gpu, Gres=gpu:N) and gres.conf; until "
+        "then every job runs alone, as with sbatch",
+        **values,
+    )
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A setting of Slurm's that members are better off with."""
+
+    name: str
+    wanted: str
+    lost: str
+
+
+_WISHES = (
+    _Wish("ProctrackType", "proctrack/cgroup", "processes that leave their session may outlive it"),
+    _Wish("TaskPlugin", "task/cgroup", "the kernel limits nothing of a job"),
+    _Wish("ConstrainCores", "yes", "a job may use more CPUs than its own"),
+    _Wish("ConstrainRAMSpace", "yes", "a member may use more host memory than its limit"),
+    _Wish("ConstrainDevices", "yes", "a program may use a GPU that is another job's"),
+)
+
+
+def judge_cgroup(config: Mapping[str, str] | None) -> Finding:
+    """Slurm's limits are enforced."""
+    if config is None:
+        return unknown("cgroup", "the controller did not say how it is set up")
+    values = {wish.name: config.get(wish.name) for wish in _WISHES}
+    missing = [wish for wish in _WISHES if wish.wanted not in _split(config.get(wish.name, ""))]
+    # Without the plugin what cgroup.conf says has no effect.
+    if any(wish.name == "TaskPlugin" for wish in missing):
+        missing = [wish for wish in missing if not wish.name.startswith("Constrain")]
+    if not missing:
+        return green("cgroup", "CPUs, host memory and GPUs of a job are limited", **values)
+    shown = ", ".join(f"{wish.name}={config.get(wish.name, '(none)')}" for wish in missing)
+    return yellow("cgroup", shown, "; ".join(wish.lost for wish in missing), "", **values)
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip().lower() for word in text.split(",")]
+
 
 OLDEST, NEWEST = (22, 5), (26, 5)
 """The Slurm releases that csub is tested with."""
-
-_ASK = "ask the administrators"
 
 
 @dataclass(frozen=True)
@@ -205,3 +408,149 @@ def name_files(paths: Sequence[str], environ: Mapping[str, str]) -> tuple[str, .
         for path in paths
     ]
     return tuple(short)
+
+
+# ---- What became of the tiny job, judged; pure ---------------------------------------------------
+
+NO_PYTHON, NO_STATE, NO_WRITING = 5, 6, 7
+"""Exit statuses of templates/doctor.sbatch.j2."""
+
+NEVER = frozenset(
+    {
+        "AssociationTimeLimit", "BadConstraints", "DeadLine", "DependencyNeverSatisfied",
+        "InvalidAccount", "InvalidQOS", "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue",
+        "MaxMemPerLimit", "NodeDown", "PartitionDown", "PartitionInactive", "PartitionNodeLimit",
+        "PartitionTimeLimit", "QOSNotAllowed", "QOSTimeLimit", "ReqNodeNotAvail",
+        "ReservationDeleted", "launch_failed_requeued_held",
+    }
+)  # fmt: skip
+"""Reasons that do not go away by waiting for other jobs to end."""
+
+
+@dataclass(frozen=True)
+class DoctorQuestion:
+    """What the job was to find out.
+
+    Attributes:
+        version: Of csub here.
+        python: The interpreter of the nodes.
+        place: Where the node was to write its answer.
+        state_shared: That is the state directory; otherwise the directory of the call.
+        gpus: How many GPUs the job asked for.
+        launcher: The setting `launcher`.
+        share: The setting `share`.
+        timeout_s: How long it was waited for.
+    """
+
+    version: str
+    python: str
+    place: str
+    state_shared: bool = True
+    gpus: int = 1
+    launcher: str = "auto"
+    share: str = "auto"
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What became of the job.
+
+    Attributes:
+        job_id: Its id; empty where there was none.
+        trouble: Why it could not be submitted or asked for.
+        state: Slurm's word for its state at the end; empty where Slurm had forgotten it.
+        reason: Slurm's reason at the end.
+        node: Where it ran; empty where it did not.
+        exit_code: Its exit status; None where it is not known.
+        took_s: How long it was waited for.
+        gave_up: It had not ended, and was cancelled.
+        wrote: The node could write its answer.
+        python: What `python -V` said there.
+        errors: The last words of the program that looked.
+        seen: What it saw; None where that did not come back.
+    """
+
+    job_id: str = ""
+    trouble: AskProblem = NO_ASK_PROBLEM
+    state: str = ""
+    reason: str = ""
+    node: str = ""
+    exit_code: int | None = None
+    took_s: float = 0.0
+    gave_up: bool = False
+    wrote: bool = False
+    python: str = ""
+    errors: str = ""
+    seen: Examination | None = None
+
+
+def judge_job(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
+    """A job of the user's starts and ends."""
+    if outcome.trouble:
+        return red(
+            "job",
+            outcome.trouble.message,
+            outcome.trouble.hint
+            or "add what this site requires: --account, --partition, --qos, --gres",
+            job_id=outcome.job_id or None,
+        )
+    values: dict[str, object] = {
+        "job_id": outcome.job_id,
+        "state": outcome.state or None,
+        "reason": outcome.reason or None,
+        "node": outcome.node or None,
+        "exit_code": outcome.exit_code,
+        "took_s": round(outcome.took_s, 1),
+    }
+    name = f"job {outcome.job_id}"
+    if outcome.gave_up:
+        return _judge_given_up(outcome, asked, name, values)
+    is_known = outcome.exit_code in (NO_PYTHON, NO_STATE, NO_WRITING) or outcome.wrote
+    if outcome.seen is not None or (is_known and outcome.state in ("FAILED", "COMPLETED", "")):
+        return green("job", f"{name} ran on {outcome.node or 'a node'}", **values)
+    how = outcome.state or "in a way that Slurm no longer knows"
+    where = f" on {outcome.node}" if outcome.node else ""
+    code = f" with exit status {outcome.exit_code}" if outcome.exit_code else ""
+    why = outcome.reason.replace("_", " ") if outcome.reason not in ("", "None") else ""
+    return red(
+        "job",
+        f"{name} ended {how}{code}{where}{f' ({why})' if why else ''} before its checks",
+        f"try again, on another node with --nodelist; if it fails again, {_ASK} and name the job",
+        **values,
+    )
+
+
+def _judge_given_up(
+    outcome: JobOutcome, asked: DoctorQuestion, name: str, values: dict[str, object]
+) -> Finding:
+    after = f"{outcome.took_s:.0f} s"
+    if outcome.state != "PENDING":
+        return red(
+            "job",
+            f"{name} is {outcome.state or 'not over'} after {after}, and was cancelled",
+            f"give it more time with --timeout; if that does not help, {_ASK} to look at "
+            f"{outcome.node or 'the node'}",
+            **values,
+        )
+    word = "" if outcome.reason in ("None", "(null)") else normalise_reason(outcome.reason)
+    reason = find_reason(word)
+    meaning = f"{reason.meaning} ({word})" if reason else f"Slurm's reason is {word or 'not known'}"
+    what = f"{name} did not start within {after}, and was cancelled: {meaning}"
+    advice = reason.advice if reason else ""
+    if is_hopeless(outcome.reason):
+        other = "name another --partition, --account, --qos, --gres or --nodelist"
+        return red("job", what, f"{advice}; or {other}" if advice else other, **values)
+    return yellow(
+        "job",
+        what,
+        "nothing is known about the nodes",
+        f"wait longer with --timeout={2 * asked.timeout_s:.0f}, or look where there is room: "
+        "sinfo shows idle nodes, --partition and --nodelist name them",
+        **values,
+    )
+
+
+def is_hopeless(reason: str) -> bool:
+    """A job with this reason does not start by waiting."""
+    return re.split(r"[,:( ]", normalise_reason(reason), maxsplit=1)[0] in NEVER

@@ -6,56 +6,277 @@ paused the others, from peaks in company, and from the steps of each complete ru
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
-from slurm_colloc.learning.pack_curves import build_curves
-from slurm_colloc.learning.pack_feedback import build_feedback
 from slurm_colloc.metrics.presence import find_shared
-from slurm_colloc.metrics.series import Window, measure_windows
-from slurm_colloc.metrics.stalls import compute_data_share
+from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
+from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
+from slurm_colloc.model.measured_curve import (
+    CurvePoint,
+    FamilyRate,
+    KnownCurve,
+    KnownPoint,
+    RateSource,
+)
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PeakSource, SharingMode
-from slurm_colloc.model.usage.observation import (
-    Completion,
-    MeasuredBy,
-    Observation,
-)
-from slurm_colloc.model.usage.profile import (
+from slurm_colloc.model.usage_profile import (
     NVLINK_MIB_S,
     PCIE_MIB_S,
+    Calibration,
+    Compared,
+    Completion,
+    Feedback,
+    MeasuredBy,
+    Observation,
+    may_be_one_kind,
 )
-from slurm_colloc.report.summary.gpu_memory_peaks import find_gpu_memory_peak, find_usual_gpu_memory
-from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
+from slurm_colloc.report.summary.member_figures import (
+    Figures,
+    compute_figures,
+    find_gpu_memory_peak,
+    find_groups,
+    find_settled,
+    find_spans,
+    find_usual_gpu_memory,
+)
+from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
 from slurm_colloc.report.summary.pack_samples import StartSamples
 from slurm_colloc.report.summary.pack_summary import write_summary
-from slurm_colloc.report.summary.rates_by_pausing import (
-    BrieflyAlone,
-    compute_brief_mean,
-    compute_brief_power_w,
-    find_briefly_alone_start,
-    name_start,
-)
-from slurm_colloc.report.summary.read_pack_run import read_run
 from slurm_colloc.report.summary.solo_rates import (
     ALONE_LEAST_S,
     MEASURED,
     AloneStart,
+    BrieflyAlone,
+    compute_brief_mean,
+    compute_brief_power_w,
     find_alone_starts,
+    find_briefly_alone_start,
     find_idle_power,
+    is_part,
+    name_start,
 )
 from slurm_colloc.report.sums.pack_entry import build_entry
 from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc.store.indexes import append_entries, forget_due
 from slurm_colloc.store.learned.curves import add_curves
-from slurm_colloc.store.learned.due_summaries import forget_due
 from slurm_colloc.store.learned.profile_updates import (
     add_completions,
     add_feedback,
     add_observations,
 )
-from slurm_colloc.store.summary_index import append_entries
+
+# ---- What a pack has measured of how many run at once, as knowledge for the next plan ------------
+
+_STOOD_STILL = 1000.0
+"""The slowdown of a member that made no step in its windows."""
+
+
+def build_curves(run: PackRun) -> list[KnownCurve]:
+    """One curve for each set of families that has run together: each point counts to its own.
+
+    Left out are MIG instances, packs of several GPUs, and families whose members have unlike rates
+    alone: their script does this or that, by its arguments.
+    """
+    record, model = run.degree, run.gpu_model
+    mode = SharingMode.TIMESLICE if run.setup is None else run.setup.mode
+    if record is None or model is None or len(run.gpu_uuids) != 1:
+        return []
+    if mode not in (SharingMode.MPS, SharingMode.TIMESLICE):
+        return []
+    members = {member.number: member for member in run.members}
+    rates = {
+        family: _find_rates(run, [m for m in run.members if m.family == family])
+        for family in {m.family for m in run.members if m.family is not None}
+    }
+    at = max((decision.at for decision in record.decisions), default=None)
+    at = at if at is not None else run.window[1] if run.window is not None else 0.0
+    pack = f"{run.view.record.pack_id}/{run.view.attempt}"
+    found: dict[tuple[str, ...], KnownCurve] = {}
+    for point in record.curve:
+        there = [members.get(number) for number in point.members]
+        known = [m for m in there if m is not None and m.family is not None]
+        families = tuple(sorted({m.family for m in known if m.family is not None}))
+        if point.degree < 2 or point.stp <= 0 or len(known) != point.degree:
+            continue
+        if not all(may_be_one_kind(rates[family]) for family in families):
+            continue
+        curve = KnownCurve(
+            families,
+            model,
+            SharingMode(mode),
+            (_build_point(point, at),),
+            tuple(FamilyRate(f, fmean(rates[f])) for f in families if rates[f]),
+            tuple(sorted({m.view.name for m in known})),
+            (pack,),
+        )
+        found[families] = found[families].add(curve) if families in found else curve
+    return list(found.values())
+
+
+def _build_point(point: CurvePoint, at: float) -> KnownPoint:
+    slowdown = point.worst_slowdown
+    if slowdown is not None and not math.isfinite(slowdown):
+        slowdown = _STOOD_STILL
+    return KnownPoint(point.degree, point.stp, slowdown, at)
+
+
+def _find_rates(run: PackRun, members: Sequence[MemberRun]) -> list[float]:
+    """The rates alone that were measured of a family: one for each kind in it.
+
+    Those by pausing; where there are none, of one that was there before the others.
+    """
+    kinds = {member.number: member.kind for member in members}
+    for source in (RateSource.PAUSING, RateSource.FIRST):
+        by_kind: dict[str | None, list[float]] = {}
+        for rate in run.degree.rates_alone if run.degree is not None else ():
+            is_own = rate.member in kinds and rate.source is source
+            if is_own and rate.steps_per_s > 0 and not is_part(rate.thread_percentage):
+                by_kind.setdefault(kinds[rate.member], []).append(rate.steps_per_s)
+        if by_kind:
+            return [fmean(rates) for rates in by_kind.values()]
+    return []
+
+
+# ---- What a pack that has run tells about its jobs beyond what was predicted ---------------------
+
+TOGETHER_LEAST_S = 20.0
+"""A shorter time with all those with which a member was planned tells nothing about it."""
+
+
+def build_feedback(
+    run: PackRun,
+    figures: Sequence[Figures],
+    find_calibration: Callable[[str], Calibration | None] = lambda _: None,
+) -> Feedback | None:
+    """Compare predicted slowdowns with those measured while all ran that were planned together.
+
+    Where they never did, as in a pack of which fewer ran at once, those that ran together longest
+    are compared with what the model predicts of them. Left out is a pack that shared in another
+    way than planned. Of a member nothing is compared that was started again, that no usage profile
+    stood for when the pack began (so one that was probed), or that had another thread limit than
+    planned.
+
+    Args:
+        run: The pack.
+        figures: What its samples tell of its members.
+        find_calibration: Finds the model of a GPU model.
+
+    Returns:
+        What the usage profiles can learn; None where that is nothing.
+    """
+    mode = run.view.record.mode
+    if run.setup is None or run.setup.mode != mode.value or mode is SharingMode.EXCLUSIVE:
+        return None
+    if mode is SharingMode.MIG:
+        # Behind walls nothing is learned of what members do to each other.
+        return None
+    if run.gpu_model is None:
+        return None
+    expected = {entry.member.number: _find_expected(entry) for entry in figures}
+    if all(slowdown is None for slowdown in expected.values()):
+        return None
+    members = _compare(run, figures, find_groups(run), expected)
+    if not members:
+        group = _find_longest(run)
+        known = [entry for entry in figures if entry.member.number in group]
+        if len(known) < 2 or any(expected[entry.member.number] is None for entry in known):
+            return None
+        predicted = _predict(known, mode, find_calibration(run.gpu_model))
+        members = _compare(run, known, dict.fromkeys(group, group), predicted)
+    return Feedback(run.view.record.pack_id, run.gpu_model, members) if members else None
+
+
+def _compare(
+    run: PackRun,
+    figures: Sequence[Figures],
+    groups: Mapping[int, frozenset[int]],
+    expected: Mapping[int, float | None],
+) -> tuple[Compared, ...]:
+    """Members with what was measured less what was expected; none where nothing can be compared."""
+    spans = {entry.member.number: find_spans(entry) for entry in figures}
+    members = []
+    for entry in figures:
+        number = entry.member.number
+        partners = groups[number] - {number}
+        predicted, residual = expected.get(number), None
+        if partners and predicted is not None:
+            windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
+            residual = _compute_residual(entry, windows, run.view.record.mode, predicted)
+        members.append(Compared(number, residual, partners, _list_profiles(entry.member)))
+    return () if all(member.residual is None for member in members) else tuple(members)
+
+
+def _find_expected(entry: Figures) -> float | None:
+    """What the model alone predicted of a member in its plan."""
+    plan = entry.member.view.spec.plan
+    return plan.predicted_slowdown if plan.model_slowdown is None else plan.model_slowdown
+
+
+def _find_longest(run: PackRun) -> frozenset[int]:
+    """The members that were together longest, of two at least; empty where none were."""
+    lengths: dict[frozenset[int], float] = {}
+    for phase in run.phases:
+        if len(phase.members) > 1:
+            lengths[phase.members] = lengths.get(phase.members, 0.0) + phase.length_s
+    return max(lengths, key=lambda group: (lengths[group], sorted(group)), default=frozenset())
+
+
+def _predict(
+    figures: Sequence[Figures], mode: SharingMode, calibration: Calibration | None
+) -> dict[int, float | None]:
+    """What the model says now of members that ran together; nothing where a load is unknown."""
+    from slurm_colloc.planning.broken_limits import predict_setting
+    from slurm_colloc.planning.hard_limits import Setting, Subject
+    from slurm_colloc.planning.job_needs import build_load
+
+    subjects, percentages = [], []
+    for place, entry in enumerate(figures):
+        member, plan = entry.member, entry.member.view.spec.plan
+        profile = member.profile or next(iter(member.relatives), None)
+        load = None if profile is None else build_load(profile.for_planning(), calibration)
+        if load is not None:
+            load = dataclasses.replace(load, sensitivity=0.0, pressure=0.0)
+        subjects.append(Subject(place, plan.cpus, None, None, 1.0, load, 1.0))
+        percentages.append(plan.thread_percentage)
+    found = predict_setting(subjects, Setting(mode, tuple(percentages)), calibration)
+    if found is None:
+        return {}
+    return {entry.member.number: value for entry, value in zip(figures, found, strict=True)}
+
+
+def _compute_residual(
+    entry: Figures, windows: Sequence[Window], mode: SharingMode, predicted: float
+) -> float | None:
+    """Measured less predicted; None where it is unknown, or not comparable with the other."""
+    member, solo = entry.member, entry.solo
+    plan = member.view.spec.plan
+    if solo is None or not windows or len(member.starts) != 1:
+        return None
+    gpu = member.view.record.gpu if member.view.record is not None else None
+    if gpu is not None:
+        is_limited_as_planned = (gpu.thread_percentage or 100) == (plan.thread_percentage or 100)
+        if gpu.mode != mode.value or not is_limited_as_planned:
+            return None
+    intervals = [interval for start in member.settle() for interval in start.intervals]
+    rate = compute_rate(select_within(intervals, windows), TOGETHER_LEAST_S).steps_per_s
+    measured = compute_slowdown(solo.steps_per_s, rate)
+    if measured is None or not math.isfinite(measured - predicted):
+        return None
+    return measured - predicted
+
+
+def _list_profiles(member: MemberRun) -> tuple[str, ...]:
+    """The usage profiles that stood for a member in its plan: its own, else its family's."""
+    if member.profile is not None:
+        return (member.profile.signature,)
+    return tuple(record.signature for record in member.relatives)
+
 
 _BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active")
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")

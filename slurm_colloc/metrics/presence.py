@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.metrics.own_time import OwnTime
-from slurm_colloc.metrics.series import Window
+from slurm_colloc.metrics.rates import (
+    WINDOW_LEAST_S,
+    Interval,
+    OwnTime,
+    Value,
+    Window,
+    compute_rate,
+    select_within,
+)
 
 MARGIN_S = 2.0
 """A neighbour is seen once a second: how long before and after it may have been there."""
@@ -152,3 +160,208 @@ def _join(windows: Sequence[Window]) -> list[Window]:
         else:
             joined.append((begin, end))
     return joined
+
+
+# ---- How a number about one member of a shared GPU was obtained, and what stays unexplained ------
+
+
+class Attribution(enum.StrEnum):
+    """The word that goes with a number."""
+
+    EXACT = "exact"
+    """No other member was on what was measured."""
+    PER_PROCESS = "per_process"
+    """The driver reports it for each process."""
+    MODELLED = "modelled"
+    """Computed from the member's usage profile and its rate."""
+    WHOLE_GPU = "whole_gpu"
+    """Of the whole GPU; it cannot be split."""
+
+
+@dataclass(frozen=True)
+class AttributedPart:
+    """A member's part of something.
+
+    Attributes:
+        value: The part.
+        attribution: How it was obtained.
+    """
+
+    value: float
+    attribution: Attribution
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A measured whole against the parts that are known.
+
+    Attributes:
+        measured: The whole; None where it could not be read.
+        explained: Sum of the known parts.
+        rest: What is left, less than 0 where the model says too much; never spread.
+    """
+
+    measured: float | None
+    explained: float
+    rest: float | None
+
+
+def model_sm_activity(
+    solo_sm: Value, solo_rate: Value, steps: Value, length_s: float
+) -> float | None:
+    """A member's SM activity over some time: that of its steps, as they are alone.
+
+    A step needs the same work of the GPU alone and in company. The GPU-wide value cannot be split
+    by measurement under MPS or time slices. Under a thread limit of MPS the same work is done by
+    fewer SMs that are each busier, so that the model says too much there.
+
+    Args:
+        solo_sm: SM activity alone, 0 to 1.
+        solo_rate: Steps per second alone.
+        steps: Steps in that time.
+        length_s: The time in seconds.
+    """
+    if solo_sm is None or not solo_rate or steps is None or length_s <= 0:
+        return None
+    return solo_sm / solo_rate * steps / length_s
+
+
+def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> AttributedPart | None:
+    """A member's part of the GPU.
+
+    Args:
+        alone: The GPU's value while it was there.
+        modelled: What the model says.
+        was_alone: No other member was ever there with it.
+    """
+    if was_alone:
+        return None if alone is None else AttributedPart(alone, Attribution.EXACT)
+    return None if modelled is None else AttributedPart(modelled, Attribution.MODELLED)
+
+
+def compute_rest(measured: Value, parts: Iterable[Value]) -> Rest:
+    """What known parts leave of a whole; a part that is unknown stays in the rest."""
+    explained = sum(part for part in parts if part is not None)
+    return Rest(measured, explained, None if measured is None else measured - explained)
+
+
+def attribute_whole(members: Sequence[object]) -> Attribution:
+    """The word for a number of the whole GPU: it is exactly that of a pack's only member."""
+    return Attribution.EXACT if len(members) == 1 else Attribution.WHOLE_GPU
+
+
+# ---- When a member became slower or faster, and who had come or gone just then -------------------
+
+CHANGE_LEAST = 0.05
+"""A smaller change of the rate is not told apart from its own ups and downs."""
+
+
+@dataclass(frozen=True)
+class Felt:
+    """One start of a neighbour.
+
+    Attributes:
+        member: Its number.
+        begin: Seconds since the epoch.
+        first_step_at: From when on it can be felt most; `begin` where it made no step.
+        end: Seconds since the epoch.
+    """
+
+    member: int
+    begin: float
+    first_step_at: float
+    end: float
+
+
+@dataclass(frozen=True)
+class PresenceChange:
+    """Members came or went; what happens within 5 s is one change.
+
+    Attributes:
+        begin: Seconds since the epoch.
+        end: When the last comer made its first step, or the last one went.
+        came: Members that came.
+        went: Members that went.
+    """
+
+    begin: float
+    end: float
+    came: tuple[int, ...]
+    went: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Interference:
+    """A change of a member's rate at a change of its company.
+
+    Attributes:
+        at: When, in seconds since the epoch.
+        came: Members that came.
+        went: Members that went.
+        before: Rate before, in steps per second.
+        after: Rate after.
+    """
+
+    at: float
+    came: tuple[int, ...]
+    went: tuple[int, ...]
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """Rate after over rate before: less than 1 where it became slower."""
+        return self.after / self.before
+
+
+def find_changes(stays: Sequence[Felt], member: int, window: Window) -> list[PresenceChange]:
+    """Where others came and went while a member was there.
+
+    A comer's time from its start to its first step is part of the change: neither before nor after.
+
+    Args:
+        stays: Which members were there when.
+        member: The member.
+        window: From when to when it was there.
+    """
+    events = []
+    for stay in stays:
+        if stay.member != member and window[0] < stay.begin < window[1]:
+            felt_at = min(stay.first_step_at, window[1])
+            events.append(PresenceChange(stay.begin, felt_at, (stay.member,), ()))
+        if stay.member != member and window[0] < stay.end < window[1]:
+            events.append(PresenceChange(stay.end, stay.end, (), (stay.member,)))
+    changes: list[PresenceChange] = []
+    for new in sorted(events, key=lambda change: (change.begin, change.end)):
+        last = changes[-1] if changes else None
+        if last is not None and new.begin - last.end < WINDOW_LEAST_S:
+            end = max(last.end, new.end)
+            changes[-1] = PresenceChange(
+                last.begin, end, last.came + new.came, last.went + new.went
+            )
+        else:
+            changes.append(new)
+    return changes
+
+
+def find_interference(
+    intervals: Sequence[Interval], changes: Sequence[PresenceChange], window: Window
+) -> list[Interference]:
+    """Compare a member's rate before and after each change.
+
+    A change with less than 5 s of steps on one side is compared with nothing.
+
+    Args:
+        intervals: The member's settled intervals.
+        changes: As `find_changes` finds them.
+        window: From when to when it was there.
+    """
+    edges = [window[0], *(edge for c in changes for edge in (c.begin, c.end)), window[1]]
+    windows = list(zip(edges[::2], edges[1::2], strict=True))
+    rates = [compute_rate(select_within(intervals, [part])).steps_per_s for part in windows]
+    found = []
+    for change, before, after in zip(changes, rates, rates[1:], strict=False):
+        if before is None or after is None or abs(after / before - 1) < CHANGE_LEAST:
+            continue
+        found.append(Interference(change.begin, change.came, change.went, before, after))
+    return found

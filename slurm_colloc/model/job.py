@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.sbatch.mail_types import MailRequest
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.mig_profiles import LAYOUT
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.job_values import MailRequest
 
 
 @dataclass(frozen=True)
@@ -138,3 +145,335 @@ class Job:
     def is_unlimited(self) -> bool:
         """Its user asked for no time limit (`--time=0`, `UNLIMITED`), not for Slurm's default."""
         return self.time_limit_s is None and any(name == "time" for name, _ in self.shape)
+
+
+# ---- A job's parameters: what tells it from the others of its sweep or table; pure ---------------
+#
+# They are texts, as they were written: `0.10` stays `0.10`.
+
+Parameters = tuple[tuple[str, str], ...]
+"""Names and values, in the user's order."""
+
+VARIABLE = "SLURM_COLLOC_PARAM_"
+NAME_MOST = 64
+VALUE_MOST = 4096
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_NOT_IN_VARIABLES = re.compile(r"[^A-Z0-9_]", re.ASCII)
+
+
+def check_parameter_name(name: str) -> None:
+    """Check the name of a parameter.
+
+    Raises:
+        ValueError: It is none; the message goes on from the name.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "is not a name of a parameter: a letter or '_', then letters, digits, '_', '.' and '-'"
+        )
+    if len(name) > NAME_MOST:
+        raise ValueError(f"has {len(name)} characters, and the name of a parameter at most 64")
+
+
+def check_parameter_value(value: str) -> None:
+    """Check the value of a parameter.
+
+    Raises:
+        ValueError: It cannot be an argument; the message goes on from the value.
+    """
+    if "\0" in value:
+        raise ValueError("holds a NUL byte, which no argument can")
+    if len(value) > VALUE_MOST:
+        raise ValueError(f"has {len(value)} characters, and a parameter at most {VALUE_MOST}")
+
+
+def build_parameter_variable(name: str) -> str:
+    """`SLURM_COLLOC_PARAM_LR`: capitals, and `_` for all that a variable's name cannot have."""
+    return VARIABLE + _NOT_IN_VARIABLES.sub("_", name.upper())
+
+
+def find_equal_variables(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two parameters that would be one variable in the member's environment; None for none."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(build_parameter_variable(name), name)
+        if other != name:
+            return other, name
+    return None
+
+
+def build_parameter_variables(parameters: Parameters) -> dict[str, str]:
+    """What a member finds of its parameters in its environment."""
+    return {build_parameter_variable(name): value for name, value in parameters}
+
+
+def format_parameters(parameters: Parameters) -> str:
+    """`lr=0.1 bs=32`, for people; values that are not one word are quoted."""
+    return " ".join(f"{name}={shlex.quote(value) if value else ''}" for name, value in parameters)
+
+
+def parse_condition(text: str) -> tuple[str, str]:
+    """Read `lr=0.1`, as `--where` has it.
+
+    Raises:
+        ValueError: It is something else; the message goes on from the text.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError("is not a condition: write NAME=VALUE, as in lr=0.1")
+    return name, value
+
+
+def meets(parameters: Parameters, conditions: Sequence[tuple[str, str]]) -> bool:
+    """Whether parameters meet conditions: of one name one of them, and of each name.
+
+    Values are equal as texts or as numbers: 0.10 is 0.1.
+    """
+    own = dict(parameters)
+    wanted: dict[str, list[str]] = {}
+    for name, value in conditions:
+        wanted.setdefault(name, []).append(value)
+    return all(
+        name in own and any(_are_equal(own[name], value) for value in values)
+        for name, values in wanted.items()
+    )
+
+
+def _are_equal(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+# ---- The parameters among a script's arguments: `--lr 0.1`, `--lr=0.1`, `lr=0.1`; pure -----------
+
+_NAMED = re.compile(r"(?:--?|\+\+?)?(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
+"""`--lr=0.1`, `-lr=0.1`, and hydra's `lr=0.1`, `+optim.lr=0.1`, `++lr=0.1`."""
+_OPTION = re.compile(r"--?(?P<name>[A-Za-z_][\w.-]*)")
+
+
+def read_parameters(arguments: Sequence[str]) -> dict[str, str]:
+    """What each parameter is set to, in order.
+
+    An option that no value follows is `true`. Words of no option are `arg1`, `arg2` by their place
+    among such words. Of a parameter that comes twice the last one counts, as most programs have it.
+    """
+    found: dict[str, str] = {}
+    place = plain = 0
+    while place < len(arguments):
+        word = arguments[place]
+        place += 1
+        if named := _NAMED.fullmatch(word):
+            found[named["name"]] = named["value"]
+        elif option := _OPTION.fullmatch(word):
+            value = "true"
+            if place < len(arguments) and not _is_option(arguments[place]):
+                value = arguments[place]
+                place += 1
+            found[option["name"]] = value
+        elif word != "--":
+            plain += 1
+            found[f"arg{plain}"] = word
+    return found
+
+
+def _is_option(word: str) -> bool:
+    """A word that is an option itself; `-1` and `-.5` are values."""
+    return word == "--" or bool(_OPTION.fullmatch(word) or _NAMED.fullmatch(word))
+
+
+# ---- What `--share` asks for ---------------------------------------------------------------------
+
+AUTO = "auto"
+SHARE_CHOICES = (
+    AUTO,
+    SharingMode.MPS.value,
+    SharingMode.MIG.value,
+    SharingMode.TIMESLICE.value,
+    SharingMode.EXCLUSIVE.value,
+)
+_STRICT = "!"
+_LAYOUT = "mig="
+_FALLBACKS = {SharingMode.MPS: "mps or timeslice", SharingMode.MIG: "mig, mps or timeslice"}
+
+
+@dataclass(frozen=True)
+class ShareRequest:
+    """How members are to share a GPU: `auto`, `mps`, `mig`, `mig=3g+2g+1g+1g`, `exclusive`, `mps!`.
+
+    Attributes:
+        mode: The mode asked for; None for `auto`, which is MPS where the node has it.
+        strict: Rather fail than fall back to another mode.
+        layout: The MIG instances of a GPU, as words with plus signs between them; empty where
+            csub chooses them.
+    """
+
+    mode: SharingMode | None = None
+    strict: bool = False
+    layout: str = ""
+
+    @classmethod
+    def parse(cls, text: str, origin: str = "--share") -> ShareRequest:
+        """Read the value of `--share`.
+
+        Args:
+            text: The value.
+            origin: Where it was given, for the message.
+
+        Raises:
+            UsageProblem: It is no such value.
+        """
+        word = text.removesuffix(_STRICT)
+        strict = word != text
+        if word.startswith(_LAYOUT):
+            return cls(SharingMode.MIG, strict, _read_layout(word.removeprefix(_LAYOUT), origin))
+        if word not in SHARE_CHOICES:
+            raise UsageProblem(
+                f"{origin}: --share={escape_controls(cut(text))} is none of "
+                f"{', '.join(SHARE_CHOICES)}",
+                hint="mps! forbids any other mode instead, mig=3g+2g+1g+1g names MIG instances",
+            )
+        if word == AUTO:
+            if strict:
+                raise UsageProblem(
+                    f"{origin}: --share=auto! cannot be strict",
+                    hint="write mps! to forbid a fallback",
+                )
+            return cls()
+        return cls(SharingMode(word), strict)
+
+    @property
+    def planned(self) -> SharingMode:
+        """The mode that is tried first."""
+        return self.mode or SharingMode.MPS
+
+    def describe_mode(self, planned: SharingMode) -> str:
+        """What is said of a pack before its node has prepared anything.
+
+        Args:
+            planned: The mode of the pack's plan.
+        """
+        if self.mode is None and planned is SharingMode.MIG:
+            return "mig or one at a time"
+        return planned.value if self.strict else _FALLBACKS.get(planned, planned.value)
+
+    def __str__(self) -> str:
+        if self.mode is None:
+            return AUTO
+        layout = f"={self.layout}" if self.layout else ""
+        return f"{self.mode.value}{layout}{_STRICT if self.strict else ''}"
+
+
+def _read_layout(text: str, origin: str) -> str:
+    """A layout that its words let through; whether a GPU has such instances is seen later."""
+    # Only who names instances waits for it.
+    from slurm_colloc.model.mig_layout import parse_layout, render_layout
+
+    try:
+        return render_layout(parse_layout(text))
+    except UsageProblem as problem:
+        raise UsageProblem(f"{origin}: {problem.message}", hint=problem.hint) from problem
+
+
+# ---- The token in a job's comment that asks the node's hooks for MPS or MIG ----------------------
+#
+# The comment belongs to the user, who can also change it while the job runs. So the token is read
+# by one anchored pattern with a closed vocabulary, and gives no right: what root does is decided by
+# the node's own policy. hooks/prolog.sh and site-config/job_submit.lua know the same pattern.
+
+COMMENT_MAX_BYTES = 1024
+"""A longer comment is refused by Slurm at submission, and holds no token for us."""
+
+PACK_TOKEN = "[csub-pack={submission}]"
+"""In the comment of every pack's job, before the token: by it csub finds a job again."""
+
+GROUPINGS = ("all", "each")
+"""One daemon for all GPUs of the job, or one for each."""
+
+_MODE = rf"mps|off|mig={LAYOUT}"
+_TOKEN = re.compile(
+    rf"(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?\]", re.ASCII | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a job asks of the hooks.
+
+    Attributes:
+        mode: `mps`, `off` (do nothing for this job), or `mig=` with the words of a layout, as in
+            `mig=3g+2g+1g.20gb`, which asks for MPS where MIG cannot be had.
+        grouping: `all` (one daemon for all GPUs of the job) or `each` (one for each GPU).
+
+    Raises:
+        ValueError: It is none of these.
+    """
+
+    mode: str
+    grouping: str = "all"
+
+    @property
+    def layout(self) -> str:
+        """The words of the MIG layout; empty where none is asked for."""
+        return self.mode.removeprefix("mig=") if self.mode.startswith("mig=") else ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(_MODE, self.mode, re.ASCII) or self.grouping not in GROUPINGS:
+            raise ValueError(f"no token: {self.mode!r}, {self.grouping!r}")
+
+
+def is_of_submission(comment: str, submission: str) -> bool | None:
+    """Whether a job is of a submission of csub's, by its comment.
+
+    Returns:
+        None where it has no mark of csub's at all: its user may have changed the comment.
+    """
+    if PACK_TOKEN.format(submission=submission) in comment:
+        return True
+    return False if PACK_TOKEN.partition("{")[0] in comment else None
+
+
+def parse_token(comment: str) -> Token | None:
+    """Read the token at the end of a job's comment; the user's own words before it do not matter.
+
+    Args:
+        comment: Any text.
+
+    Returns:
+        The token; None where there is none, or one that is malformed. Nothing is ever raised.
+    """
+    if _count_bytes(comment) > COMMENT_MAX_BYTES:
+        return None
+    match = _TOKEN.fullmatch(comment)
+    return None if match is None else Token(match["mode"], "each" if match["each"] else "all")
+
+
+def render_token(token: Token) -> str:
+    """The token as it stands in a comment."""
+    return f"[csub/1 {token.mode}{' gpus=each' if token.grouping == 'each' else ''}]"
+
+
+def append_token(comment: str, token: Token) -> str:
+    """The comment with the token behind it; as it is where it has the token, or has no room for it.
+
+    Args:
+        comment: The user's own words, and what csub put behind them.
+        token: The token.
+    """
+    if parse_token(comment) == token:
+        return comment
+    longer = f"{comment} {render_token(token)}" if comment else render_token(token)
+    return longer if _count_bytes(longer) <= COMMENT_MAX_BYTES else comment
+
+
+def _count_bytes(text: str) -> int:
+    """The length of a text as the environment and Slurm hold it."""
+    try:
+        return len(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        # A surrogate that no environment gives: three bytes each, like any character of its range.
+        return len(text.encode("utf-8", "surrogatepass"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from signal import SIGTERM
+from typing import Any, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import join_numbers, parse_job_id
@@ -314,3 +316,169 @@ def effective_state(
     if counts_as_job and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
         return MemberState(slurm.value)
     return _ENDED_LIKE_THE_JOB.get(slurm, MemberState.LOST)
+
+
+# ---- Why a member ended, finer than Slurm's states -----------------------------------------------
+
+RESUBMISSIONS = 3
+"""How often a member that never started is submitted again."""
+
+
+class EndCause(enum.StrEnum):
+    """The class of an end; `csub explain` says what each means."""
+
+    SUCCESS = "success"
+    EXIT_CODE = "exit code"
+    SIGNAL = "signal"
+    TIME_LIMIT = "time limit"
+    CUDA_OUT_OF_MEMORY = "CUDA out of memory"
+    HOST_OUT_OF_MEMORY = "host out of memory"
+    CUDA_FAULT = "CUDA fault"
+    MPS_CULPRIT = "MPS fault: culprit"
+    MPS_VICTIM = "MPS fault: victim"
+    MPS_SUSPECT = "MPS fault: culprit or victim"
+    MPS_GONE = "MPS daemon gone"
+    MPS_FULL = "too many MPS clients"
+    NOT_STARTED = "not started"
+    GPU_LOST = "GPU lost"
+    NODE_FAILURE = "node failure"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+
+
+_BY_STATE = {
+    MemberState.COMPLETED: EndCause.SUCCESS,
+    MemberState.TIMEOUT: EndCause.TIME_LIMIT,
+    MemberState.OUT_OF_MEMORY: EndCause.HOST_OUT_OF_MEMORY,
+    MemberState.CANCELLED: EndCause.CANCELLED,
+    MemberState.PREEMPTED: EndCause.PREEMPTED,
+    MemberState.NODE_FAIL: EndCause.NODE_FAILURE,
+    MemberState.LOST: EndCause.LOST,
+}
+
+
+def choose_plain_cause(
+    state: MemberState, code: ExitCode | None, *, started: bool = True
+) -> EndCause | None:
+    """The class that a state and an exit code alone tell; None where the member has not ended.
+
+    Args:
+        state: The state that readers show.
+        code: How the script ended, None where that was not seen.
+        started: It had come up.
+    """
+    if state is MemberState.FAILED:
+        if not started:
+            return EndCause.NOT_STARTED
+        return EndCause.SIGNAL if code is not None and code.signal else EndCause.EXIT_CODE
+    return _BY_STATE.get(state)
+
+
+# ---- What a member's wrapper has written about its end; pure -------------------------------------
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """How the script of a member has ended.
+
+    Attributes:
+        code: Its exit status.
+        oom_kills: How many of its processes the kernel has killed because of host memory.
+        was_terminated: Its runner had told it to end, with a TERM.
+        was_signalled: Something else had sent it a TERM: Slurm, where the job is to end.
+        problem: Why the script could not be started; empty where it was.
+        started_at: When it began, in seconds since the epoch; None where that is not told.
+        ended_at: When it ended, likewise.
+    """
+
+    code: ExitCode
+    oom_kills: int = 0
+    was_terminated: bool = False
+    was_signalled: bool = False
+    problem: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> ExitRecord:
+        """Read the wrapper's record.
+
+        Raises:
+            KeyError: It is none.
+            TypeError: Likewise.
+            ValueError: Likewise.
+        """
+        return cls(
+            code=ExitCode.from_wait_status(int(value["wait_status"])),
+            oom_kills=int(value.get("oom_kills") or 0),
+            was_terminated=bool(value.get("terminated")),
+            was_signalled=any(number == SIGTERM for number, _ in value.get("foreign_signals", ())),
+            problem=str(value.get("problem") or ""),
+            started_at=_read_moment(value.get("started_at")),
+            ended_at=_read_moment(value.get("at")),
+        )
+
+    @property
+    def is_its_own(self) -> bool:
+        """It has ended without being told to: whatever becomes of its pack, it has ended.
+
+        One that a TERM has ended may have saved what it had, and be meant to go on.
+        """
+        return not (self.was_terminated or self.was_signalled or self.code.signal == SIGTERM)
+
+    @property
+    def state(self) -> MemberState:
+        """What it is where it has ended by itself."""
+        if self.oom_kills:
+            return MemberState.OUT_OF_MEMORY
+        return MemberState.COMPLETED if self.code == ExitCode() else MemberState.FAILED
+
+    @property
+    def reason(self) -> str:
+        """The same in words; empty for success."""
+        if self.oom_kills:
+            return "it used more host memory than its limit"
+        return self.problem or describe_code(self.code)
+
+
+def describe_code(code: ExitCode) -> str:
+    """Say how a script ended, nothing for success."""
+    if code.signal:
+        return f"ended by signal {code.signal}"
+    return f"exit code {code.code}" if code.code else ""
+
+
+def _read_moment(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+# ---- Words of an enumeration as a record has them, those that only a newer csub knows included ---
+
+Word = TypeVar("Word", bound=enum.StrEnum)
+
+
+def read_word(kind: type[Word], text: str) -> Word:
+    """The word of an enumeration, or one of its kind that is none of those known here.
+
+    The latter is shown as it was written, equals only itself, and is in no table of this csub.
+
+    Args:
+        kind: The enumeration.
+        text: What the record has.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        word = str.__new__(kind, text)
+        word._name_ = text
+        word._value_ = text
+        # A copy of a word is the word itself, as of those that are known; Python before 3.12 looks
+        # for it among the enumeration's.
+        word.__dict__["__deepcopy__"] = lambda _memo: word
+        return word
+
+
+def is_known(word: enum.StrEnum) -> bool:
+    """Whether this csub knows a word that was read from a record."""
+    return any(word is known for known in type(word))

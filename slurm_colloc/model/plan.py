@@ -3,10 +3,181 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
-from slurm_colloc.model.mig.planned_seat import PlannedSeat
-from slurm_colloc.model.qos_limits import NO_LIMITS, UserLimits
+from slurm_colloc.model.mig_layout import PlannedSeat
+
+# ---- How long jobs may run, and how many at once, by their quality of service (QoS) --------------
+
+USUAL = "normal"
+"""The QoS that Slurm makes itself, and gives to users who have no default of their own."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A quality of service.
+
+    Attributes:
+        max_wall_s: Its MaxWall in seconds; None for no limit.
+        over_partition: It counts before the partition's own QoS (OverPartQOS).
+        over_max_time: Its jobs may run for longer than MaxTime of their partition
+            (PartitionTimeLimit).
+        jobs_at_once: Jobs of a user that may run, or be submitted, at the same time; None for no
+            limit (MaxJobsPU, MaxSubmitPU).
+        gpus_at_once: GPUs that a user may have at the same time (MaxTRESPU); None for no limit.
+        gpus_per_job: GPUs of a job (MaxTRES); None for no limit.
+    """
+
+    max_wall_s: int | None = None
+    over_partition: bool = False
+    over_max_time: bool = False
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
+
+
+@dataclass(frozen=True)
+class Association:
+    """What a user is by one of their accounts, with what it takes over from that account.
+
+    Attributes:
+        account: The account.
+        partition: The partition to which it is confined; empty for none.
+        is_default: The account is that of jobs that ask for none.
+        qos: The QoS of jobs that ask for none.
+        max_wall_s: Its MaxWall in seconds; None for no limit.
+        jobs_at_once: Its MaxJobs or MaxSubmit; as in Qos.
+        gpus_at_once: Its GrpTRES; as in Qos.
+        gpus_per_job: Its MaxTRES; as in Qos.
+    """
+
+    account: str
+    partition: str = ""
+    is_default: bool = False
+    qos: str = USUAL
+    max_wall_s: int | None = None
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
+
+
+@dataclass(frozen=True)
+class UserLimits:
+    """How much a user may have at the same time; None for no limit, or where it is not known.
+
+    Attributes:
+        jobs_at_once: Slurm jobs.
+        gpus_at_once: GPUs.
+        gpus_per_job: GPUs of one Slurm job.
+    """
+
+    jobs_at_once: int | None = None
+    gpus_at_once: int | None = None
+    gpus_per_job: int | None = None
+
+
+NO_LIMITS = UserLimits()
+"""Nothing is limited."""
+
+
+@dataclass(frozen=True)
+class QosTable:
+    """What Slurm tells of its qualities of service.
+
+    Attributes:
+        known: Each by its name, which Slurm keeps in small letters.
+        associations: The user's own.
+        partitions: QoS of partitions that have one, by the partition's name.
+        default_partition: The partition of who asks for none; empty where there is none.
+        unknown: Why nothing is known, in words; empty where something is.
+    """
+
+    known: Mapping[str, Qos] = field(default_factory=dict)
+    associations: tuple[Association, ...] = ()
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    default_partition: str = ""
+    unknown: str = ""
+
+    def find_max_wall_s(
+        self, qos: str | None, account: str | None, partition: str | None
+    ) -> int | None:
+        """How long a job may run; None where there is no limit, or it is not known.
+
+        A partition's QoS counts before the job's, unless that says otherwise, and the association
+        after both (Slurm, "Resource Limits"). Of several partitions, or several QoS, the shortest
+        counts.
+
+        Args:
+            qos: `--qos`; None for the user's default.
+            account: `--account`; None for the user's default.
+            partition: `--partition`; None for the cluster's default.
+        """
+        return self._find_least("max_wall_s", qos, account, partition)
+
+    def find_user_limits(
+        self, qos: str | None, account: str | None, partition: str | None
+    ) -> UserLimits:
+        """How much the user may have at the same time; as `find_max_wall_s`."""
+        names = [field.name for field in fields(UserLimits)]
+        return UserLimits(*(self._find_least(n, qos, account, partition) for n in names))
+
+    def _find_least(
+        self, name: str, qos: str | None, account: str | None, partition: str | None
+    ) -> int | None:
+        limits = [
+            self._find_in(name, place, chosen, rows)
+            for place, rows in self._list_places(account, partition)
+            for chosen in _choose(qos, rows)
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def lifts_max_time(self, qos: str | None, account: str | None, partition: str | None) -> bool:
+        """Whether a job may run for longer than MaxTime of its partition; as `find_max_wall_s`."""
+        return all(
+            self.known.get(chosen, Qos()).over_max_time
+            for _, rows in self._list_places(account, partition)
+            for chosen in _choose(qos, rows)
+        )
+
+    def _find_in(
+        self, name: str, partition: str, qos: str, rows: Sequence[Association]
+    ) -> int | None:
+        own = self.known.get(qos, Qos())
+        theirs = self.known.get(self.partitions.get(partition, "").lower(), Qos())
+        first, second = (own, theirs) if own.over_partition else (theirs, own)
+        of_rows = {getattr(row, name) for row in rows}
+        last = of_rows.pop() if len(of_rows) == 1 else None
+        limits = (getattr(first, name), getattr(second, name), last)
+        return next((limit for limit in limits if limit is not None), None)
+
+    def _list_places(
+        self, account: str | None, partition: str | None
+    ) -> list[tuple[str, list[Association]]]:
+        """Each partition, and what the user is in it: one row, or several where it is unknown."""
+        rows = list(self.associations)
+        if account is not None:
+            rows = [row for row in rows if row.account == account.lower()]
+        elif any(row.is_default for row in rows):
+            rows = [row for row in rows if row.is_default]
+        names = (partition or self.default_partition).split(",")
+        return [
+            (
+                name,
+                [row for row in rows if row.partition == name]
+                or [row for row in rows if not row.partition],
+            )
+            for name in names
+        ]
+
+
+def _choose(qos: str | None, rows: Sequence[Association]) -> list[str]:
+    """The QoS that a job gets; nothing that tells of none where it cannot be told apart."""
+    if qos:
+        return qos.lower().split(",")
+    found = {row.qos for row in rows} or {USUAL}
+    return sorted(found) if len(found) == 1 else [""]
+
 
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""
@@ -337,3 +508,123 @@ class Plan:
     packs: tuple[PackPlan, ...]
     packs_at_once: int | None
     reasons: tuple[str, ...]
+
+
+# ---- How long jobs waited in a partition, by what they asked for ---------------------------------
+
+LEAST_JOBS = 20
+"""Fewer jobs make no estimate."""
+
+BUCKETS_S = (3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+"""Time limits that are counted together end here; what is longer, or has none, is one more."""
+
+
+@dataclass(frozen=True)
+class PastJob:
+    """A job that has waited.
+
+    Attributes:
+        gpus: GPUs that it asked for.
+        time_limit_s: Its time limit; None for none.
+        wait_s: From when it could have started to its start, in seconds.
+    """
+
+    gpus: int
+    time_limit_s: int | None
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class WaitEstimate:
+    """How long a request waits, by jobs that asked for the like.
+
+    Attributes:
+        median_s: Half of them waited no longer.
+        p90_s: Nine of ten waited no longer.
+        jobs: How many they were.
+        of: What they had in common with the request, in words.
+    """
+
+    median_s: float
+    p90_s: float
+    jobs: int
+    of: str
+
+
+Cell = tuple[int | None, int | None]
+"""GPUs and bucket of the time limit; None for any."""
+
+
+@dataclass(frozen=True)
+class WaitTable:
+    """Waits in one partition.
+
+    Attributes:
+        jobs: How many jobs it is made of.
+        cells: Number of jobs, median and 90th percentile of their waits in seconds, of cells
+            with enough jobs.
+        unknown: Why there are none, in words; empty where there are.
+    """
+
+    jobs: int
+    cells: Mapping[Cell, tuple[int, float, float]] = field(default_factory=dict)
+    unknown: str = ""
+
+    def estimate(self, gpus: int, time_limit_s: int | None) -> WaitEstimate | None:
+        """How long a request will wait, by the finest cell with enough jobs; None where none has.
+
+        Args:
+            gpus: GPUs that are asked for.
+            time_limit_s: The time limit; None for none.
+        """
+        bucket = choose_bucket(time_limit_s)
+        words = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+        finer: tuple[tuple[Cell, str], ...] = (
+            ((gpus, bucket), f"{words} and {_describe_bucket(bucket)}"),
+            ((gpus, None), words),
+            ((None, None), "any request"),
+        )
+        for cell, of in finer:
+            if cell in self.cells:
+                jobs, median_s, p90_s = self.cells[cell]
+                return WaitEstimate(median_s, p90_s, jobs, of)
+        return None
+
+
+def choose_bucket(time_limit_s: int | None) -> int:
+    """The bucket of a time limit."""
+    if time_limit_s is None:
+        return len(BUCKETS_S)
+    return next((i for i, most in enumerate(BUCKETS_S) if time_limit_s <= most), len(BUCKETS_S))
+
+
+def _describe_bucket(bucket: int) -> str:
+    if bucket == len(BUCKETS_S):
+        return f"more than {BUCKETS_S[-1] // 3600} h"
+    return f"at most {BUCKETS_S[bucket] // 3600} h"
+
+
+def build_wait_table(jobs: Iterable[PastJob]) -> WaitTable:
+    """Count waits by what was asked for; cells with too few jobs are left out."""
+    waits: dict[Cell, list[float]] = {}
+    for job in jobs:
+        bucket = choose_bucket(job.time_limit_s)
+        for cell in ((job.gpus, bucket), (job.gpus, None), (None, None)):
+            waits.setdefault(cell, []).append(job.wait_s)
+    count = len(waits.get((None, None), ()))
+    cells = {
+        cell: (len(found), _find_quantile(found, 0.5), _find_quantile(found, 0.9))
+        for cell, found in waits.items()
+        if len(found) >= LEAST_JOBS
+    }
+    unknown = "" if cells else f"{count} job{'' if count == 1 else 's'} in sacct"
+    return WaitTable(count, cells, unknown)
+
+
+def _find_quantile(values: list[float], share: float) -> float:
+    """A quantile, on the line between the two values around it."""
+    values.sort()
+    place = share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (place - below) * (values[above] - values[below])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
@@ -128,3 +129,31 @@ def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
                 f"{path}: {prefix}{name} = {values[name]!r} must be "
                 f"{', '.join(choices[:-1])} or {choices[-1]}"
             )
+
+
+# ---- The settings that a pack's runner goes by: they travel with the pack ------------------------
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """What was set when a pack was submitted; slurm_colloc.settings explains each.
+
+    Attributes:
+        launcher: See Settings, like the others.
+        kill_wait_s: See there.
+        monitor: See there.
+        instrument: See there.
+        pause: See there.
+        door: See there.
+        monitor_interval_s: See there.
+        activity_source: See there.
+    """
+
+    launcher: str = "auto"
+    kill_wait_s: int = 0
+    monitor: bool = True
+    instrument: bool = True
+    pause: bool = True
+    door: bool = True
+    monitor_interval_s: float = 1.0
+    activity_source: str = "gpm"

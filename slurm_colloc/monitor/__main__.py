@@ -17,16 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.member_starts import Members
-from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord
+from slurm_colloc.monitor.gpu_reading import Capabilities
+from slurm_colloc.monitor.member_progress import Following, Members
 from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment
 from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
-from slurm_colloc.monitor.progress_lines import Following
-from slurm_colloc.monitor.sampling_loop import SIGNALS, Loop, Periods
+from slurm_colloc.monitor.sampling_loop import SIGNALS, Gaps, Loop, MonitorRecord, Periods
 from slurm_colloc.store.atomic_files import make_directory
 from slurm_colloc.store.pack.progress_counters import read_member_progress
-from slurm_colloc.store.pack.sample_files import report_directory
+from slurm_colloc.store.pack.report_files import report_directory
 
 if TYPE_CHECKING:
     from slurm_colloc.monitor.dcgm_activity import DcgmActivity

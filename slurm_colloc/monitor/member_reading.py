@@ -4,20 +4,332 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.host.system.process_owner import read_small
-from slurm_colloc.monitor.process_table import Key, ProcessTable, read_stat
-from slurm_colloc.monitor.step_group import find_step_group
+from slurm_colloc.host.system.node_processes import (
+    find_ancestor,
+    read_named_start,
+    read_parent,
+    read_small,
+)
 from slurm_colloc.store.pack.progress_counters import MemberProgress
+
+# ---- A member's own control group, where it runs as a job step that has one ----------------------
+#
+# version 1   .../slurm/uid_1000/job_4711/step_2/task_0, of a node among several `slurm_NODE`
+# version 2   .../slurmstepd.scope/job_4711/step_2/user/task_0, likewise `NODE_slurmstepd.scope`;
+#             from Slurm 26.05 on a job's SLUID stands where job_4711 stood, unless cgroup.conf
+#             has CgroupJobIdPaths=yes
+
+# Slurm's own directories may lie in any slice, or in a container, but never among those that users
+# make for themselves in their sessions.
+_ABOVE = r"(?:/(?!user\.slice/)[^/]+)*?"
+_JOB_NUMBER = "job_[0-9]+"
+# `s` and the 64 bits of the id in Crockford's base 32 (src/common/sluid.c).
+_SLUID = "s[0-9A-HJKMNP-TV-Z]{12,13}"
+_STEP_NUMBER = "step_[0-9]+"
+_STEP_V1 = re.compile(
+    rf"(?P<step>{_ABOVE}/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?/{_JOB_NUMBER}/{_STEP_NUMBER})(?:/|$)"
+)
+_STEP_V2 = re.compile(
+    rf"(?P<step>{_ABOVE}/(?:[^/]+_)?slurmstepd\.scope/(?:{_JOB_NUMBER}|{_SLUID})/{_STEP_NUMBER})"
+    r"(?:/|$)"
+)
+_MIB = 1 << 20
+_MOST = 1 << 14
+
+
+class StepGroup:
+    """What the kernel adds up for a step, the processes that have ended included.
+
+    Args:
+        cgroup: The text of /proc/PID/cgroup of a process in it.
+        root: Where control groups are mounted.
+
+    The steps `batch` and `extern` have no number, and are no member's own: there all members run
+    side by side as plain processes.
+    """
+
+    def __init__(self, cgroup: str, root: str = "/sys/fs/cgroup") -> None:
+        self._cpu = ""
+        self._memory = ""
+        self._memory_names: tuple[bytes, ...] = ()
+        for line in cgroup.splitlines():
+            hierarchy, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            names = controllers.split(",")
+            is_version_2 = hierarchy == "0"
+            match = (_STEP_V2 if is_version_2 else _STEP_V1).match(path)
+            if match is None:
+                continue
+            if is_version_2:
+                # Version 2. Slurm keeps its own daemon apart from the user's processes.
+                own = f"{root}{match['step']}/user"
+                self._cpu = self._cpu or f"{own}/cpu.stat"
+                if not self._memory:
+                    self._memory = f"{own}/memory.stat"
+                    self._memory_names = (b"anon", b"shmem")
+            if "cpuacct" in names:
+                self._cpu = f"{root}/cpuacct{match['step']}/cpuacct.usage"
+            if "memory" in names:
+                self._memory = f"{root}/memory{match['step']}/memory.stat"
+                self._memory_names = (b"total_rss", b"total_shmem")
+
+    def read_cpu_s(self) -> float | None:
+        """CPU time of all that ever ran in it; None where it has no such account."""
+        if not self._cpu:
+            return None
+        try:
+            text = read_small(self._cpu)
+            if not self._cpu.endswith("cpu.stat"):
+                return int(text) / 1e9
+            for line in text.splitlines():
+                name, _, value = line.partition(b" ")
+                if name == b"usage_usec":
+                    return int(value) / 1e6
+        except (OSError, ValueError):
+            self._cpu = ""
+        return None
+
+    def read_host_memory_mb(self) -> float | None:
+        """Memory that is its processes' own, without the page cache; None where unknown."""
+        if not self._memory:
+            return None
+        try:
+            found = 0
+            has_found = False
+            for line in read_small(self._memory, _MOST).splitlines():
+                name, _, value = line.partition(b" ")
+                if name in self._memory_names:
+                    found += int(value)
+                    has_found = True
+        except (OSError, ValueError):
+            self._memory = ""
+            return None
+        return found / _MIB if has_found else None
+
+
+def find_step_group(pid: int, root: str = "/sys/fs/cgroup") -> StepGroup:
+    """The group of the step that a process runs in."""
+    try:
+        text = read_small(f"/proc/{pid}/cgroup").decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    return StepGroup(text, root)
+
+
+# ---- Which processes are whose, with few looks at /proc ------------------------------------------
+#
+# One listing of /proc serves all members; only a process that was not there before is looked at.
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
+
+Key = tuple[int, int]
+"""A member's number, and the number of its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc/PID/stat says (proc(5)).
+
+    Attributes:
+        parent: Its parent's pid.
+        start: When it started, in clock ticks after boot.
+        has_ended: It is a zombie.
+        own_cpu_s: CPU time of its own.
+        children_cpu_s: CPU time of its children that have ended and were waited for.
+        threads: How many it has.
+        rss_mb: Its resident memory.
+    """
+
+    parent: int
+    start: int
+    has_ended: bool
+    own_cpu_s: float
+    children_cpu_s: float
+    threads: int
+    rss_mb: float
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Read one process, None where it is gone."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return Stat(
+            parent=int(fields[1]),
+            start=int(fields[19]),
+            has_ended=fields[0] in (b"Z", b"X"),
+            own_cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            children_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS,
+            threads=int(fields[17]),
+            rss_mb=int(fields[21]) * _PAGE_MB,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_inner_pid(pid: int) -> int | None:
+    """The pid that a process has in a pid namespace of its own (NSpid of proc(5)).
+
+    Returns:
+        None where it shares this process's namespace, or is gone.
+    """
+    try:
+        for line in read_small(f"/proc/{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                pids = line.split()[1:]
+                return int(pids[-1]) if len(pids) > 1 else None
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def is_in_initial_pid_namespace() -> bool:
+    """Whether this process sees every process of the node that it may see at all.
+
+    In another pid namespace it cannot tell a process of a member's from one that it does not see.
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+class ProcessTable:
+    """The processes of all members.
+
+    Args:
+        pack: The pack's directory, as in its members' environment.
+    """
+
+    def __init__(self, pack: str) -> None:
+        self._pack = os.fsencode(pack)
+        self._wrappers: dict[Key, int] = {}
+        self._owners: dict[int, Key] = {}
+        self._pids: dict[Key, list[int]] = {}
+        self._foreign: set[int] = set()
+        self._inner: dict[int, int] = {}
+        self._sees_all = is_in_initial_pid_namespace()
+
+    def add(self, key: Key, wrapper_pid: int) -> None:
+        """Follow a member from now on."""
+        self._wrappers[key] = wrapper_pid
+        self._own(wrapper_pid, key)
+        # Its processes may have been seen before it was known.
+        self._foreign.clear()
+
+    def remove(self, key: Key) -> None:
+        """Follow a member no more."""
+        self._wrappers.pop(key, None)
+        for pid in self._pids.pop(key, []):
+            self._owners.pop(pid, None)
+            self._inner.pop(pid, None)
+
+    def forget(self, pid: int) -> None:
+        """A process has ended."""
+        key = self._owners.get(pid)
+        if key is not None and pid != self._wrappers.get(key):
+            del self._owners[pid]
+            self._inner.pop(pid, None)
+            self._pids[key].remove(pid)
+
+    def _own(self, pid: int, key: Key) -> None:
+        self._owners[pid] = key
+        self._pids.setdefault(key, []).append(pid)
+
+    def forget_strangers(self) -> None:
+        """Look at every process anew the next time: a pid may have been given out again."""
+        self._foreign.clear()
+
+    def list_pids(self, key: Key) -> list[int]:
+        """The processes of a member that are known, its wrapper first."""
+        return list(self._pids.get(key, ()))
+
+    def look(self) -> None:
+        """Find the processes that have come."""
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        self._foreign &= pids
+        for pid in [pid for pid in self._owners if pid not in pids]:
+            self.forget(pid)
+        new = pids - self._owners.keys() - self._foreign
+        parents: dict[int, int | None] = {}
+        for pid in new:
+            owner = self._find_owner(pid, parents)
+            if owner is None:
+                self._foreign.add(pid)
+            else:
+                self._own(pid, owner)
+                inner = read_inner_pid(pid)
+                if inner is not None:
+                    self._inner[pid] = inner
+
+    def _find_owner(self, pid: int, parents: dict[int, int | None]) -> Key | None:
+        def find_parent(one: int) -> int | None:
+            if one not in parents:
+                parents[one] = read_parent(one)
+            return parents[one]
+
+        owner = find_ancestor(pid, self._owners, self._foreign, find_parent)
+        if owner is not None:
+            return owner
+        named = read_named_start(pid, self._pack)
+        return named if named in self._wrappers else None
+
+    def share_out(self, by_pid: Mapping[int, float | None]) -> dict[Key, float | None]:
+        """Give each member what NVML's lists say of its processes.
+
+        NVML may name a process of a container by the pid that it has there.
+
+        Args:
+            by_pid: A size of each process; None where it is not told.
+
+        Returns:
+            A sum for each member that has any; None where a part of it is not told, or where it
+            cannot be told whether it has any. A member that is missing has none.
+        """
+        inside: dict[int, set[Key]] = {}
+        for pid, inner in self._inner.items():
+            inside.setdefault(inner, set()).add(self._owners[pid])
+        sums: dict[Key, float | None] = {}
+        has_unseen = False
+        for pid, size in by_pid.items():
+            owner = self._owners.get(pid)
+            owners = inside.get(pid, set()) if owner is None else {owner}
+            has_unseen |= not owners and pid not in self._foreign
+            for one in owners:
+                known = sums.get(one, 0.0)
+                # Two containers may have a process of the same pid each.
+                if size is None or known is None or len(owners) > 1:
+                    sums[one] = None
+                else:
+                    sums[one] = known + size
+        for key in self._find_untold(has_unseen=has_unseen):
+            sums.setdefault(key, None)
+        return sums
+
+    def _find_untold(self, *, has_unseen: bool) -> set[Key]:
+        """Members of which it says nothing that none of their processes was found in the lists.
+
+        Args:
+            has_unseen: The lists name a process that is not seen here.
+        """
+        if has_unseen and not self._sees_all:
+            return set(self._wrappers)
+        return {self._owners[pid] for pid in self._inner}
+
 
 Row = dict[str, float | int | str | dict[str, float] | None]
 
 _PATIENCE = 3
-_MIB = 1 << 20
 
 EARLY_S = 60.0
 """So long after its start a member's GPU memory is looked at each second: what a program takes

@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
-from slurm_colloc.monitor.capabilities import GPU_CODES, Capabilities
-from slurm_colloc.monitor.gpu_reading import GpuReader, Lost, Value, decode
-from slurm_colloc.monitor.instance_reading import InstanceReader
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
+from slurm_colloc.monitor.gpu_reading import (
+    GPU_CODES,
+    Capabilities,
+    GpuReader,
+    InstanceReader,
+    Lost,
+    Value,
+    decode,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -211,7 +217,7 @@ def choose_by_environment(
     """How a pack's GPUs are found where its setup names none by UUID."""
 
     def choose(answer: NvmlAnswer) -> tuple[tuple[str, ...], str]:
-        from slurm_colloc.host.nvml.nvml_answer import choose_job_gpus
+        from slurm_colloc.host.nvml.nvml_query import choose_job_gpus
 
         found = choose_job_gpus(answer, environ)
         return found.uuids, found.reason

@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
-from slurm_colloc.model.degree.measured_curve import CurvePoint
-from slurm_colloc.model.degree.measurement import GAIN_LEAST
-from slurm_colloc.model.degree.shorter_end import choose_for_the_end
-from slurm_colloc.model.usage.profile import may_be_one_kind
+from slurm_colloc.model.measured_curve import CurvePoint, KnownCurve, KnownPoint
+from slurm_colloc.model.measurement import GAIN_LEAST, choose_for_the_end
+from slurm_colloc.model.usage_profile import may_be_one_kind
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.headline import (
+    compute_gain,
     count_room,
     find_over_bound,
+    has_shared,
+    is_never_on_gpu,
+    list_last_tries,
 )
-from slurm_colloc.report.member_remarks import is_never_on_gpu, list_last_tries
-from slurm_colloc.report.sharing_gain import compute_gain, has_shared
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
 
 Member = dict[str, Any]

@@ -21,8 +21,8 @@ from slurm_colloc.report.queue_rows import (
     insert_column,
     list_argument_words,
 )
+from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.pack.pack_directory import read_end_limit, read_end_time
-from slurm_colloc.store.pack_reading import StateReader
 
 HEADER = ("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
 

@@ -5,31 +5,335 @@ The gain is that of report.sharing_gain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from slurm_colloc.metrics.sharing_cost import complete_solo_times
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.report.member_remarks import (
-    ENDS,
-    Member,
-    count_company,
-    list_last_tries,
-    tell_ends,
-    tell_guests,
-    tell_restarts,
-    tell_unused,
-    tell_waiting,
-)
-from slurm_colloc.report.sharing_gain import (
-    EVEN,
-    compute_gain,
-    count_gpus,
-    has_shared,
-    say_span,
-    tell_gain,
-    tell_part_gain,
-)
-from slurm_colloc.report.terminal_tables import format_figure, format_share
+from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
+
+# ----
+# What a report says of single members after its first sentence: who waits, failed, moved; pure.
+
+Member = dict[str, Any]
+"""A member's part of a summary."""
+
+_NAMED_MOST = 3
+_GPU_USED_MB = 1.0
+
+ENDS = {
+    MemberState.FAILED.value: "failed",
+    MemberState.OUT_OF_MEMORY.value: "ran out of host memory",
+    MemberState.TIMEOUT.value: "reached the time limit",
+    MemberState.CANCELLED.value: "cancelled",
+    MemberState.PREEMPTED.value: "preempted",
+    MemberState.NODE_FAIL.value: "lost with its node",
+    MemberState.LOST.value: "lost",
+}
+BAD_STATES = frozenset(ENDS)
+"""States of members that did not end well."""
+
+
+def is_never_on_gpu(summary: dict[str, Any], member: Member) -> bool:
+    """Whether a member had a GPU, and was looked at, and never had memory on it."""
+    peak = (member["gpu_memory_mb"] or {}).get("peak")
+    return summary["gpu"]["uuid"] is not None and peak is not None and peak < _GPU_USED_MB
+
+
+def tell_waiting(members: Sequence[Member]) -> str:
+    """How many have not started yet; empty where none waits."""
+    waiting = sum(
+        not member["starts"] and member["state"] == MemberState.PENDING.value for member in members
+    )
+    if not waiting:
+        return ""
+    return f"{waiting} {'has' if waiting == 1 else 'have'} not started yet."
+
+
+def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+    """Who was taken over by a pack of another submission, and by which."""
+    ids = {member["id"] for member in ran}
+    hosts: dict[str, list[str]] = {}
+    for summary in summaries:
+        host = str(summary["submission"] or "")
+        for member in summary["members"]:
+            is_guest = host and str(member["id"]).partition("/")[0] != host
+            if is_guest and member["started_at"] is not None and member["id"] in ids:
+                hosts.setdefault(host, []).append(member["id"])
+    told = []
+    for host, guests in hosts.items():
+        if len(guests) == len(ran):
+            who = "It" if len(ran) == 1 else f"All {len(ran)}"
+            told.append(f"{who} ran in the pack of {host}.")
+            continue
+        more = ", ..." if len(guests) > _NAMED_MOST else ""
+        named = ", ".join(guests[:_NAMED_MOST])
+        told.append(f"{len(guests)} ran in the pack of {host} ({named}{more}).")
+    return " ".join(told)
+
+
+def tell_ends(every: Sequence[Member]) -> str:
+    """Who did not end well: a count for each way to end, and the first few by name."""
+    told = []
+    members = list_last_tries(every)
+    counts = Counter(member["state"] for member in members if member["state"] in ENDS)
+    for state, word in ENDS.items():
+        if not counts[state]:
+            continue
+        own = [member for member in members if member["state"] == state]
+        named = ", ".join(_name_end(member) for member in own[:_NAMED_MOST])
+        more = ", ..." if len(own) > _NAMED_MOST else ""
+        verb = "" if word.startswith(("failed", "ran", "reached")) else "was "
+        if len(own) > 1 and verb:
+            verb = "were "
+        who = f"All {len(own)}" if len(own) == len(members) > 1 else str(len(own))
+        if len(members) == 1:
+            told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
+        else:
+            told.append(f"{who} {verb}{word} ({named}{more}).")
+    return " ".join([*told, *_tell_retries(every, members)])
+
+
+def list_last_tries(members: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Members without those that were tried again: of each job the last try is what counts.
+
+    A retry is a member of its own, which says what it tries again.
+    """
+    members = list(members)
+    ids = {str(member["id"]): member for member in members}
+    last: dict[str, Mapping[str, Any]] = {}
+
+    def began(member: Mapping[str, Any]) -> tuple[bool, float]:
+        # One that still waits is the newest.
+        return member["started_at"] is None, member["started_at"] or 0.0
+
+    for member in sorted(members, key=began):
+        first, seen = member, set()
+        while (of := first["retry_of"]) in ids and of not in seen:
+            seen.add(of)
+            first = ids[of]
+        last[str(first["retry_of"] or first["id"])] = member
+    chosen = {str(member["id"]) for member in last.values()}
+    return [member for member in members if str(member["id"]) in chosen]
+
+
+def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str]:
+    """What came of those that were tried again."""
+    again = [member for member in last if member["retry_of"]]
+    good = sum(member["state"] == MemberState.COMPLETED.value for member in again)
+    bad = [member for member in again if member["state"] in ENDS]
+    told = []
+    if good:
+        which = f"All {good}" if good == len(last) else f"{good} of the {len(last)}"
+        what = "It" if len(last) == 1 else which
+        told.append(f"{what} completed only when tried again.")
+    if bad:
+        all_bad = sum(member["state"] in ENDS for member in last)
+        who = "All of these" if len(bad) == all_bad > 1 else f"{len(bad)} of these"
+        tries = {sum(_is_try_of(member, other) for other in members) for member in bad}
+        often = f"{min(tries)} times" if len(tries) == 1 else f"up to {max(tries)} times"
+        often = "twice" if tries == {2} else often
+        told.append(f"{'It' if all_bad == 1 else who} failed {often}.")
+    return told
+
+
+def _is_try_of(member: Member, other: Member) -> bool:
+    first = member["retry_of"]
+    return other["state"] in ENDS and first in (other["id"], other["retry_of"])
+
+
+def _name_end(member: Member) -> str:
+    return f"{member['id']}{_tell_code(member, ': ')}"
+
+
+def _tell_code(member: Member, link: str) -> str:
+    if member["state"] != MemberState.FAILED.value:
+        return ""
+    if member["exit_signal"]:
+        return f"{link}signal {member['exit_signal']}"
+    return f"{link}exit code {member['exit_code']}" if member["exit_code"] else ""
+
+
+def tell_restarts(ran: Sequence[Member]) -> str:
+    """How many were started more than once; empty where none was."""
+    again = [member for member in ran if member["starts"] > 1]
+    if not again:
+        return ""
+    if len(ran) == 1:
+        return f"It was interrupted and started again ({again[0]['starts']} starts)."
+    verb = "was" if len(again) == 1 else "were"
+    who = f"All {len(again)}" if len(again) == len(ran) else str(len(again))
+    return f"{who} {verb} interrupted and started again."
+
+
+def tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+    """Who never used the GPU that was held for it."""
+    ids = {member["id"] for member in ran}
+    own = [
+        member["id"]
+        for summary in summaries
+        for member in summary["members"]
+        if member["id"] in ids and is_never_on_gpu(summary, member)
+    ]
+    if not own:
+        return ""
+    if len(ran) == 1:
+        return "It never used the GPU."
+    if len(own) == len(ran):
+        return "None of them ever used the GPU."
+    more = ", ..." if len(own) > _NAMED_MOST else ""
+    return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
+
+
+def count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
+    """How many others of their packs ran while one of them did."""
+    ids = {member["id"] for member in ran}
+    count = 0
+    for summary in summaries:
+        started = [member for member in summary["members"] if member["started_at"] is not None]
+        own = [member for member in started if member["id"] in ids]
+        count += sum(
+            member["id"] not in ids and any(_overlap(member, other) for other in own)
+            for member in started
+        )
+    return count
+
+
+def _overlap(first: Member, second: Member) -> bool:
+    ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
+    return not ends or max(first["started_at"], second["started_at"]) < min(ends)
+
+
+# ----
+# What sharing a GPU brought, defined once for whole packs and for some of their members; pure.
+#
+# The gain is the time that the jobs would have taken one after the other, each alone on the GPU,
+# over the time for which their packs had a GPU. Of some members only, that time is their part of
+# it: while k members are there, each has taken a k-th. The parts of all add up to the whole.
+
+EVEN = 1.03
+"""A gain or a slowdown of less is none."""
+
+_OVERLAP_LEAST = 0.05
+"""Of the packs' time: with less, one was about to end as the next began, and none shared."""
+
+
+def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
+    """The time that all would have taken one after the other, and the time that they took.
+
+    Returns:
+        Seconds; the first is None where it is unknown of a pack.
+    """
+    ran = [summary for summary in summaries if summary["window"] is not None]
+    packs = [summary["pack"] for summary in ran]
+    # Of one pack that is time on the clock, of several that of all their GPUs.
+    gpus = [1 if len(ran) == 1 else count_gpus(summary) for summary in ran]
+    serial = [pack["serial_s"] for pack in packs]
+    shared_s = sum((p["shared_s"] or 0.0) * count for p, count in zip(packs, gpus, strict=True))
+    if None in serial:
+        return None, shared_s
+    return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
+
+
+def has_shared(summaries: Sequence[dict[str, Any]]) -> bool:
+    """Whether members of packs that have run were there together, for more than a moment."""
+    overlap_s = sum(summary["pack"]["overlap_s"] for summary in summaries)
+    shared_s = sum(summary["pack"]["shared_s"] or 0.0 for summary in summaries)
+    return bool(overlap_s > _OVERLAP_LEAST * shared_s)
+
+
+def count_gpus(summary: dict[str, Any]) -> int:
+    """How many GPUs a pack had; one where none was seen."""
+    return max(1, len(summary["gpus"]))
+
+
+def compute_part_gain(
+    summaries: Sequence[dict[str, Any]], chosen: Sequence[Member]
+) -> tuple[float | None, float]:
+    """The same for some members that have started.
+
+    Args:
+        summaries: The packs in which they ran.
+        chosen: The members, out of these summaries.
+
+    Returns:
+        Seconds: how long they would have taken one after the other, None where that of one is not
+        known; and their part of the time for which their packs had a GPU.
+    """
+    ids = {member["id"] for member in chosen}
+    stayed: list[tuple[float, float | None]] = []
+    part_s = 0.0
+    for summary in summaries:
+        if summary["window"] is None:
+            continue
+        stays = {
+            member["id"]: (member["started_at"], member["ended_at"] or summary["window"]["to"])
+            for member in summary["members"]
+            if member["started_at"] is not None
+        }
+        edges = sorted({edge for stay in stays.values() for edge in stay})
+        for low, high in itertools.pairwise(edges):
+            there = {who for who, (begin, end) in stays.items() if begin <= low and high <= end}
+            part_s += (high - low) * len(there & ids) / len(there) if there else 0.0
+        for member in summary["members"]:
+            if member["id"] in ids and member["id"] in stays:
+                begin, end = stays[member["id"]]
+                stayed.append((end - begin, member["solo_time_s"]))
+    serial = complete_solo_times(stayed)
+    known = [time_s for time_s in serial if time_s is not None]
+    return (sum(known) if len(known) == len(serial) else None), part_s
+
+
+def say_span(seconds: float) -> str:
+    """`24 s`, `3 min 20 s`: no tenths where they say nothing."""
+    return f"{seconds:.0f} s" if 9.95 <= seconds < 59.5 else format_span(seconds)
+
+
+def tell_gain(serial_s: float, shared_s: float, *, of_gpu_time: bool) -> str:
+    """How much more work a GPU did, or how much sooner all was done, by sharing.
+
+    Args:
+        serial_s: The time that all would have taken one after the other.
+        shared_s: The time that they took.
+        of_gpu_time: It is time of GPUs, several of which may have run at once, and not wall time.
+    """
+    if shared_s <= 0 or serial_s <= 0:
+        return "no gain"
+    gain = serial_s / shared_s
+    if 1 / EVEN < gain < EVEN:
+        return "no gain"
+    if of_gpu_time:
+        times = f"{_round(gain)} times the work per GPU hour"
+    else:
+        word = "faster" if gain >= EVEN else "slower"
+        times = f"{_round(max(gain, 1 / gain))} times {word} in wall time"
+    return times if gain >= EVEN else f"{times}: sharing did not pay"
+
+
+def _round(value: float) -> str:
+    """Two digits that are seen to differ from 1."""
+    return f"{value:.1f}" if value >= 1.95 else f"{value:.2f}"
+
+
+def tell_part_gain(
+    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+) -> str:
+    """What sharing brought some members, by their part of the GPU's time; empty where unknown."""
+    serial_s, part_s = compute_part_gain(summaries, ran)
+    if serial_s is None or part_s <= 0:
+        return ""
+    instead = "instead of" if final else "for work of"
+    if len(ran) == 1:
+        verb, alone = "; it took" if final else "; so far it has had", "alone"
+    else:
+        verb, alone = " and took" if final else " and have taken", "one after the other"
+    return (
+        f"{verb} {say_span(part_s)} of GPU time {instead} {say_span(serial_s)} {alone} "
+        f"({tell_gain(serial_s, part_s, of_gpu_time=True)})"
+    )
+
 
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import (
-    MemberState,
-    SlurmJobState,
-    effective_state,
-)
-from slurm_colloc.model.sbatch.dependency import describe
-from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.moving_members import find_stale, show_once
-from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
-from slurm_colloc.store.atomic_files import is_there, read_json
-from slurm_colloc.store.missing_directories import find_missing_directories
-from slurm_colloc.store.pack.member_home import name_member
-from slurm_colloc.store.pack.member_pauses import PARKED
-from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import (
-    is_local_alive,
-    read_ended,
-    read_moved,
-    read_slurm_job_id,
-)
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_kills import find_kill
-from slurm_colloc.store.pack.written_ends import find_written_end
-from slurm_colloc.store.pack_reading import (
+from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, effective_state
+from slurm_colloc.model.sbatch.job_values import describe
+from slurm_colloc.report.member_views import MemberView, PackView, find_stale, show_once
+from slurm_colloc.slurm.slurm_commands import SlurmJob, find_job_of
+from slurm_colloc.store.all_packs import (
     MemberFiles,
     StateReader,
     explain_unreadable,
     list_member_files,
 )
+from slurm_colloc.store.atomic_files import find_missing_directories, is_there, read_json
+from slurm_colloc.store.pack.member_states import (
+    PARKED,
+    StateRecord,
+    name_member,
+    read_attempt,
+    read_state,
+)
+from slurm_colloc.store.pack.pack_directory import (
+    PackRecord,
+    is_local_alive,
+    read_ended,
+    read_moved,
+    read_slurm_job_id,
+)
+from slurm_colloc.store.pack.written_ends import find_kill, find_written_end
 
 _OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
 LOOKS_MOST = 2
@@ -186,7 +184,7 @@ def _list_parked(state: StateReader, view: PackView) -> frozenset[int]:
     if view.attempt == 0 or view.slurm_state in _OVER:
         return frozenset()
     # Packs that have ended, all that a report is of, need none of it.
-    from slurm_colloc.store.pack.degree_record import read_degree
+    from slurm_colloc.store.pack.runner_requests import read_degree
 
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
@@ -300,3 +298,59 @@ def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_he
     if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
         return "Degree" if record is None or not record.reason else record.reason
     return ""
+
+
+# ---- The user's newest submission ----------------------------------------------------------------
+
+SKEW_S = 60.0
+"""How far the clocks of a file server and of this machine may be apart."""
+
+
+def find_last(state: StateReader) -> Selection:
+    """The newest submission: a whole job, or the members that joined a pack together.
+
+    Every submission makes a directory in the `members` folder of its pack, so that one look at
+    each pack's folder tells where the newest ones can be.
+
+    Raises:
+        NotFound: Nothing was submitted yet.
+    """
+    changed = []
+    for pack_id in state.list_all():
+        try:
+            changed.append((os.stat(f"{state.packs}/{pack_id}/members").st_mtime, pack_id))  # noqa: PTH116
+        except OSError:
+            continue
+    newest: tuple[float, Selection] | None = None
+    for changed_at, pack_id in sorted(changed, reverse=True):
+        if newest is not None and changed_at < newest[0] - SKEW_S:
+            break
+        damaged: list[StateError] = []
+        for view in survey_packs(state, [pack_id], None, damaged):
+            found = None if state.is_of_another(view.record) else _find_newest(view)
+            if found is not None and (newest is None or found[0] > newest[0]):
+                newest = found
+    if newest is None:
+        raise NotFound(
+            f"there is no submission in {state.root}", hint="csub train.sh makes the first one"
+        )
+    return newest[1]
+
+
+def _find_newest(view: PackView) -> tuple[float, Selection] | None:
+    """The newest submission of one pack; what csub submitted again by itself is none."""
+    if not view.job_id:
+        return None
+    joined: dict[str, list[tuple[float, int]]] = {}
+    for member in view.members:
+        # One that was taken over from another submission is of that one.
+        if member.spec.joined and member.member.job == view.shown_id:
+            number = member.member.number
+            joined.setdefault(member.spec.joined, []).append((member.spec.joined_at, number))
+    found = [] if view.record.resubmissions else [
+        (view.record.created_at, Selection(view.shown_id))
+    ]  # fmt: skip
+    for members in joined.values():
+        chosen = Selection.of(view.shown_id, (number for _, number in members))
+        found.append((max(members)[0], chosen))
+    return max(found, key=lambda entry: entry[0], default=None)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.model.end_causes import choose_plain_cause
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.job import AUTO, Parameters
 from slurm_colloc.model.member import (
     FINAL_STATES,
     MemberId,
     MemberState,
     SlurmJobState,
+    choose_plain_cause,
+    is_guest,
 )
-from slurm_colloc.model.parameters import Parameters
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.share_request import AUTO
-from slurm_colloc.slurm.output_formats import SlurmJob
-from slurm_colloc.store.pack.member_pauses import MemberPause, read_pauses
-from slurm_colloc.store.pack.member_states import StateRecord
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
-from slurm_colloc.store.pack.runner_kills import RunnerKill
-from slurm_colloc.store.pack_reading import (
-    MemberFiles,
-)
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.ownership import find_protected_owner
+from slurm_colloc.slurm.slurm_commands import SlurmJob
+from slurm_colloc.store.all_packs import MemberFiles
+from slurm_colloc.store.foreign_files import UnexpectedFile, open_file
+from slurm_colloc.store.pack.member_states import MemberPause, StateRecord, read_pauses
+from slurm_colloc.store.pack.pack_directory import MemberSpec, PackRecord, read_slurm_job_id
+from slurm_colloc.store.pack.written_ends import RunnerKill
 from slurm_colloc.store.record_files import parse_record
+
+if TYPE_CHECKING:
+    from slurm_colloc.store.all_packs import StateReader
 
 
 @dataclass(frozen=True)
@@ -218,3 +224,207 @@ class PackView:
     def own_id(self) -> str:
         """The id of its Slurm job without an element; empty while that is not known."""
         return self.job_id.partition("_")[0]
+
+
+# ---- Members that went from one pack to another while both were looked at; pure ------------------
+#
+# Packs are looked at one after the other. So a member may be seen in both, or in none.
+
+
+def find_stale(views: Sequence[PackView]) -> list[int]:
+    """Positions of the packs to look at again, because a member of theirs is seen in none.
+
+    Args:
+        views: The packs in the order in which they were looked at.
+    """
+    seen = _find_last(views)
+    names = _name_submissions(views)
+    missed = {
+        name
+        for name, view in zip(names, views, strict=True)
+        if any((name, number) not in seen for number in view.record.members)
+    }
+    # A pack alone cannot have given one away, unless to one that has members of others.
+    mixed = {p for p, view in enumerate(views) if any(map(_is_guest, view.members))}
+    missed = {name for name in missed if names.count(name) > 1 or mixed}
+    return [
+        place for place, name in enumerate(names) if missed and (name in missed or place in mixed)
+    ]
+
+
+def show_once(views: Sequence[PackView]) -> list[PackView]:
+    """The packs, each member only in the one where it was seen last.
+
+    Args:
+        views: The packs in the order in which they were looked at.
+    """
+    last, names = _find_last(views), _name_submissions(views)
+    calls = _name_calls(views, names)
+    shown = []
+    for place, (name, view) in enumerate(zip(names, views, strict=True)):
+        kept = tuple(m for m in view.members if last[_key(m, name, calls)] == place)
+        is_whole = len(kept) == len(view.members)
+        shown.append(view if is_whole else dataclasses.replace(view, members=kept))
+    return shown
+
+
+def _find_last(views: Sequence[PackView]) -> dict[tuple[str, int], int]:
+    names = _name_submissions(views)
+    calls = _name_calls(views, names)
+    return {
+        _key(member, name, calls): place
+        for place, (name, view) in enumerate(zip(names, views, strict=True))
+        for member in view.members
+    }
+
+
+def _is_guest(member: MemberView) -> bool:
+    return is_guest(member.place)
+
+
+def _key(member: MemberView, name: str, calls: Mapping[str, str]) -> tuple[str, int]:
+    """What is the same for a member wherever it is: its call and its number there."""
+    if _is_guest(member):
+        name = calls.get(member.member.job, member.member.job)
+    return name, member.member.number
+
+
+def _name_calls(views: Sequence[PackView], names: Sequence[str]) -> dict[str, str]:
+    """The name of each call by the id after which its members are named."""
+    return {view.shown_id: name for name, view in zip(names, views, strict=True)}
+
+
+def _name_submissions(views: Sequence[PackView]) -> list[str]:
+    """What is the same for the packs of one call: the name of its first Slurm job."""
+    first = {
+        name: view.record.submission
+        for view in views
+        if not view.record.shown_id
+        for name, _ in view.record.parts
+    }
+    return [first.get(view.record.submission, view.record.submission) for view in views]
+
+
+# ----
+# A member that was submitted again: in its new pack, or in one that has taken it over there.
+
+
+def list_packs_to_follow(state: StateReader, pack_id: str) -> list[str]:
+    """The pack in which members were submitted again, and others in which they may be by now.
+
+    Raises:
+        StateError: Its job id cannot be read.
+    """
+    job_id = read_slurm_job_id(state.pack_path(pack_id)) or ""
+    return [pack_id, *state.list_takers(job_id.partition("_")[0])]
+
+
+def find_again(member: MemberView, views: Iterable[PackView]) -> tuple[PackView, MemberView] | None:
+    """A member as it was submitted again; None where that is in none of these packs.
+
+    It has its number still. So may a member of another submission that is in its new pack.
+
+    Args:
+        member: It, in its first pack.
+        views: The packs of `list_packs_to_follow`, and any others.
+    """
+    packs = {view.record.pack_id: view for view in views}
+    new = packs.get(member.moved_to or "")
+    if new is None:
+        return None
+    name = MemberId(new.shown_id, member.member.number)
+    found = ((view, one) for view in packs.values() for one in view.members if one.member == name)
+    return next(found, None)
+
+
+# ---- What members have written: their output files, which lie wherever their users said ----------
+#
+# Of another user's member only a file that belongs to that user is read: its path is what the user
+# wrote down, and may lead to a file that the reader alone can read.
+
+CHUNK_BYTES = 1 << 16
+_TAIL_BYTES = 4096
+_LINE_MOST = 200
+_OF_SLURM = ("slurmstepd: ", "srun: ")
+
+
+def find_output_owner(member: MemberView) -> int | None:
+    """Whose a member's files have to be; None where the state is the caller's own."""
+    return find_protected_owner(member.files.path)
+
+
+def read_from(path: str, offset: int, owner: int | None = None) -> Iterator[bytes]:
+    """The bytes of an output file from an offset on.
+
+    Args:
+        path: The file.
+        offset: Where to begin.
+        owner: See `find_output_owner`.
+
+    Yields:
+        Its parts; nothing if it is not there yet, or is a pipe or device of the caller's.
+
+    Raises:
+        StateError: It cannot be read, or it is of another user's member and not that user's file.
+    """
+    descriptor = open_output(path, owner)
+    if descriptor is None:
+        return
+    with open(descriptor, "rb") as file:  # noqa: PTH123
+        file.seek(offset)
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def open_output(path: str, owner: int | None) -> int | None:
+    """Open an output file; see `read_from`."""
+    try:
+        return open_file(path, owner=owner, follows=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        # To write into a pipe or to a terminal is the user's good right.
+        if owner is None and isinstance(error, UnexpectedFile):
+            return None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise StateError(f"cannot read the output {path}: {reason}") from error
+
+
+def read_last_line(paths: Iterable[str | None], owner: int | None = None) -> str:
+    """The last line with something in it, made harmless for a terminal.
+
+    Args:
+        paths: Where it may stand, the likeliest first: standard error, then standard output.
+        owner: See `find_output_owner`.
+
+    Returns:
+        Empty where there is none, or nothing can be read. What Slurm's own programs add at the end
+        counts only where there is nothing else.
+    """
+    spare = ""
+    for path in paths:
+        lines = [line.strip() for line in _read_tail(path, owner).splitlines() if line.strip()]
+        own = [line for line in lines if not line.startswith(_OF_SLURM)]
+        if own:
+            return cut(escape_controls(own[-1]), _LINE_MOST)
+        spare = spare or (lines[-1] if lines else "")
+    return cut(escape_controls(spare), _LINE_MOST)
+
+
+def _read_tail(path: str | None, owner: int | None) -> str:
+    if not path:
+        return ""
+    try:
+        descriptor = open_output(path, owner)
+    except StateError:
+        return ""
+    if descriptor is None:
+        return ""
+    try:
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return tail.decode("utf-8", "replace")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurm_colloc.model.degree.known_curve import KnownCurve
-from slurm_colloc.model.usage.observation import (
+from slurm_colloc.model.measured_curve import KnownCurve
+from slurm_colloc.model.usage_profile import (
     MeasuredBy,
-    RunningStatistics,
-)
-from slurm_colloc.model.usage.profile import (
     ProfileRecord,
+    RunningStatistics,
+    ShrunkenMean,
 )
-from slurm_colloc.model.usage.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -25,7 +23,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
-from slurm_colloc.report.words.report_words import PEAK_SOURCE_WORDS
+from slurm_colloc.report.words.report_sentences import PEAK_SOURCE_WORDS
 
 SIGNATURE_SHOWN = 12
 """As many digits of a signature as are shown; they select it, too."""

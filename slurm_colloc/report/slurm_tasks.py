@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_mb
+from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb, format_time_limit
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
 from slurm_colloc.report.show_view import find_input_path, find_log_paths
-from slurm_colloc.slurm.tables.job_command import describe_command
+from slurm_colloc.slurm.scontrol_records import (
+    describe_command,
+    find_field,
+    format_clock,
+    rename_job,
+    replace_fields,
+)
 
 _COMPACT = {
     MemberState.PENDING: "PD",
@@ -316,3 +324,275 @@ def choose_relative_form(at: time.struct_time, now: time.struct_time) -> str:
     if not -365 <= days <= 365:
         return "%-d %b %Y"
     return "%a %H:%M" if 1 < days <= 6 else "%-d %b %H:%M"
+
+
+# ---- The cells of squeue's and sacct's rows that a member of a pack has of its own ---------------
+
+_SUMMED = ("ave", "max", "min", "tresusage")
+_COUNTED = frozenset(
+    {"totalcpu", "usercpu", "systemcpu", "cputime", "cputimeraw", "consumedenergy",
+     "consumedenergyraw"}
+)  # fmt: skip
+_OF_STEPS = frozenset({"jobid", "jobidraw"})
+_OF_JOBS = frozenset({"jobname", "reason", "reqmem", "timelimit", "timelimitraw"})
+_RESOURCES = frozenset({"alloctres", "reqtres"})
+_UNKNOWN = frozenset({"derivedexitcode"})
+"""What a task's own steps would tell."""
+
+_OF_SCRIPTS = frozenset({"state", "exitcode", "start", "end", "elapsed", "elapsedraw"})
+_EXTERN = "extern"
+"""The step of what comes to a job by other ways; it ends well whatever becomes of the job."""
+
+
+def find_queue_cell(task: SlurmTask, name: str) -> str | None:
+    """A task's cell by squeue's name for --Format; None where the pack's own is right."""
+    find = _QUEUE_CELLS.get(name)
+    return None if find is None else find(task)
+
+
+def sort_tasks(tasks: Sequence[SlurmTask], order: str) -> list[SlurmTask]:
+    """The tasks of one pack in the order that squeue's --sort asks for.
+
+    Args:
+        tasks: They.
+        order: Letters of --format between commas, each with `-` before it for the other way; of
+            those in which tasks of a pack do not differ, nothing follows.
+    """
+    found = list(tasks)
+    for part in reversed(order.split(",")):
+        find = _ORDER.get(part.strip().lstrip("+-"))
+        if find is not None:
+            found.sort(key=find, reverse=part.strip().startswith("-"))
+    return found
+
+
+_ORDER: Mapping[str, Callable[[SlurmTask], tuple[object, ...]]] = {
+    "i": lambda task: (len(task.job), task.job, task.index),
+    "j": lambda task: (task.name,),
+    "l": lambda task: (task.limit_s or 0,),
+    "L": lambda task: (task.left_s or 0,),
+    "M": lambda task: (task.elapsed_s or 0,),
+    "S": lambda task: (-(task.elapsed_s or 0),),
+    "t": lambda task: (not task.is_pending, task.state.value),
+    "T": lambda task: (not task.is_pending, task.state.value),
+}
+
+
+def choose_account_cell(task: SlurmTask, name: str, cell: str, step: str) -> str:
+    """A task's cell in a row of sacct's.
+
+    Args:
+        task: The task.
+        name: sacct's name of the field, in small letters.
+        cell: What sacct has of the pack.
+        step: The step whose row it is; empty for that of the job.
+    """
+    if (step and name in _OF_JOBS) or (step == _EXTERN and name in _OF_SCRIPTS):
+        return cell
+    if name == "state":
+        return task.script_state if step else task.account_state(cell)
+    if name in _RESOURCES:
+        return task.share_tres(cell) if cell else ""
+    if name == "exitcode" and step:
+        return task.script_exit_code
+    find = _ACCOUNT_CELLS.get(name)
+    value = None if find is None else find(task)
+    if value is not None:
+        return f"{value}.{step}" if step and name in _OF_STEPS else value
+    is_of_pack = name.startswith(_SUMMED) or name in _COUNTED or name in _UNKNOWN
+    return "" if is_of_pack else cell
+
+
+def _format_span(seconds: int | None) -> str | None:
+    return None if seconds is None else format_elapsed(seconds)
+
+
+def _format_clock(seconds: int | None) -> str | None:
+    """`1-02:03:04` or `02:03:04`, as sacct writes it."""
+    if seconds is None:
+        return None
+    text = format_time_limit(seconds)
+    return text if "-" in text else text.zfill(len("00:00:00"))
+
+
+_QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
+    "arrayjobid": lambda task: task.job,
+    "arraytaskid": lambda task: task.index_or_none,
+    "command": lambda task: task.command,
+    "comment": lambda task: task.comment or "(null)",
+    "cpus-per-task": lambda task: task.cpus,
+    "endtime": lambda task: task.end_or_limit,
+    "jobarrayid": lambda task: task.name_for_slurm,
+    # A task of an array has no number of its own.
+    "jobid": lambda task: task.job if task.is_alone else None,
+    "mincpus": lambda task: task.cpus,
+    "minmemory": lambda task: task.host_memory,
+    "name": lambda task: task.name,
+    "nodelist": lambda task: task.nodes,
+    "numcpus": lambda task: task.cpus,
+    # Who needs several nodes is in no pack.
+    "numnodes": lambda _: "1",
+    "reason": lambda task: task.reason_word,
+    "reasonlist": lambda task: task.reason_or_nodes,
+    "starttime": lambda task: task.start_or_forecast,
+    "state": lambda task: task.state.value,
+    "statecompact": lambda task: task.compact_state,
+    "stderr": lambda task: task.error,
+    "stdin": lambda task: task.input,
+    "stdout": lambda task: task.output,
+    "timeleft": lambda task: _format_span(task.left_s),
+    "timelimit": lambda task: _format_span(task.limit_s),
+    # Empty where its end was not seen: the pack's is not its own.
+    "timeused": lambda task: _format_span(task.elapsed_s) or "",
+    "workdir": lambda task: task.directory,
+}
+
+_ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
+    "alloccpus": lambda task: task.cpus,
+    "elapsed": lambda task: _format_clock(task.elapsed_s) or "",
+    "elapsedraw": lambda task: "" if task.elapsed_s is None else str(task.elapsed_s),
+    "end": lambda task: task.end or "Unknown",
+    "exitcode": lambda task: task.exit_code,
+    "jobid": lambda task: task.name_for_slurm,
+    # Slurm has no number for it, and that of its pack is another job's.
+    "jobidraw": lambda task: task.name_for_slurm,
+    "jobname": lambda task: task.name,
+    "ncpus": lambda task: task.cpus,
+    "nnodes": lambda _: "1",
+    "nodelist": lambda task: task.accounted_nodes,
+    # Of a job that has begun sacct knows no reason.
+    "reason": lambda task: task.reason_word if task.is_pending else "None",
+    "reqcpus": lambda task: task.cpus,
+    "reqmem": lambda task: task.host_memory,
+    "start": lambda task: task.start or "Unknown",
+    "timelimit": lambda task: _format_clock(task.limit_s),
+    "timelimitraw": lambda task: None if task.limit_s is None else str(task.limit_s // 60),
+    "workdir": lambda task: task.directory,
+}
+
+
+# ---- A task's record of `scontrol show job`, made of that of its pack: as text and as JSON -------
+#
+# What Slurm knows of the pack alone, such as priority and partition, stays as it is.
+
+
+def write_record(task: SlurmTask, record: str) -> str:
+    """The record of a task.
+
+    Args:
+        task: The task.
+        record: What scontrol has of its pack.
+    """
+    ids = f"JobId={task.name_for_slurm}"
+    if not task.is_alone:
+        ids += f" ArrayJobId={task.job} ArrayTaskId={task.index}"
+    has_begun = bool(task.nodes)
+    waits = task.is_pending and not task.waits_with_pack
+    new = {
+        "JobState": task.state.value,
+        "Reason": task.reason_word,
+        "Restarts": str(task.restarts),
+        "ExitCode": task.script_exit_code,
+        "RunTime": format_clock(0 if task.is_pending else task.elapsed_s) or "Unknown",
+        "TimeLimit": format_clock(task.limit_s),
+        "StartTime": task.start or ("Unknown" if waits else None),
+        "EndTime": "Unknown" if waits else task.end_or_limit,
+        "NodeList": task.nodes if has_begun or waits else None,
+        "BatchHost": task.nodes if has_begun else None,
+        "NumNodes": "1",
+        "NumCPUs": task.cpus,
+        "NumTasks": "1",
+        "CPUs/Task": task.cpus,
+        "MinCPUsNode": task.cpus,
+        "MinMemoryNode": task.host_memory,
+        "Command": task.command,
+        "WorkDir": task.directory,
+        # Slurm ends it with a space.
+        "Comment": f"{task.comment} ",
+        "StdErr": task.error,
+        "StdIn": task.input,
+        "StdOut": task.output,
+    }
+    for name in ("TRES", "ReqTRES", "AllocTRES"):
+        if cell := find_field(record, name):
+            new[name] = task.share_tres(cell)
+    lines = [
+        line
+        for line in replace_fields(rename_job(record, ids), new).split("\n")
+        # scontrol has these lines only where there is something to say.
+        if line != "   Comment= " and not (waits and line.startswith("   BatchHost="))
+    ]
+    return "\n".join(lines)
+
+
+def write_json_record(task: SlurmTask, job: dict[str, Any]) -> dict[str, Any]:
+    """The same of a job in `scontrol --json`; releases differ in the shape of values.
+
+    Args:
+        task: The task.
+        job: What scontrol has of its pack. `job_id` stays that of the pack, which is a number.
+    """
+    waits = task.is_pending and not task.waits_with_pack
+    values: dict[str, Any] = {
+        "array_job_id": 0 if task.is_alone else int(task.job),
+        "array_task_id": None if task.is_alone else task.index,
+        "array_task_string": "",
+        "name": task.name,
+        "job_state": task.state.value,
+        "state_reason": task.reason_word,
+        "restart_cnt": task.restarts,
+        "start_time": 0 if waits else task.started_at,
+        "end_time": 0 if waits else task.ended_at,
+        "time_limit": None if task.limit_s is None else task.limit_s // 60,
+        "nodes": task.nodes if task.nodes or waits else None,
+        "batch_host": task.nodes if task.nodes or waits else None,
+        "cpus": int(task.cpus),
+        "cpus_per_task": int(task.cpus),
+        "minimum_cpus_per_node": int(task.cpus),
+        "command": task.command,
+        "comment": task.comment,
+        "current_working_directory": task.directory,
+        "standard_error": task.error,
+        "standard_input": task.input,
+        "standard_output": task.output,
+    }
+    for name in ("tres_req_str", "tres_alloc_str"):
+        if cell := job.get(name):
+            values[name] = task.share_tres(cell)
+    told = dict(job)
+    for name in job.keys() & values.keys():
+        value = values[name]
+        if value is not None or name == "array_task_id":
+            told[name] = _shape_like(job[name], value)
+    code, _, number = task.script_exit_code.partition(":")
+    if isinstance(job.get("exit_code"), dict):
+        told["exit_code"] = _describe_exit(job["exit_code"], int(code), int(number))
+    elif "exit_code" in job:
+        told["exit_code"] = int(code) << 8 | int(number)
+    return told
+
+
+def _shape_like(before: Any, value: Any) -> Any:
+    """A value in the form in which this release has it."""
+    if isinstance(before, list):
+        return [value]
+    if isinstance(before, dict) and "number" in before:
+        is_set = value is not None
+        known = {"set": is_set, "infinite": False, "number": value or 0}
+        return {key: known.get(key, old) for key, old in before.items()}
+    return value
+
+
+def _describe_exit(before: dict[str, Any], code: int, number: int) -> dict[str, Any]:
+    told = dict(before)
+    status = "SIGNALED" if number else "ERROR" if code else "SUCCESS"
+    if "status" in before:
+        told["status"] = _shape_like(before["status"], status)
+    if "return_code" in before:
+        told["return_code"] = _shape_like(before["return_code"], code)
+    if isinstance(before.get("signal"), dict):
+        told["signal"] = {
+            key: _shape_like(old, number) if key in ("id", "signal_id") else ""
+            for key, old in before["signal"].items()
+        }
+    return told

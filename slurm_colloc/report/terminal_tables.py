@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from slurm_colloc.model.job import format_parameters
+from slurm_colloc.model.job_ids import join_numbers
+from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
 
 UNKNOWN = "unknown"
 _PIPED_WIDTH = 140
@@ -183,3 +189,170 @@ def format_span(seconds: float | None) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+# ---- Arguments of members as a table shows them: what differs stands out; pure -------------------
+
+_LONG = 24
+
+
+def show_arguments(calls: Sequence[Sequence[str]]) -> list[str]:
+    """Arguments as a shell takes them; long ones that all have in common are left out.
+
+    Args:
+        calls: The arguments of each member.
+
+    Returns:
+        A text for each. Where all begin alike with more than a few words, `...` stands for that.
+    """
+    calls = [tuple(call) for call in calls]
+    kept = _count_common(calls) if len(set(calls)) > 1 else 0
+    # An option stays with the value in which the calls differ.
+    while kept and calls[0][kept - 1].startswith("-") and "=" not in calls[0][kept - 1]:
+        kept -= 1
+    if kept and len(shlex.join(calls[0][:kept])) <= _LONG:
+        kept = 0
+    return [f"{'... ' if kept else ''}{shlex.join(call[kept:])}".rstrip() for call in calls]
+
+
+def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a table shows of members of a summary next to their names.
+
+    Args:
+        members: Their parts of the summary.
+
+    Returns:
+        A text for each: its parameters, or its arguments where it has none.
+    """
+    if not any(member["parameters"] for member in members):
+        return show_arguments([member["arguments"] or () for member in members])
+    # One that joined a sweep, or was taken over, may have arguments alone.
+    return [
+        format_parameters(tuple(m["parameters"].items()))
+        if m["parameters"]
+        else shlex.join(m["arguments"] or ())
+        for m in members
+    ]
+
+
+def _count_common(calls: Sequence[Sequence[str]]) -> int:
+    """How many words all calls begin with."""
+    count = 0
+    for words in zip(*calls, strict=False):
+        if len(set(words)) > 1:
+            break
+        count += 1
+    return count
+
+
+# ---- A member's arguments in one column: what differs within its submission stands out; pure -----
+
+Job = tuple[str, str, tuple[str, ...]]
+"""Submission, script and arguments of a member."""
+
+
+def describe_arguments(jobs: Sequence[Job]) -> list[str]:
+    """The arguments of each member, compared with others of its submission and script."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, (submission, script, _) in enumerate(jobs):
+        groups.setdefault((submission, script), []).append(place)
+    texts = [""] * len(jobs)
+    for places in groups.values():
+        shown = show_arguments([jobs[place][2] for place in places])
+        for place, text in zip(places, shown, strict=True):
+            texts[place] = text
+    return texts
+
+
+# ----
+# Lines of members for people: equal ones as one, states coloured, and how many there are; pure.
+
+Row = tuple[str, ...]
+
+_GREEN, _YELLOW, _RED, _GREY = "32", "33", "31", "90"
+_COLOURS = {
+    MemberState.RUNNING: _GREEN,
+    MemberState.PENDING: _YELLOW,
+    MemberState.REQUEUED: _YELLOW,
+    MemberState.PREEMPTED: _YELLOW,
+    MemberState.COMPLETED: _GREY,
+    MemberState.CANCELLED: _GREY,
+}
+"""All other states are failures, and red."""
+
+
+def group_rows(members: Sequence[MemberId], rows: Sequence[Row]) -> list[Row]:
+    """Lines of one submission that differ in the member's number alone become one: `4711/2-40`.
+
+    Args:
+        members: The member of each row, whose first cell names it.
+        rows: The rows.
+    """
+    grouped: list[tuple[str, list[int], Row]] = []
+    for member, row in zip(members, rows, strict=True):
+        if grouped and grouped[-1][0] == member.job and grouped[-1][2][1:] == row[1:]:
+            grouped[-1][1].append(member.number)
+        else:
+            grouped.append((member.job, [member.number], row))
+    return [
+        row if len(numbers) == 1 else (f"{job}/{_join(numbers)}", *row[1:])
+        for job, numbers, row in grouped
+    ]
+
+
+def _join(numbers: Iterable[int]) -> str:
+    parts = join_numbers(tuple(sorted(numbers)))
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
+
+
+def count_states(states: Sequence[MemberState]) -> str:
+    """`40 members: 8 RUNNING, 32 PENDING`; empty for fewer than two."""
+    if len(states) < 2:
+        return ""
+    counts = Counter(str(state) for state in states)
+    order = [state for state in map(str, MemberState) if state in counts]
+    order += [state for state in counts if state not in order]
+    return f"{len(states)} members: {', '.join(f'{counts[s]} {s}' for s in order)}"
+
+
+def render_lines(
+    header: Sequence[str], rows: Sequence[Row], total: str = "", *, styled: bool = False
+) -> str:
+    """Columns of equal width, the last one as long as it is; a line for each row.
+
+    Args:
+        header: Titles of the columns; that of states is STATE.
+        rows: The cells.
+        total: A line below them; empty for none.
+        styled: The head is bold, and states have colours.
+    """
+    table = [header, *(tuple(map(escape_controls, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    widths[-1] = 0
+    place = list(header).index("STATE") if "STATE" in header else -1
+    lines = []
+    for number, row in enumerate(table):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        if not styled:
+            lines.append("  ".join(cells).rstrip())
+            continue
+        if number == 0:
+            lines.append(_paint("  ".join(cells).rstrip(), "1"))
+            continue
+        if place >= 0:
+            cells[place] = _paint(cells[place], _choose_colour(row[place]))
+        lines.append("  ".join(cells).rstrip())
+    if total:
+        lines += ["", escape_controls(total)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _choose_colour(state: str) -> str:
+    for known, colour in _COLOURS.items():
+        if state == known.value:
+            return colour
+    return _RED
+
+
+def _paint(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m"

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
-from slurm_colloc.model.end_causes import EndCause
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.member import MemberState, SlurmJobState
+from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.preallocation import find_taken_at_once
 from slurm_colloc.model.sbatch.quantities import format_elapsed
@@ -19,27 +17,29 @@ from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     RunningMember,
     StartFacts,
+    is_degree_reason,
     is_obstacle,
+    is_time_reason,
     is_waiting_reason,
     read_dependency,
     why_not_now,
 )
-from slurm_colloc.planning.opened_pack import NOT_OPEN, OPEN_FOR
+from slurm_colloc.planning.unknown_packs import NOT_OPEN, OPEN_FOR
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
-from slurm_colloc.report.words.degree_words import (
+from slurm_colloc.report.words.speed_words import (
     describe_degree,
     describe_limit,
+    describe_pace,
     explain_kept_waiting,
 )
-from slurm_colloc.report.words.speed_words import describe_pace
 from slurm_colloc.report.words.waiting_reasons import describe_reason, find_reason
-from slurm_colloc.store.pack.degree_record import DegreeRecord
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store.pack.runner_requests import DegreeRecord
 
 _ALONE = "runs alone: "
 _TAKES_NO_MORE = "takes no more members"

@@ -76,21 +76,21 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
 
 def requeue_pack(pack: str, number: int, killed_at: float) -> bool | None:
     """Have a job started again one of whose runners was killed; called in the guard."""
-    from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
+    from slurm_colloc.runtime.pack.guard import requeue_pack as ask_slurm
 
     return ask_slurm(pack, number, killed_at)
 
 
 def resume_paused(pack: str) -> None:
     """Let members go on that a killed runner had paused; called in the guard."""
-    from slurm_colloc.runtime.pausing.step_processes import continue_stopped
+    from slurm_colloc.runtime.pause_members import continue_stopped
 
     continue_stopped(pack)
 
 
 def leave_node(pack: str) -> bool:
     """See to what the step of another node has left; called in the guard."""
-    from slurm_colloc.runtime.pack.leave_node import leave_node as see_to_it
+    from slurm_colloc.runtime.pack.start_runners import leave_node as see_to_it
 
     return see_to_it(pack)
 

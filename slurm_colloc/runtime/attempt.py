@@ -27,29 +27,28 @@ from slurm_colloc.model.member import (
     effective_state,
     is_guest,
 )
-from slurm_colloc.runtime.gpu.local_gpu import wait_for_gpu
-from slurm_colloc.runtime.guarded_steps import insist
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.gpu.divide_gpus import wait_for_gpu
+from slurm_colloc.runtime.guarded_steps import Journal, insist
+from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import is_there, write_atomic
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack import take_over
-from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
 from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
+    is_held,
     read_attempt,
+    read_emptied,
     remove_environment,
     write_state,
 )
 from slurm_colloc.store.pack.pack_directory import (
+    PackRecord,
     drop_unfinished,
     forget_ended,
     list_members,
@@ -59,9 +58,7 @@ from slurm_colloc.store.pack.pack_directory import (
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
-from slurm_colloc.store.pack.written_ends import read_settled
+from slurm_colloc.store.pack.written_ends import RunnerProcess, read_settled, write_runner
 
 JOINER_WAIT_S = 5.0
 
@@ -207,7 +204,7 @@ def close_pack(pack: Path, state: State, attempt: int) -> None:
     """
     with hold_lock(pack / "lock", JOINER_WAIT_S) as locked:
         # Otherwise the next call of csub does it.
-        if locked and read_attempt(pack) == attempt and not take_over.list_moving(str(pack)):
+        if locked and read_attempt(pack) == attempt and not inbox.list_moving(str(pack)):
             drop_unfinished(pack)
             # One that was cancelled while waiting never was this runner's.
             for number in list_members(pack):

@@ -6,15 +6,46 @@ end the members that run. What goes wrong is said once, and the step is tried ag
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
+import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from slurm_colloc.errors import CollocError
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.model.member import is_guest
+from slurm_colloc.store.pack.member_states import name_member
+
+# ---- The pack's log for people (events.jsonl): one writer, never read back -----------------------
+
+
+class Journal:
+    """Appends events; a log that cannot be written never stops a pack."""
+
+    def __init__(self, pack: Path) -> None:
+        self._path = pack / "events.jsonl"
+
+    def write(self, event: str, **details: object) -> None:
+        """Append one event with the time (seconds since the epoch)."""
+        number = details.get("member")
+        if isinstance(number, int) and is_guest(number):
+            with contextlib.suppress(StateError):
+                details.setdefault("name", str(name_member(self._path.parent, "", number)))
+        line = json.dumps({"at": round(time.time(), 3), "event": event, **details}, default=str)
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return
+
 
 GIVE_UP_AFTER_S = 300.0
 """How long a step that fails is tried again, before the runner does without it."""

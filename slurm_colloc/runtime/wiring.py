@@ -12,31 +12,22 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu.divide_gpus import find_own_problem
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.collect_starts import StartCollector
-from slurm_colloc.runtime.launch.inner_steps import InnerSteps
-from slurm_colloc.runtime.launch.start_member import MemberStarter
-from slurm_colloc.runtime.launch.stop_member import MemberControl
-from slurm_colloc.runtime.outcome.cancellation_lines import CancellationLines
-from slurm_colloc.runtime.outcome.collect_ends import EndCollector
-from slurm_colloc.runtime.outcome.end_member import MemberEnds
-from slurm_colloc.runtime.outcome.find_blame import BlameFinder
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.launch.start_member import MemberStarter, StartCollector
+from slurm_colloc.runtime.launch.stop_member import InnerSteps, MemberControl
+from slurm_colloc.runtime.outcome.blame import BlameFinder
+from slurm_colloc.runtime.outcome.collect_ends import EndCollector, MemberEnds, SlurmDecision
 from slurm_colloc.runtime.outcome.member_mails import MemberMails
 from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.pack.attempt_fence import AttemptFence
-from slurm_colloc.runtime.pack.end_pack import PackEnd
-from slurm_colloc.runtime.pack.last_work import LastWork
+from slurm_colloc.runtime.outcome.write_states import CancellationLines, StateWriter
+from slurm_colloc.runtime.pack.end_pack import LastWork, PackEnd
+from slurm_colloc.runtime.pack.guard import find_killed_before
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
-from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
-from slurm_colloc.runtime.pack.serve_requests import RequestHandler
-from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
-from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.pausing.pause_obstacles import find_measuring_obstacle
+from slurm_colloc.runtime.pack.serve_requests import AttemptFence, RequestHandler
+from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -52,14 +43,17 @@ from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.queue.sister_packs import EmptiedJobs, JobSets, count_waiting_in_sisters
 from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
-from slurm_colloc.runtime.watch.known_curves import KnownCurves
-from slurm_colloc.runtime.watch.member_progress import ProgressReader, choose_common_bound
+from slurm_colloc.runtime.watch.member_progress import (
+    KnownCurves,
+    ProgressReader,
+    WindowRates,
+    choose_common_bound,
+)
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.runtime.watch.window_rates import WindowRates
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.pack_directory import PackRecord
 
 
 class RunnerParts:

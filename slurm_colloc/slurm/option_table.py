@@ -6,7 +6,90 @@ option is Slurm's to say: csub passes it on.
 
 from __future__ import annotations
 
-from slurm_colloc.slurm.option_definition import Argument, Concern, Option
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from slurm_colloc.errors import SlurmError, SlurmUnreachable
+from slurm_colloc.slurm.run_command import run_slurm
+
+# ---- What is known about an option: its argument, and what it means for packing ------------------
+
+
+class Argument(Enum):
+    """Whether an option takes a value, in the sense of getopt_long(3)."""
+
+    NONE = "none"
+    REQUIRED = "required"
+    OPTIONAL = "optional"  # only attached: --name=value, -nvalue
+
+
+class Concern(Enum):
+    """What an option means for packing."""
+
+    MEMBER = "member"
+    """csub does it for each member itself."""
+    GROUP = "group"
+    """Jobs share a pack only where the values are equal; sbatch gets it for the pack."""
+    SHAPE = "shape"
+    """How many nodes, tasks and GPUs: the value decides whether the job can be packed."""
+    ALONE = "alone"
+    """A job with this runs in an allocation of its own, and sbatch gets the option as it is."""
+    CALL = "call"
+    """It concerns this call of csub only."""
+    REFUSED = "refused"
+    """csub cannot do it; `Option.reason` says why."""
+    STEP = "step"
+    """An option of srun alone."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: The long name without dashes.
+        short: The letter of the short form, or None.
+        argument: Whether it takes a value.
+        concern: What it means for packing.
+        env: The input variables of sbatch(1) that set it, in the order in which sbatch reads them.
+        srun: Whether srun takes it too.
+        since: The first release with it, or None where 22.05 has it.
+        until: The last release with it, or None.
+        own: Whether it is csub's own.
+        alias_of: The name of the option that this is another spelling of, or None.
+        cancels: The option that this one turns off, or None.
+        early: Whether sbatch reads it from the command line and environment only, and ignores it
+            in a script.
+        reason: Why it is refused or makes a job run alone, as a clause, or what an own one does.
+        choices: Of an own option whose value may be left out: words that may also follow it as
+            a word of their own.
+        repeats: Each time that it is given counts: within one place the values are joined by line
+            breaks.
+    """
+
+    name: str
+    short: str | None
+    argument: Argument
+    concern: Concern
+    env: tuple[str, ...] = ()
+    srun: bool = False
+    since: str | None = None
+    until: str | None = None
+    own: bool = False
+    alias_of: str | None = None
+    cancels: str | None = None
+    early: bool = False
+    reason: str = ""
+    choices: tuple[str, ...] = ()
+    repeats: bool = False
+
+    @property
+    def canonical_name(self) -> str:
+        """The name under which the value is kept."""
+        return self.alias_of or self.name
+
 
 _NO = Argument.NONE
 _REQ = Argument.REQUIRED
@@ -339,3 +422,78 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "csub plan only: also show the plan with other values: degree=4,mode=timeslice",
     ),
 )
+
+
+# ----
+# Options that a site's SPANK plug-ins add to sbatch and srun, as the installed commands tell
+# them.
+#
+# Their help lists the names below one line (`spank_print_options` in plugstack.c, 22.05 to 26.05).
+# Whether an option needs a value is not told there, so the command is asked with the option before
+# `--version`: where it takes that word as its value, no version is said.
+
+_BELOW = "Options provided by plugins:"
+_NAME = re.compile(r"\s*--([A-Za-z0-9][\w.-]*)(\[?=.*)?")
+_VERSION = re.compile(r"slurm\S* \d")
+
+
+def ask_site_options(command: str, known: Sequence[str]) -> tuple[Option, ...]:
+    """What plug-ins add to a command.
+
+    Jobs share a pack only where the values are equal: what an option does is not known.
+
+    Args:
+        command: `sbatch` or `srun`, or a path.
+        known: Names that are Slurm's own.
+
+    Raises:
+        SlurmUnreachable: The command is not installed.
+    """
+    try:
+        text = run_slurm([command, "--help"]).stdout
+    except SlurmUnreachable:
+        raise
+    except SlurmError:
+        return ()
+    names = [name for name in parse_names(text) if name not in known]
+    return tuple(
+        Option(name, None, argument, Concern.GROUP)
+        for name in names
+        if (argument := ask_argument(command, name)) is not None
+    )
+
+
+def parse_names(text: str) -> list[str]:
+    """The names of plug-ins' options in the help of a command."""
+    _, found, listed = text.partition(_BELOW)
+    names = []
+    for line in listed.splitlines() if found else ():
+        match = _NAME.match(line)
+        if match is not None:
+            names.append(match[1])
+        elif line.strip() and not line[:1].isspace():
+            # The next heading.
+            break
+    return names
+
+
+def ask_argument(command: str, name: str) -> Argument | None:
+    """Whether an option of this command needs a value; None where it knows no such option.
+
+    Where it may be left out, or is not taken, it can only be attached: that is one case here.
+    """
+    trial = ["--test-only"] if command.rpartition("/")[2] == "sbatch" else []
+    # Nothing can start: without its --version, sbatch only tests an empty script, srun has none.
+    if _tells_version([command, *trial, f"--{name}", "--version"]):
+        return Argument.OPTIONAL
+    is_known = _tells_version([command, *trial, f"--{name}=", "--version"]) or _tells_version(
+        [command, *trial, f"--{name}=1", "--version"]
+    )
+    return Argument.REQUIRED if is_known else None
+
+
+def _tells_version(argv: Sequence[str]) -> bool:
+    try:
+        return _VERSION.match(run_slurm(argv).stdout) is not None
+    except SlurmError:
+        return False

@@ -4,20 +4,230 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.errors import (
-    SlurmError,
-    SlurmNoAnswer,
-    SlurmRefused,
-    SlurmUnreachable,
-)
-from slurm_colloc.slurm.command_process import CommandProcess
-from slurm_colloc.slurm.real_command import choose_sbatch, find_real_command
+from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused, SlurmUnreachable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+# ----
+# The process of one of Slurm's commands, which a site may have wrapped: its wait is bounded.
+#
+# A wrapper's child may keep the pipes open, ignore signals, or leave its process group. So the
+# command has a process group of its own, which is killed at its time limit, and nothing here waits
+# for a pipe to be closed once the command has ended.
+
+_CHUNK_BYTES = 1 << 16
+_LOOK_S = 0.1
+"""How often it is looked whether the command has ended while its pipes are open."""
+
+_DRAIN_S = 0.5
+"""How long after the command's end what others write into its pipes is still taken."""
+
+_KILLED_S = 2.0
+"""How long a killed command may take to end; one that is stuck in the kernel is left to it."""
+
+
+class CommandProcess:
+    """A command that runs.
+
+    Args:
+        argv: The command and its arguments.
+        environment: Its whole environment.
+        program: The program's path; None for where PATH has it.
+        inherited: Descriptors that it keeps open.
+        directory: Where it runs; None for here.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        program: str | None = None,
+        inherited: Sequence[int] = (),
+        directory: str | None = None,
+    ) -> None:
+        self._child = subprocess.Popen(
+            list(argv),
+            executable=program,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            cwd=directory,
+            pass_fds=tuple(inherited),
+            # Ctrl-C reaches csub alone, and what the command has started ends with it.
+            process_group=0,
+        )
+        self.stdout = b""
+        self.stderr = b""
+
+    def run(self, timeout_s: float) -> int | None:
+        """Take what it writes until it has ended.
+
+        Args:
+            timeout_s: When it is killed, with all that is in its process group.
+
+        Returns:
+            Its exit status, negative for a signal; None where it was killed at its time limit.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._read(deadline)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(max(0.0, deadline - time.monotonic()))
+            self.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_KILLED_S)
+            return None
+        except BaseException:
+            self.signal(signal.SIGTERM)
+            raise
+        finally:
+            for pipe in (self._child.stdout, self._child.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def signal(self, number: int) -> None:
+        """Signal its process group, unless the command has ended."""
+        # Until it is collected, no other process has its number.
+        if self._child.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._child.pid, number)
+
+    def _read(self, deadline: float) -> None:
+        """Read both pipes to their ends, or until shortly after the command's."""
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        taken = {self._child.stdout: bytearray(), self._child.stderr: bytearray()}
+        with selectors.DefaultSelector() as selector:
+            for pipe in taken:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+                ready = selector.select(min(left_s, _LOOK_S))
+                for key, _ in ready:
+                    chunk = os.read(key.fd, _CHUNK_BYTES)
+                    taken[key.fileobj] += chunk  # type: ignore[index]
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                if not ready and self._child.poll() is not None:
+                    deadline = min(deadline, time.monotonic() + _DRAIN_S)
+        self.stdout, self.stderr = map(bytes, taken.values())
+
+
+# ---- Slurm's own commands behind csub's: a member's shims, and csub under the name sbatch --------
+#
+# Both stand before the real command in PATH, so each look for it goes past them: known by what they
+# are, not by the name of their directory. Loads nothing but os, for the sake of the shims.
+
+SHIM_MARK = b"# csub: acts on one member of a pack\n"
+"""The second line of each shim."""
+
+_CSUB_MARKS = (b"slurm_colloc.__main__", b"-m slurm_colloc ")
+"""What stands in the program that pip makes of csub's entry point, and in that of the nodes."""
+
+CALLED_VARIABLE = "SLURM_COLLOC_CALLED"
+"""Set while csub calls an sbatch that is a script, and so may lead back to csub: the paths that
+were tried. It is in no job."""
+
+_LOOK_BYTES = 1024
+
+
+def find_real_command(
+    name: str, path: str | None, *, skipped: Collection[tuple[int, int]] = ()
+) -> str | None:
+    """The first command of this name in PATH that is Slurm's, or a site's wrapper of Slurm's.
+
+    Args:
+        name: Its name.
+        path: The value of PATH; None for the system's default.
+        skipped: Devices and inodes of programs that are passed over, too.
+
+    Returns:
+        Its path; None if there is none.
+    """
+    return next(iterate_real_commands(name, path, skipped), None)
+
+
+def iterate_real_commands(
+    name: str, path: str | None, skipped: Collection[tuple[int, int]] = ()
+) -> Iterator[str]:
+    """All of them, in the order of PATH."""
+    for directory in (os.defpath if path is None else path).split(os.pathsep):
+        candidate = os.path.join(directory, name)
+        if not os.access(candidate, os.X_OK) or os.path.isdir(candidate):
+            continue
+        if skipped and identify(candidate) in skipped:
+            continue
+        if not is_own(candidate):
+            yield candidate
+
+
+def identify(path: str) -> tuple[int, int]:
+    """Device and inode of a file; links are followed. (0, 0) where it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def is_own(path: str) -> bool:
+    """A shim of a pack, or csub itself: by a link, or as a copy."""
+    head = read_head(path)
+    return head.startswith(b"#!") and any(mark in head for mark in (SHIM_MARK, *_CSUB_MARKS))
+
+
+def is_script(path: str) -> bool:
+    """It is no binary, so it may lead back to csub."""
+    return not read_head(path).startswith(b"\x7fELF")
+
+
+def read_head(path: str) -> bytes:
+    """The first bytes of a file; none where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, _LOOK_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def choose_sbatch(environment: Mapping[str, str], itself: str) -> tuple[str, dict[str, str]] | None:
+    """The sbatch to call, and the environment for it; None where each leads back to csub.
+
+    Args:
+        environment: The environment; it says which were tried.
+        itself: The path by which csub was called.
+    """
+    tried = [path for path in environment.get(CALLED_VARIABLE, "").split(os.pathsep) if path]
+    skipped = {identify(path) for path in [itself, *tried]} - {(0, 0)}
+    found = find_real_command("sbatch", environment.get("PATH"), skipped=skipped)
+    if found is None:
+        return None
+    rest = {name: text for name, text in environment.items() if name != CALLED_VARIABLE}
+    if is_script(found):
+        rest[CALLED_VARIABLE] = os.pathsep.join([*tried, found])
+    return found, rest
+
 
 QUERY_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0

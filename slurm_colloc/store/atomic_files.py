@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
+import fcntl
 import json
 import os
 import re
+import signal
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.ownership import find_protected_owner, refuse_protected
-from slurm_colloc.store.foreign_files import open_file, read_descriptor
+from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 
 SCHEMA = 1
 """Version of every JSON file in the state; a reader refuses a newer one."""
@@ -278,3 +281,229 @@ def make_directory(path: Path | str) -> None:
             # So it says, too, where it could not see that it is a directory.
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise
+
+
+# ---- Locks of files, held by a process and by those that inherit them ----------------------------
+
+_FOLDER_WAIT_S = 10.0
+
+
+def is_locked(path: Path | str) -> bool:
+    """True while a living process holds the lock of a file; False where there is no such file.
+
+    Raises:
+        StateError: It cannot be told: the caller may not look, or the file system fails.
+    """
+    try:
+        # To look takes no right to write, and a shared lock: two that look do not see each other.
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError, UnexpectedFile):
+        return False
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot read {path}: {reason}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+POLL_S = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Lock:
+    """A lock that was asked for; true where it is held.
+
+    Attributes:
+        descriptors: What a child has to inherit, so that the lock lasts until it has ended too.
+        problem: Why it cannot be had at all; None where another process keeps it.
+    """
+
+    descriptors: tuple[int, ...] = ()
+    problem: OSError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.descriptors)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path | str, wait_s: float) -> Iterator[Lock]:
+    """Hold a lock file for the time of the body, if it can be had in time.
+
+    The lock ends with the process that holds it and with those that inherited it. On NFS the
+    kernel turns it into a byte-range lock of the server (flock(2)).
+
+    Args:
+        path: The file, made where it is missing.
+        wait_s: How long to wait for it; 0 looks once.
+
+    Yields:
+        The lock: true where it is held; false where another process kept it, or, with its problem,
+        where the file cannot be opened or the file system has no locks. The body decides what it
+        may do without.
+
+    Raises:
+        StateError: It lies in another user's state, which is only read.
+    """
+    refuse_protected(path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        lock = Lock(problem=error)
+    else:
+        try:
+            yield _lock(descriptor, time.monotonic() + wait_s)
+        finally:
+            # It is given back all the same, and nothing was written.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        return
+    # Not within the except: what the body raises has nothing to do with it.
+    yield lock
+
+
+def _lock(descriptor: int, deadline: float) -> Lock:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return Lock()
+            time.sleep(POLL_S)
+        except OSError as error:
+            return Lock(problem=error)
+        else:
+            return Lock((descriptor,))
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of the state, which is made where it is missing.
+
+    Raises:
+        StateError: It cannot be locked, or another process has held it for so long.
+    """
+    make_directory(folder)
+    path = folder / "lock"
+    with hold_lock(path, _FOLDER_WAIT_S) as lock:
+        if lock.problem is not None:
+            with explain_os_errors("lock", path):
+                raise lock.problem
+        if not lock:
+            raise StateError(f"{path} is being written by another csub", hint="try again")
+        yield
+
+
+# ---- Directories that a job names and that are not there: Slurm could not start it ---------------
+
+
+def find_missing_directories(directory: str, patterns: Sequence[tuple[str, str]]) -> list[str]:
+    """Say what is missing, a clause each; what cannot be looked at is not called missing.
+
+    Args:
+        directory: The job's working directory.
+        patterns: Its output files, as (option, filename pattern of sbatch). A directory whose own
+            name is a pattern is not known before the job starts, and its parent is looked at.
+    """
+    if _is_missing(directory):
+        return [f"its working directory {directory} does not exist"]
+    found = []
+    for option, pattern in patterns:
+        folder = os.path.dirname(pattern)
+        if "\\" not in folder:
+            folder = folder.partition("%")[0]
+            if folder != os.path.dirname(pattern):
+                folder = os.path.dirname(folder)
+        if folder and _is_missing(os.path.join(directory, folder)):
+            found.append(f"the directory {folder} of --{option}={pattern} does not exist")
+    return found
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        return not stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+# ----
+# A bound on the CPU time of something that may take for ever: a regular expression of a user's.
+
+
+class TooSlow(Exception):
+    """It has used up its time."""
+
+
+@contextlib.contextmanager
+def limited_cpu(seconds: float) -> Iterator[None]:
+    """Let the main thread use so much CPU time; Python's `re` looks for signals now and then.
+
+    Raises:
+        TooSlow: It was not enough.
+    """
+
+    def give_up(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+# ----
+# A directory of the site's into which every user may put files, and where none sees others'.
+#
+# Its mode is 1733, as of a mail drop: users can make files in it, cannot list it, and cannot touch
+# those of others. Names are random, so that none can be guessed or taken before.
+
+ENDING = ".json"
+HALF = ".new."
+"""How names begin of files that are not whole yet."""
+
+
+def drop_file(spool: Path, data: bytes) -> None:
+    """Put a file into a spool, whole or not at all.
+
+    Its collector is another user, so those may read it who know its name: no other user does.
+
+    Args:
+        spool: The directory.
+        data: What the file holds.
+
+    Raises:
+        StateError: There is no such directory, it lets others remove files, or the disk is full.
+    """
+    with explain_os_errors("write into", spool):
+        status = os.stat(spool)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(20, os.strerror(20), str(spool))
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise StateError(
+                f"the spool {spool} lets users remove each other's files", hint="chmod 1733 it"
+            )
+        name = f"{os.urandom(16).hex()}{ENDING}"
+        half, whole = spool / f"{HALF}{name}", spool / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(half, flags, 0o600)
+        try:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fchmod(descriptor, 0o644)
+            finally:
+                os.close(descriptor)
+            os.rename(half, whole)
+        except BaseException:
+            os.unlink(half)
+            raise

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.recorded_words import is_known, read_word
+from slurm_colloc.model.member import is_known, read_word
 from slurm_colloc.store.atomic_files import read_json
 
 Record = TypeVar("Record")

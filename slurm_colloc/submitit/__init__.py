@@ -3,9 +3,8 @@
 What differs is in docs/differences.md.
 """
 
-from slurm_colloc.submitit import submitit_helpers as helpers
-from slurm_colloc.submitit.auto_executor import AutoExecutor, SubmititJob
-from slurm_colloc.submitit.job_environment import JobEnvironment
+from slurm_colloc.submitit import auto_executor as helpers
+from slurm_colloc.submitit.auto_executor import AutoExecutor, JobEnvironment, SubmititJob
 
 Job = SubmititJob
 SlurmExecutor = AutoExecutor

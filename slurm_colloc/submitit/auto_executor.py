@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
-from collections.abc import Mapping
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.executor.function_executor import Executor
-from slurm_colloc.executor.future_job import Job
+from slurm_colloc.executor.function_executor import Executor, Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,3 +136,131 @@ def _translate_own(name: str, value: Any) -> dict[str, Any]:
     if name in _SHARED_NAMES or name in ("mem_gb", "gpus_per_node", "tasks_per_node"):
         return translate_options({name: value})
     return {} if name in _IGNORED else {name: value}
+
+
+# ---- submitit's JobEnvironment: what a call may ask about the job that it runs in ----------------
+
+
+class JobEnvironment:
+    """The job of the process that asks; a member has one task.
+
+    Raises:
+        RuntimeError: The process is in no job.
+    """
+
+    num_tasks = 1
+    num_nodes = 1
+    node = 0
+    global_rank = 0
+    local_rank = 0
+
+    def __init__(self) -> None:
+        if not self.activated():
+            raise RuntimeError("this process is in no job: it has no SLURM_JOB_ID")
+        self.hostname = socket.gethostname()
+        self.hostnames = [self.hostname]
+
+    @staticmethod
+    def activated() -> bool:
+        """The process is in a job."""
+        return "SLURM_JOB_ID" in os.environ
+
+    @property
+    def raw_job_id(self) -> str:
+        """Slurm's id of the pack."""
+        return os.environ["SLURM_JOB_ID"]
+
+    @property
+    def job_id(self) -> str:
+        """`4711_3` for a task of an array, `4711` otherwise, as `Job.job_id`."""
+        array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+        return f"{array}_{task}" if array and task else self.raw_job_id
+
+
+# ---- submitit's helpers: commands as functions, and callables that go on where they stopped ------
+
+
+class DelayedSubmission:
+    """A call that is made later; what `checkpoint` returns.
+
+    Args:
+        function: The callable.
+        *args: Its arguments.
+        **kwargs: Its arguments by name.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def result(self) -> Any:
+        """Make the call now."""
+        return self.function(*self.args, **self.kwargs)
+
+
+class Checkpointable:
+    """A callable that goes on as it is, with its first arguments; for others to derive from."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The work; a class of the user's says what it is."""
+        raise NotImplementedError
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> DelayedSubmission:
+        """How to go on after the time limit."""
+        return DelayedSubmission(self, *args, **kwargs)
+
+
+class CommandFunction:
+    """A command as a function that returns what it has written to standard output.
+
+    Args:
+        command: Program and arguments.
+        verbose: Show its output, too, as it comes.
+        cwd: The directory to run it in.
+        env: Variables that it gets besides.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        verbose: bool = True,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        if isinstance(command, str):
+            raise TypeError("the command is a list of words, as in ['which', 'python']")
+        self.command, self.verbose, self.cwd, self.env = list(command), verbose, cwd, env
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        """Run it with more arguments; kwargs are `--name=value`.
+
+        Raises:
+            RuntimeError: It has failed; the end of its standard error is in the message.
+        """
+        words = [*self.command, *map(str, args), *(f"--{k}={v}" for k, v in kwargs.items())]
+        ended = subprocess.run(
+            words,
+            cwd=self.cwd,
+            env={**os.environ, **(self.env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if self.verbose:
+            sys.stdout.write(ended.stdout)
+            sys.stderr.write(ended.stderr)
+        if ended.returncode:
+            raise RuntimeError(
+                f"{words[0]} has ended with exit status {ended.returncode}: "
+                f"{ended.stderr.strip()[-1000:]}"
+            )
+        return ended.stdout.strip()
+
+
+def as_completed(
+    jobs: Iterable[Job[Any]],
+    timeout: float | None = None,
+    poll_frequency: float = 10,  # noqa: ARG001  # submitit's name
+) -> Iterator[concurrent.futures.Future[Any]]:
+    """Jobs as they end."""
+    return concurrent.futures.as_completed(list(jobs), timeout)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.administration.fleet.collect_spool import collect
-from slurm_colloc.administration.fleet.jobstats_blob import build_blob
+from slurm_colloc.administration.fleet_spool import collect
+from slurm_colloc.administration.fleet_sums import build_blob
 from slurm_colloc.cli.admin.admin_fleet import write_comment, write_comments
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.fleet_record import FleetRecord, build_mapping
-from slurm_colloc.model.queue_waits import LEAST_JOBS
-from slurm_colloc.slurm.job_accounts import read_accounts, set_admin_comment
+from slurm_colloc.model.plan import LEAST_JOBS
+from slurm_colloc.slurm.accounting import read_accounts, set_admin_comment
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.node_paths import Places
+from slurm_colloc.administration.slurm_conf import Places
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
+from slurm_colloc.administration.slurm_conf import BASE_VARIABLE, Places
 from slurm_colloc.cli.admin.admin_node import (
     describe_policy_state,
     describe_recovered_job,
     render_status,
 )
 from slurm_colloc.host.hooks import whole_node
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
-from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.hooks.run_directory import READY, Checkpoint, RunDirectory
 from slurm_colloc.host.mig.kept_modes import keep_mode
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.audit_view import AuditFilter, is_ok, read_entries
+from slurm_colloc.administration.verify_hooks import AuditFilter, is_ok, read_entries
 from slurm_colloc.errors import NotFound
 from slurm_colloc.host.hooks.audit_log import write_audit
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.node_files import install_files
-from slurm_colloc.administration.node_paths import Places
-from slurm_colloc.administration.node_plan import NodeFile
+from slurm_colloc.administration.node_files import NodeFile, install_files
+from slurm_colloc.administration.slurm_conf import Places
 from slurm_colloc.administration.verify_hooks import Verification
-from slurm_colloc.cli.admin import admin_verify
-from slurm_colloc.cli.admin.admin_verify import check_limits, check_tracing
+from slurm_colloc.cli.admin import admin_hooks
+from slurm_colloc.cli.admin.admin_hooks import check_limits, check_tracing
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.system.control_groups import read_hierarchies
@@ -45,7 +44,7 @@ def test_what_a_daemon_is_limited_to_is_said() -> None:
 def test_what_cannot_be_limited_is_said_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, requires: bool, outcome: str
 ) -> None:
-    monkeypatch.setattr(admin_verify, "read_hierarchies", lambda: ())
+    monkeypatch.setattr(admin_hooks, "read_hierarchies", lambda: ())
     policy = NodePolicy(require_limits=requires)
     told, detail = look(policy, {"SLURM_VERSION": "24.11.5"})
     assert told == outcome
@@ -57,7 +56,7 @@ def test_what_cannot_be_limited_is_said_with_what_to_do(
 
 
 def test_hooks_inside_the_job_need_no_limits_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_verify, "read_hierarchies", lambda: ())
+    monkeypatch.setattr(admin_hooks, "read_hierarchies", lambda: ())
     told = look(NodePolicy(require_limits=True), {"PrologFlags": "Alloc,Contain,RunInJob"})
     assert told[0] == "ok"
     assert "the job's own limits hold" in told[1]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_colloc.administration.fleet.collect_spool import (
+from slurm_colloc.administration.fleet_spool import (
     FILES_OF_USER_MOST,
     PATIENCE_S,
     SECONDS_OF_USER,
@@ -29,13 +29,19 @@ from slurm_colloc.administration.fleet.collect_spool import (
     collect,
     remove_done,
 )
-from slurm_colloc.administration.fleet.fleet_days import FleetPack, keep, read_days
-from slurm_colloc.administration.fleet.fleet_sums import compare_gpus, sum_fleet
-from slurm_colloc.administration.fleet.jobstats_blob import build_blob, may_replace
+from slurm_colloc.administration.fleet_sums import (
+    FleetPack,
+    build_blob,
+    compare_gpus,
+    keep,
+    may_replace,
+    read_days,
+    sum_fleet,
+)
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.fleet_record import FleetRecord, build_mapping, parse_fleet_record
-from slurm_colloc.slurm.job_accounts import AccountedJob, parse_accounts
-from slurm_colloc.store.site_spool import drop_file
+from slurm_colloc.slurm.accounting import AccountedJob, parse_accounts
+from slurm_colloc.store.atomic_files import drop_file
 
 from ..calls import run_csub
 from ..report.generated import T0, Truth, make_pack
@@ -213,7 +219,7 @@ def test_a_report_waits_for_the_accounting_for_a_day(spool: Path) -> None:
 
 
 def test_one_user_does_not_keep_others_waiting(spool: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("slurm_colloc.administration.fleet.collect_spool.FILES_OF_USER_MOST", 3)
+    monkeypatch.setattr("slurm_colloc.administration.fleet_spool.FILES_OF_USER_MOST", 3)
     for _ in range(5):
         drop(spool)
     found = collect(str(spool), ask(JOB))
@@ -247,7 +253,7 @@ def test_a_user_s_files_cost_a_run_no_more_than_their_time(spool: Path) -> None:
 
 
 def test_what_a_user_has_too_much_of_is_met_once(spool: Path, monkeypatch: Any) -> None:
-    module = "slurm_colloc.administration.fleet.collect_spool"
+    module = "slurm_colloc.administration.fleet_spool"
     for name, value in (("FILES_OF_USER_MOST", 2), ("WAITING_OF_USER_MOST", 3), ("FILES_MOST", 4)):
         monkeypatch.setattr(f"{module}.{name}", value)
     for number in range(12):
@@ -519,7 +525,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     text = (ROOT / "site-config" / "grafana-dashboard.json").read_text()
     dashboard = json.loads(text)
     asked = set(re.findall(r"slurm_colloc_fleet_[a-z_]+", text))
-    source = (ROOT / "slurm_colloc/administration/fleet/fleet_metrics.py").read_text()
+    source = (ROOT / "slurm_colloc/administration/fleet_sums.py").read_text()
     for name in asked:
         assert f'"{name.removeprefix("slurm_colloc_fleet_")}"' in source, name
     assert len(dashboard["panels"]) >= 6

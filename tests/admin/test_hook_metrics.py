@@ -14,16 +14,19 @@ from prometheus_client import parser
 
 from slurm_colloc import __version__
 from slurm_colloc.__main__ import run
-from slurm_colloc.administration.hook_metrics import MetricFamily, format_value, render_families
-from slurm_colloc.administration.hook_totals import (
+from slurm_colloc.administration.hook_metrics import (
+    CountedLog,
     HookTotals,
+    MetricFamily,
     build_value,
+    count_log,
+    format_value,
     name_outcome,
     parse_time,
     parse_value,
+    render_families,
 )
-from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
-from slurm_colloc.administration.totals_file import CountedLog, count_log
+from slurm_colloc.administration.slurm_conf import BASE_VARIABLE, Places
 from slurm_colloc.host.hooks.audit_log import write_audit
 
 PROLOG = {

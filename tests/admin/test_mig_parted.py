@@ -22,7 +22,7 @@ from slurm_colloc.administration.mig_parted import (
     find_differences,
     render_yaml,
 )
-from slurm_colloc.administration.node_paths import BASE_VARIABLE
+from slurm_colloc.administration.slurm_conf import BASE_VARIABLE
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc_lab.simgpu.gpu_models import A30, H100_80
 from slurm_colloc_lab.simgpu.install import make_simulation, simulation_environment

@@ -12,20 +12,17 @@ import pytest
 
 from slurm_colloc.__main__ import run
 from slurm_colloc.administration.node_files import (
-    compare_files,
-    install_files,
-    read_record,
-    remove_files,
-)
-from slurm_colloc.administration.node_paths import BASE_VARIABLE, Places
-from slurm_colloc.administration.node_plan import (
     build_constants,
     build_node_files,
+    compare_files,
+    install_files,
     read_constants,
+    read_record,
+    remove_files,
     render_hook,
 )
-from slurm_colloc.administration.slurm_lines import HookPlan
-from slurm_colloc.cli.admin.admin_install import CHANGE_NEEDED
+from slurm_colloc.administration.slurm_conf import BASE_VARIABLE, HookPlan, Places
+from slurm_colloc.cli.admin.admin_hooks import CHANGE_NEEDED
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.resources import data_path

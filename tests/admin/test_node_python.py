@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.node_paths import Places
-from slurm_colloc.administration.slurm_lines import plan_controller
+from slurm_colloc.administration.slurm_conf import Places, plan_controller
 from slurm_colloc.host.hooks.node_policy import NodePolicy, parse_policy
 from slurm_colloc.resources import data_path
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.administration.node_files import install_files
-from slurm_colloc.administration.node_paths import Places
-from slurm_colloc.administration.node_plan import build_node_files
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
-from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.administration.node_files import build_node_files, install_files
+from slurm_colloc.administration.slurm_conf import Places
+from slurm_colloc.host.hooks.run_directory import READY, Checkpoint, RunDirectory
 
 pytestmark = pytest.mark.root
 

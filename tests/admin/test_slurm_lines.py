@@ -4,16 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.administration.hooks_in_use import find_obstacles, read_conf_values
-from slurm_colloc.administration.node_paths import Places, find_places
-from slurm_colloc.administration.slurm_lines import (
+from slurm_colloc.administration.slurm_conf import (
     ControllerPlan,
     LineChange,
+    Places,
+    change_text,
+    find_obstacles,
+    find_places,
     plan_controller,
     plan_removal,
+    read_conf_values,
     read_values,
+    restore_text,
 )
-from slurm_colloc.administration.slurm_text import change_text, restore_text
 from slurm_colloc.errors import UsageProblem
 
 PLACES = Places()

@@ -85,7 +85,7 @@ PLANTED_STARTS = (
     "import os\n\nos.popen('true')\n",
     "import pynvml\n",
 )
-OWNER = "slurm_colloc/slurm/command_process.py"
+OWNER = "slurm_colloc/slurm/run_command.py"
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ from benchmarks.gpu.grid_turns import (
     estimate_turns_s,
 )
 from benchmarks.gpu.mix import Alone
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity
+from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,

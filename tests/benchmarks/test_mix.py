@@ -21,8 +21,8 @@ from benchmarks.gpu.mix_table import COLUMNS, compute_results, find_missing, ren
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 from benchmarks.gpu.policies import parse_cores, read_all, write_rows
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Capacity, Rule, SharingMode
+from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.store.calibrations import (
     SHIPPED,
     calibration_path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import CollocError, NodeError, UsageProblem
-from slurm_colloc.host.nvml.nvml_answer import Gpu, GpuProcess, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_query import Gpu, GpuProcess, NvmlAnswer
 from slurm_colloc_lab.calibration.calibrated_gpu import CPU, choose_place
 from slurm_colloc_lab.calibration.cells import MPS, TIMESLICE
 from slurm_colloc_lab.calibration.measure_cells import check_table

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.change.ask_runner import signal_runner
+from slurm_colloc.cli.change.cancel_and_requeue import signal_runner
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
+from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
 
 
 @pytest.fixture

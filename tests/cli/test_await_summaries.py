@@ -13,7 +13,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.learning import learn_from_pack
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.learned.due_summaries import forget_due, is_due, note_due
+from slurm_colloc.store.indexes import forget_due, is_due, note_due
 
 from ..store.builders import build_pack
 

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from slurm_colloc.cli.command_groups import GROUPS
-from slurm_colloc.cli.completion.candidates import OPTIONS, list_candidates
+from slurm_colloc.cli.complete import OPTIONS, list_candidates
 from slurm_colloc.cli.man_page import escape_roff
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.report.words.state_meanings import explain_word

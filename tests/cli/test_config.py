@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.runner_settings import RunnerSettings
+from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.settings import (
     Caps,
     Settings,

@@ -27,7 +27,7 @@ MOMENTS = (
     "slurm_colloc.errors",
     "slurm_colloc.model.printable",
     "slurm_colloc.cli.submit.submit_command",
-    "slurm_colloc.slurm.option_parser",
+    "slurm_colloc.slurm.options",
 )
 
 

@@ -288,7 +288,7 @@ def test_only_one_place_writes_for_people() -> None:
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_rows_in_place_of_slurms_are_harmless_on_a_terminal_alone(is_terminal: bool) -> None:
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
-    program = "import sys; from slurm_colloc.cli.look.packed_tasks import write_rows; "
+    program = "import sys; from slurm_colloc.cli.in_place.tasks_listed import write_rows; "
     subprocess.run(
         [sys.executable, "-c", f"{program}write_rows(sys.argv[1:])", EVIL, "b\udcff"],
         stdout=theirs,

@@ -13,7 +13,7 @@ from slurm_colloc.__main__ import _OF_LAB, run
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.extensions import COMMANDS, RULES, list_extensions
 from slurm_colloc.model.plan import OWN_RULES, Rule
-from slurm_colloc.planning.other_rules import find_rule
+from slurm_colloc.planning.known_packs import find_rule
 
 LAB = Path(__file__).resolve().parents[2] / "lab"
 ABSENT = (

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from slurm_colloc.cli.submit.dependency_targets import DependencyTargets
+from slurm_colloc.cli.submit.depend_on_members import DependencyTargets
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberId
-from slurm_colloc.model.sbatch.dependency import parse_dependency
+from slurm_colloc.model.sbatch.job_values import parse_dependency
 from slurm_colloc.store.all_packs import State
 
 from ..store.builders import build_member, build_pack

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.look.live_screen import scroll
+from slurm_colloc.cli.look.top_command import scroll
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.model.argument_parameters import read_parameters
+from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberId, MemberState
-from slurm_colloc.report.lines.argument_words import describe_arguments
-from slurm_colloc.report.lines.member_groups import count_states, group_rows
-from slurm_colloc.report.lines.time_to_end import format_to_end
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.report.terminal_tables import count_states, describe_arguments, group_rows
+from slurm_colloc.report.words.speed_words import format_to_end
+from slurm_colloc.store.atomic_files import hold_lock
 
 from ..calls import run_csub
 from ..report.generated import Truth, make_pack

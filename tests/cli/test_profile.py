@@ -21,23 +21,22 @@ from hypothesis import strategies as st
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.model.usage.observation import (
+from slurm_colloc.model.usage_profile import (
     MeasuredBy,
     Observation,
-    RunningStatistics,
-)
-from slurm_colloc.model.usage.profile import (
     ProfileRecord,
+    RunningStatistics,
+    ShrunkenMean,
 )
-from slurm_colloc.model.usage.shrunken_mean import ShrunkenMean
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_format import build_profile_mapping, parse_profile
 from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
 from slurm_colloc.store.learned.profiles import (
+    build_profile_mapping,
     compute_family,
     compute_kind,
+    compute_signature,
     list_profiles,
+    parse_profile,
     profile_path,
     read_profile,
     slug_gpu_model,

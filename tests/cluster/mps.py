@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.host.system.directories import BASES, PREFIX
 from slurm_colloc.host.system.node_processes import ProcessId, identify
-from slurm_colloc.host.system.own_directory import BASES, PREFIX
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import list_nodes, snapshot
 from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
@@ -37,7 +37,7 @@ _LAUNCHER = """\
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
 from slurm_colloc.runtime import __main__ as entry, wiring
-from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
+from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
 wiring.GpuMode = functools.partial(wiring.GpuMode, patience=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """

@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.sbatch.arrays import parse_array
-from slurm_colloc.model.sbatch.dependency import parse_dependency
-from slurm_colloc.model.sbatch.export import compute_captured
-from slurm_colloc.model.sbatch.gres import parse_gpu_request
-from slurm_colloc.model.sbatch.mail_types import parse_mail_types
+from slurm_colloc.model.job_ids import parse_array
+from slurm_colloc.model.sbatch.job_values import (
+    compute_captured,
+    parse_dependency,
+    parse_mail_types,
+)
 from slurm_colloc.model.sbatch.quantities import (
+    parse_gpu_request,
     parse_host_memory_mb,
     parse_signal_request,
     parse_time_limit_s,
 )
 from slurm_colloc.slurm.options import merge_options, parse_command_line
-from slurm_colloc.slurm.output_formats import expand_node_list
+from slurm_colloc.slurm.slurm_commands import expand_node_list
 from slurm_colloc.submission.jobs.directives import parse_directives
 from slurm_colloc.submission.jobs.job_options import read_input, read_open_mode, read_output
 

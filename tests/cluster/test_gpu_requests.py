@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.slurm.output_formats import parse_job_fields
+from slurm_colloc.slurm.slurm_commands import parse_job_fields
 
 from .conftest import CsubUser
 

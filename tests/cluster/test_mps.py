@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.system.node_processes import ProcessId, identify, is_alive
 
 from ..wait_until import wait_until

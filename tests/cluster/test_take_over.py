@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.pack.member_states import read_emptied
 from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
-from slurm_colloc.store.pack.runner_process import read_runner
+from slurm_colloc.store.pack.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until

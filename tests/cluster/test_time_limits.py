@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.usage.observation import (
-    Observation,
+from slurm_colloc.model.usage_profile import Observation, ProfileRecord
+from slurm_colloc.store.learned.profiles import (
+    build_profile_mapping,
+    compute_family,
+    compute_signature,
 )
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-)
-from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_format import build_profile_mapping
-from slurm_colloc.store.learned.profiles import compute_family
 
 from .conftest import CsubUser
 

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store import snapshots
-from slurm_colloc.store.project_files import ProjectFiles
+from slurm_colloc.store.snapshots import ProjectFiles
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.diagnosis.findings import Level
-from slurm_colloc.diagnosis.gpu_findings import judge_hooks, judge_mps, judge_nvml
+from slurm_colloc.diagnosis.login_findings import Level
+from slurm_colloc.diagnosis.node_findings import judge_hooks, judge_mps, judge_nvml
 from slurm_colloc.model.examination import Examination, GpuLook, HooksLook, MpsTrial, NvmlLook
 
 GPU = GpuLook("GPU-1", "NVIDIA H200", 143771, "DEFAULT", mig_enabled=False, processes=0)

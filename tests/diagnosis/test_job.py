@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.diagnosis.doctor_job import add_feature, build_options, make_place, render_script
-from slurm_colloc.diagnosis.job_findings import NO_PYTHON, NO_STATE, NO_WRITING
+from slurm_colloc.diagnosis.login_findings import NO_PYTHON, NO_STATE, NO_WRITING
 from slurm_colloc.settings import Settings
 
 

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.diagnosis.findings import Finding, Level, compute_exit_status
 from slurm_colloc.diagnosis.login_findings import (
     AskProblem,
+    Finding,
+    Level,
     LoginFacts,
+    choose_partition,
+    compute_exit_status,
     judge_access,
+    judge_cgroup,
     judge_controller,
+    judge_gres,
     judge_login,
+    judge_nodes,
     judge_settings,
     judge_slurm,
     judge_state,
     name_files,
     parse_release,
-)
-from slurm_colloc.diagnosis.slurm_findings import (
-    choose_partition,
-    judge_cgroup,
-    judge_gres,
-    judge_nodes,
 )
 from slurm_colloc.slurm.slurm_nodes import NodeState
 

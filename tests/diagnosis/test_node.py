@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.diagnosis.findings import Finding, Level, green, red
-from slurm_colloc.diagnosis.job_findings import (
+from slurm_colloc.diagnosis.login_findings import (
     NO_PYTHON,
     NO_STATE,
     NO_WRITING,
+    AskProblem,
     DoctorQuestion,
+    Finding,
     JobOutcome,
+    Level,
+    green,
     is_hopeless,
+    red,
 )
-from slurm_colloc.diagnosis.login_findings import AskProblem
 from slurm_colloc.diagnosis.node_findings import CHECKS, find_obstacle, judge_no_job, judge_outcome
 from slurm_colloc.model.examination import (
     Examination,

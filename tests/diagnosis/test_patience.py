@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.diagnosis.doctor_job import run_job
-from slurm_colloc.diagnosis.doctor_job_wait import DoctorJobWait
-from slurm_colloc.diagnosis.job_findings import DoctorQuestion, JobOutcome
+from slurm_colloc.diagnosis.doctor_job import DoctorJobWait, run_job
+from slurm_colloc.diagnosis.login_findings import DoctorQuestion, JobOutcome
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts
@@ -94,7 +93,7 @@ def test_the_exit_status_of_the_script_is_read(
 def test_a_job_that_will_never_start_is_not_waited_for_until_the_end(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_colloc.diagnosis.doctor_job_wait._HOPELESS_S", 0.0)
+    monkeypatch.setattr("slurm_colloc.diagnosis.doctor_job._HOPELESS_S", 0.0)
     held = "echo 'JobId=4711 JobState=PENDING Reason=JobHeldAdmin ExitCode=0:0'"
     gone = "echo 'JobId=4711 JobState=CANCELLED Reason=None ExitCode=0:0'"
     install(scontrol=f"if [ -e {tmp_path}/over ]; then {gone}; else {held}; fi",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from slurm_colloc.cli.look.doctor_command import build_json, render, render_summary
-from slurm_colloc.diagnosis.findings import green, red, unknown, yellow
-from slurm_colloc.diagnosis.job_findings import JobOutcome
+from slurm_colloc.diagnosis.login_findings import JobOutcome, green, red, unknown, yellow
 
 FINDINGS = [
     green("csub", "0.1.0", version="0.1.0"),

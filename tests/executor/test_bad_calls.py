@@ -13,15 +13,17 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.executor import run_call
-from slurm_colloc.executor.call_files import (
+from slurm_colloc.executor.calls import (
     PythonCall,
     build_script,
+    build_words,
+    describe_arguments,
     find_calls,
+    find_parameters,
     note_submitted,
     read_result,
     write_calls,
 )
-from slurm_colloc.executor.call_options import build_words, describe_arguments, find_parameters
 from slurm_colloc.executor.function_executor import Executor
 
 from ..cluster.conftest import CsubUser

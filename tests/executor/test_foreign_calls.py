@@ -14,14 +14,14 @@ import pytest
 
 from slurm_colloc.errors import MemberFailed, NotFound
 from slurm_colloc.executor import run_call
-from slurm_colloc.executor.call_files import (
+from slurm_colloc.executor.calls import (
     PythonCall,
     find_calls,
     note_submitted,
     read_result,
     write_calls,
 )
-from slurm_colloc.executor.future_job import Job
+from slurm_colloc.executor.function_executor import Job
 
 pytestmark = [
     pytest.mark.root,
@@ -157,7 +157,7 @@ def test_a_pipe_keeps_nobody_waiting(
         import sys
         from pathlib import Path
         from slurm_colloc.errors import NotFound
-        from slurm_colloc.executor.call_files import find_calls, read_result
+        from slurm_colloc.executor.calls import find_calls, read_result
         try:
             directory, place, _ = find_calls(Path(sys.argv[1]), "4711", 1)
             print(read_result(directory, place, "4711/1"))

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.nvml import nvml_child
+from slurm_colloc.host.system.directories import BASES, PREFIX
 from slurm_colloc.host.system.node_processes import list_processes, read_uid
-from slurm_colloc.host.system.own_directory import BASES, PREFIX
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 

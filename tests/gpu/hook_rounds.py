@@ -27,8 +27,8 @@ from slurm_colloc.host.mps.mps_control import (
     build_daemon_environment,
     find_programs,
 )
-from slurm_colloc.host.mps.mps_options import build_node_environment
-from slurm_colloc.host.system.own_directory import Owner
+from slurm_colloc.host.mps.mps_state import build_node_environment
+from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.resources import data_path
 from slurm_colloc_lab.sandbox.sandbox_hooks import set_constants
 

@@ -14,9 +14,13 @@ from typing import Any
 
 import pynvml
 
-from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.gpu_counters import SHORTEST_S, FieldReader, GpmReader
-from slurm_colloc.monitor.gpu_reading import GpuReader
+from slurm_colloc.monitor.gpu_reading import (
+    SHORTEST_S,
+    Capabilities,
+    FieldReader,
+    GpmReader,
+    GpuReader,
+)
 
 ROUNDS = 50
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.hooks.user_mount import is_mounted, unmount_all
+from slurm_colloc.host.hooks.run_directory import is_mounted, unmount_all
 from slurm_colloc.host.mps.mps_control import find_library_path
-from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import (
     ProcessId,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from slurm_colloc.host.mig.mig_state import (
+from slurm_colloc.host.mig.plan_cut import (
     GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
@@ -18,8 +18,7 @@ from slurm_colloc.host.mig.mig_state import (
     MigGpu,
     MigProblem,
 )
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile, Placement
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile, Placement
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 2, 3, 6
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.system.own_directory import (
+from slurm_colloc.host.system.directories import (
     PREFIX,
     Owner,
     list_private_directories,
     make_private_directory,
     open_private_directory,
+    remove_directory,
 )
-from slurm_colloc.host.system.remove_directory import remove_directory
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_a_read_only_file_system_is_passed_over(mounted: Callable[[str], Path], 
 def test_a_user_at_the_limit_of_what_may_be_written_is_told(base: Path) -> None:
     done = run_python(
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "from slurm_colloc.host.system.own_directory import make_private_directory\n"
+        "from slurm_colloc.host.system.directories import make_private_directory\n"
         "from slurm_colloc.errors import NodeError\n"
         "try: make_private_directory((sys.argv[1],))\n"
         "except NodeError as error: print(error.message)\n",
@@ -275,8 +275,8 @@ def test_what_somebody_else_has_left_does_not_keep_the_rest(base: Path) -> None:
     code = (
         "import os; os.setgroups([]); os.setresgid(65534, 65534, 65534)\n"
         "os.setresuid(65534, 65534, 65534)\n"
-        "from slurm_colloc.host.system.own_directory import make_private_directory\n"
-        "from slurm_colloc.host.system.remove_directory import remove_directory\n"
+        "from slurm_colloc.host.system.directories import make_private_directory\n"
+        "from slurm_colloc.host.system.directories import remove_directory\n"
         "made = make_private_directory((sys.argv[1],))\n"
         "open(made.pipe_path + '/mine', 'w').close()\n"
         "print(made.path, flush=True)\n"

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.system.child_programs import run_program
-from slurm_colloc.host.system.own_directory import Owner
-from slurm_colloc.host.system.run_as_user import run_as
+from slurm_colloc.host.system.child_programs import run_as, run_program
+from slurm_colloc.host.system.directories import Owner
 
 from .hook_bed import NOBODY
 

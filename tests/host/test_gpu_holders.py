@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_colloc.host.mig.gpu_holders import describe_holders, find_capability_files, list_openers
-from slurm_colloc.host.mig.mig_state import InstanceProcess
+from slurm_colloc.host.mig.cut_gpu import describe_holders, find_capability_files, list_openers
+from slurm_colloc.host.mig.plan_cut import InstanceProcess
 
 from ..wait_until import wait_until
 from .mig_double import build_gpu

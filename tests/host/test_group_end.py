@@ -24,10 +24,14 @@ from slurm_colloc.host.system.control_groups import (
     read_hierarchies,
     remove_groups,
 )
-from slurm_colloc.host.system.group_end import LOOK_S, end_members, kill_group
-from slurm_colloc.host.system.node_processes import identify, list_processes, list_session
-from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession
-from slurm_colloc.host.system.signals import SignalRecord
+from slurm_colloc.host.system.node_processes import (
+    ControlGroup,
+    ProcessSession,
+    identify,
+    list_processes,
+    list_session,
+)
+from slurm_colloc.host.system.signals import LOOK_S, SignalRecord, end_members, kill_group
 
 from .hook_bed import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start

@@ -37,11 +37,11 @@ from slurm_colloc.host.keeper.keeper_messages import (
     decode,
     encode,
 )
-from slurm_colloc.host.mps.mps_answers import ListedClient
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.mps.mps_control import ListedClient
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
 from slurm_colloc.host.mps.start_daemon import start_daemon
+from slurm_colloc.host.system.directories import DAEMON_LOG
 from slurm_colloc.host.system.node_processes import identify, list_processes
-from slurm_colloc.host.system.own_directory import DAEMON_LOG
 
 from .conftest import GPU, PATIENCE_S, list_programs_below, write_program
 from .test_mps_log import FAULT

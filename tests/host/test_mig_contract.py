@@ -11,15 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.host.mig.cut_gpu import read_one
-from slurm_colloc.host.mig.mig_claim import MigClaim, PlannedInstance
+from slurm_colloc.host.mig.cut_gpu import read_one, restore
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mig_state import (
-    MigGpu,
-    MigProblem,
-)
-from slurm_colloc.host.mig.restore_gpu import restore
-from slurm_colloc.model.mig.mig_profiles import Placement
+from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu, MigProblem, PlannedInstance
+from slurm_colloc.model.mig_profiles import Placement
 
 from .hook_bed import NODE, Bed
 from .mig_bed import switch

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurm_colloc.host.hooks.epilog import JobUndo
 from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.hooks.undo_checkpoint import JobUndo
 from slurm_colloc.host.nvml.mig_child import GPU_LOCKS_AT
 
 from .hook_bed import NODE, Bed, check_clean

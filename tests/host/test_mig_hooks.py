@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.nvml.nvml_answer import UUID
+from slurm_colloc.host.nvml.nvml_query import UUID
 
 from .hook_bed import NODE, Bed, check_clean
 from .mig_bed import COMMENT, ask, list_agents, list_profiles, mig_on, switch

@@ -11,30 +11,24 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.mig.change_instances import change_instances
-from slurm_colloc.host.mig.cut_gpu import cut
-from slurm_colloc.host.mig.gpu_holders import describe_holders
-from slurm_colloc.host.mig.mig_claim import (
-    CutFailed,
-    MigClaim,
-    PlannedInstance,
-    describe_claim,
-    parse_claim,
-)
-from slurm_colloc.host.mig.mig_state import (
+from slurm_colloc.host.mig.cut_gpu import cut, describe_holders, restore
+from slurm_colloc.host.mig.plan_cut import (
     GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
     NO_ANSWER,
+    CutFailed,
     GpuInstance,
+    MigClaim,
     MigGpu,
     MigProblem,
+    PlannedInstance,
+    describe_claim,
+    parse_claim,
+    plan_cut,
 )
-from slurm_colloc.host.mig.plan_cut import plan_cut
-from slurm_colloc.host.mig.restore_gpu import restore
-from slurm_colloc.model.mig.layout_words import render_layout
-from slurm_colloc.model.mig.mig_layout import enumerate_layouts
-from slurm_colloc.model.mig.mig_profiles import Placement
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_layout import enumerate_layouts, render_layout
+from slurm_colloc.model.mig_profiles import MIG_TABLES, Placement
 
 from .mig_double import Killed, MigDouble, build_gpu
 
@@ -216,7 +210,7 @@ def test_who_holds_an_instance_is_looked_for_once(monkeypatch: pytest.MonkeyPatc
         looks.append(gpu)
         return describe_holders(gpu)
 
-    monkeypatch.setattr("slurm_colloc.host.mig.restore_gpu.describe_holders", look)
+    monkeypatch.setattr("slurm_colloc.host.mig.cut_gpu.describe_holders", look)
     report = restore(double, claim, ends_at=FAR, wait=no_wait)
     assert "is in use: process 4000" in report.unsafe[0]
     assert len(looks) == 1
@@ -473,7 +467,7 @@ def test_a_part_of_a_shared_gpu_instance_does_not_go_alone() -> None:
 
 
 def test_layouts_of_the_table_are_words() -> None:
-    from slurm_colloc.model.mig.layout_words import parse_layout
+    from slurm_colloc.model.mig_layout import parse_layout
 
     for layouts in LAYOUTS.values():
         for layout in layouts:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.keeper.watch_daemon import wait_for_active
+from slurm_colloc.host.keeper.keeper import wait_for_active
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     MpsPrograms,
@@ -24,12 +24,11 @@ from slurm_colloc.host.mps.mps_control import (
     find_library_path,
     read_peer,
 )
-from slurm_colloc.host.mps.mps_leftovers import recover, sweep
-from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps.stop_daemon import stop_daemon
+from slurm_colloc.host.mps.stop_daemon import recover, stop_daemon, sweep
+from slurm_colloc.host.system.directories import DAEMON_LOG, Owner
 from slurm_colloc.host.system.node_processes import identify, list_session, read_uid
-from slurm_colloc.host.system.own_directory import DAEMON_LOG, Owner
 
 from .conftest import GPU, PATIENCE_S, list_programs_below, write_program
 

@@ -12,10 +12,9 @@ import pytest
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import BUSY, was_turned_away
-from slurm_colloc.host.mps.mps_leftovers import sweep
-from slurm_colloc.host.mps.mps_options import MpsOptions
+from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps.stop_daemon import stop_daemon
+from slurm_colloc.host.mps.stop_daemon import stop_daemon, sweep
 from slurm_colloc.host.system.child_programs import Outcome
 from slurm_colloc.host.system.node_processes import identify
 

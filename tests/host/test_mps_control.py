@@ -11,21 +11,19 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps.mps_answers import (
+from slurm_colloc.host.mps.mps_control import (
+    ControlProgram,
     ListedClient,
+    MpsPrograms,
+    build_daemon_environment,
     find_complaints,
+    find_library_path,
+    find_programs,
     is_limit_shown,
     parse_limit_mb,
     parse_percentage,
-    parse_ps,
-)
-from slurm_colloc.host.mps.mps_control import (
-    ControlProgram,
-    MpsPrograms,
-    build_daemon_environment,
-    find_library_path,
-    find_programs,
     parse_pids,
+    parse_ps,
     parse_server_status,
 )
 from slurm_colloc.host.system.child_programs import Outcome, run_program

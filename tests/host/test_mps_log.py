@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_colloc.host.mps.mps_events import (
+from slurm_colloc.host.mps.mps_logs import (
     ClientConnected,
     ClientDisconnected,
     FaultSeen,

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.host.mps.mps_control import MpsPrograms
-from slurm_colloc.host.mps.mps_options import MpsOptions, choose_passed_environment
-from slurm_colloc.host.mps.mps_support import (
+from slurm_colloc.host.mps.mps_control import (
+    MpsPrograms,
     build_member_environment,
     choose_client_cap,
     compute_default_thread_percentage,
     judge_support,
 )
-from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
+from slurm_colloc.host.mps.mps_state import MpsOptions, choose_passed_environment
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 
 FIRST = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 SECOND = "GPU-c353c96e-d4ed-2971-32b3-1c6d5aca27c9"

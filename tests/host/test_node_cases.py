@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.hooks.job_presence import find_jobs_of_cgroups, list_running_jobs
-from slurm_colloc.host.hooks.user_mount import is_mounted
+from slurm_colloc.host.hooks.recover_jobs import find_jobs_of_cgroups, list_running_jobs
+from slurm_colloc.host.hooks.run_directory import is_mounted
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.system.node_processes import identify
 
@@ -264,7 +264,7 @@ def test_compute_modes_come_before_files_and_the_rest_later(bed: Bed, size_mb: i
     bed.write_policy(exclusive_process=True)
     bed.prolog()
     if not size_mb:
-        from slurm_colloc.host.hooks.user_mount import unmount_all
+        from slurm_colloc.host.hooks.run_directory import unmount_all
 
         daemon = bed.run / "11"
         unmount_all(str(daemon))

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.host.nvml.nvml_answer import (
+from slurm_colloc.host.nvml.nvml_query import (
     Gpu,
     GpuProcess,
     NvmlAnswer,
+    NvmlQuestion,
     choose_job_gpus,
     find_doubt,
     parse_answer,
+    probe_gpus,
+    start_question,
 )
-from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, probe_gpus, start_question
 from slurm_colloc.host.system.node_processes import list_processes, read_environment
 
 UUIDS = tuple(f"GPU-{digit * 8}-1111-2222-3333-444444444444" for digit in "abcd")

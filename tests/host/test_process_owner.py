@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.system.process_owner import find_ancestor, read_named_start, read_parent
+from slurm_colloc.host.system.node_processes import find_ancestor, read_named_start, read_parent
 
 RUN = "/state/pack/members/0003/run.1.2"
 GONE = 999_999_999

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.system import node_processes, signals
-from slurm_colloc.host.system.node_processes import Process, ProcessId, identify, is_alive
-from slurm_colloc.host.system.process_groups import ControlGroup, ProcessSession
+from slurm_colloc.host.system.node_processes import (
+    ControlGroup,
+    Process,
+    ProcessId,
+    ProcessSession,
+    identify,
+    is_alive,
+)
 from slurm_colloc.host.system.signals import (
     GONE,
     SENT,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.host.hooks.slurm_settings import find_mig_conflict, is_named, read_mig_conflict
+from slurm_colloc.host.hooks.node_policy import find_mig_conflict, is_named, read_mig_conflict
 
 
 @pytest.mark.parametrize(

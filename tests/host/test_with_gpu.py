@@ -31,11 +31,9 @@ from slurm_colloc.host.keeper.keeper_messages import (
     Status,
     Stopped,
 )
-from slurm_colloc.host.mps.mps_control import find_programs
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.host.mps.mps_support import build_member_environment, judge_support
-from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, choose_job_gpus
-from slurm_colloc.host.nvml.nvml_query import probe_gpus
+from slurm_colloc.host.mps.mps_control import build_member_environment, find_programs, judge_support
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, choose_job_gpus, probe_gpus
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc_lab.simgpu.gpu_models import H200
 from slurm_colloc_lab.simgpu.install import make_simulation, simulation_environment

@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.learning.pack_feedback import build_feedback
+from slurm_colloc.learning.learn_from_pack import build_feedback, learn_from_pack
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-)
+from slurm_colloc.model.usage_profile import ProfileRecord
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import PackRun
-from slurm_colloc.report.summary.read_pack_run import read_run
-from slurm_colloc.report.summary.shared_slowdown import find_groups
+from slurm_colloc.report.summary.member_figures import compute_figures, find_groups
+from slurm_colloc.report.summary.pack_run import PackRun, read_run
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned.profiles import list_profiles
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec

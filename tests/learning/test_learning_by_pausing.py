@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.usage.observation import (
-    MeasuredBy,
-)
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-)
+from slurm_colloc.model.measured_curve import RateAlone, RateSource
+from slurm_colloc.model.usage_profile import MeasuredBy, ProfileRecord
 from slurm_colloc.planning.job_needs import Question, build_subject
 from slurm_colloc.planning.known_packs import is_known
 from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.degree_record import write_degree
+from slurm_colloc.store.pack.runner_requests import write_degree
 
 from ..planning.known_jobs import CALIBRATION, POLICY, ROOMY, build_job
 from ..report.generated import T0, Truth, make_gpu_rows, make_pack, write_stops

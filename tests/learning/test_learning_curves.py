@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.model.degree.known_curve import FamilyRate, KnownCurve, KnownPoint
-from slurm_colloc.model.degree.measured_curve import (
+from slurm_colloc.model.measured_curve import (
     CurvePoint,
     DegreeDecision,
     DegreeState,
+    FamilyRate,
+    KnownCurve,
+    KnownPoint,
     RateAlone,
     RateSource,
 )
@@ -24,7 +26,7 @@ from slurm_colloc.store.learned.curves import (
     read_curves,
 )
 from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
 
 from ..report.generated import T0, Truth, make_pack
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.metrics.own_time import NEVER_STOPPED, OwnTime
 from slurm_colloc.metrics.presence import (
     Phase,
     Stay,
@@ -20,9 +19,17 @@ from slurm_colloc.metrics.presence import (
     find_shared,
     leave_out_stops,
 )
-from slurm_colloc.metrics.rates import CounterReadings, Settled, compute_rate, settle
-from slurm_colloc.metrics.series import Track, measure_windows
-from slurm_colloc.metrics.stalls import compute_data_share
+from slurm_colloc.metrics.rates import (
+    NEVER_STOPPED,
+    CounterReadings,
+    OwnTime,
+    Settled,
+    Track,
+    compute_rate,
+    measure_windows,
+    settle,
+)
+from slurm_colloc.metrics.sharing_cost import compute_data_share
 
 T0 = 1_700_000_000.0
 

@@ -14,7 +14,7 @@ from slurm_colloc.metrics.presence import (
     find_crowded,
     find_shared,
 )
-from slurm_colloc.metrics.series import measure_windows
+from slurm_colloc.metrics.rates import measure_windows
 
 STAYS = st.lists(
     st.builds(

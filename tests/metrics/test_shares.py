@@ -6,24 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.metrics.attribution import (
+from slurm_colloc.metrics.presence import (
     Attribution,
+    Felt,
     attribute_gpu_use,
     attribute_whole,
     compute_rest,
+    find_changes,
+    find_interference,
     model_sm_activity,
 )
-from slurm_colloc.metrics.energy import (
+from slurm_colloc.metrics.rates import Interval, Track, compute_percentile, describe_values
+from slurm_colloc.metrics.sharing_cost import (
     EnergyPhase,
+    compute_data_share,
     compute_saving,
     find_idle_power_w,
     measure_energy,
     split_energy,
+    split_stalls,
 )
-from slurm_colloc.metrics.interference import Felt, find_changes, find_interference
-from slurm_colloc.metrics.rates import Interval
-from slurm_colloc.metrics.series import Track, compute_percentile, describe_values
-from slurm_colloc.metrics.stalls import compute_data_share, split_stalls
 
 VALUES = st.lists(st.none() | st.floats(0, 1e6), max_size=50)
 

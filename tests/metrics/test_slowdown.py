@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.metrics.slowdown import (
+from slurm_colloc.metrics.sharing_cost import (
     SharedStay,
     compare_with_serial,
     compute_antt,

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.metrics.rates import Interval
-from slurm_colloc.metrics.series import Track
-from slurm_colloc.metrics.stalls import (
+from slurm_colloc.metrics.rates import Interval, Track
+from slurm_colloc.metrics.sharing_cost import (
     HOST_UNKNOWN,
     NO_LOADER,
     NOT_READ,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.sbatch.arrays import ArraySpec, format_task_ids, parse_array
+from slurm_colloc.model.job_ids import ArraySpec, format_task_ids, parse_array
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.sbatch.dependency import (
+from slurm_colloc.model.sbatch.job_values import (
     Condition,
     ConditionOutlook,
     Dependency,

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.degree.degree_reasons import is_degree_reason, is_time_reason
-from slurm_colloc.model.degree.describe_curve import describe_curve
-from slurm_colloc.model.degree.measured_curve import CurvePoint
+from slurm_colloc.model.measured_curve import CurvePoint, describe_curve
+from slurm_colloc.model.why_not_now import is_degree_reason, is_time_reason
 
 SIX, EIGHT = CurvePoint(6, 4.12), CurvePoint(8, 3.6, None, 1.7, 2, 1.5)
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.end_causes import EndCause, choose_plain_cause
-from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
+from slurm_colloc.model.member import (
+    FINAL_STATES,
+    EndCause,
+    ExitCode,
+    MemberState,
+    choose_plain_cause,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.usage.observation import (
-    Observation,
-)
-from slurm_colloc.model.usage.prediction_feedback import Compared, Feedback, learn
-from slurm_colloc.model.usage.profile import (
-    ProfileRecord,
-)
+from slurm_colloc.model.usage_profile import Compared, Feedback, Observation, ProfileRecord, learn
 
 OVERSHOOT = 1.15
 """What pressure keeps of a sensitivity that was not believed yet: at most 11 % after 15 packs."""

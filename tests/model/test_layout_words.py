@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.mig.layout_grammar import LAYOUT, LAYOUT_MAX_CHARACTERS, WORD
-from slurm_colloc.model.mig.layout_words import (
+from slurm_colloc.model.mig_layout import (
     LayoutWord,
     group_words,
     parse_layout,
     render_layout,
     resolve,
 )
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_profiles import LAYOUT, LAYOUT_MAX_CHARACTERS, MIG_TABLES, WORD
 
 H100 = MIG_TABLES["H100-80"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.model.sbatch.mail_types import (
+from slurm_colloc.model.sbatch.job_values import (
     MailEvent,
     MailRequest,
     build_subject,

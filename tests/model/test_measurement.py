@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.degree.measurement import describe_seldom_lines, measure_degree
-from slurm_colloc.model.degree.measurement_windows import (
+from slurm_colloc.model.measurement import (
     DegreeMeasurement,
     PausableMember,
     Window,
     WindowResult,
+    describe_seldom_lines,
+    measure_degree,
 )
 
 SETTLE_S = 0.3

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.mig.mig_layout import enumerate_layouts, place
-from slurm_colloc.model.mig.mig_profiles import (
+from slurm_colloc.model.mig_layout import enumerate_layouts, place
+from slurm_colloc.model.mig_profiles import (
+    MIG_TABLES,
     InstanceProfile,
     PlacedInstance,
+    choose_mig_table,
     describe_profile,
     parse_profile,
 )
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
 
 PLAIN = {
     model: [

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.degree.probe_window import (
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.measurement import (
     BY_ITSELF,
     ProbePatience,
     ProbeProgress,
@@ -13,7 +14,6 @@ from slurm_colloc.model.degree.probe_window import (
     find_obstacle_to_counting,
     judge_window,
 )
-from slurm_colloc.model.job import Job
 
 SHORT = ProbePatience(60.0, 200.0)
 JOB = Job(1, "train", "train.sh", (), "/tmp", gpus=1)

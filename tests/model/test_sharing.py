@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job import AUTO, SHARE_CHOICES, ShareRequest
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.share_request import AUTO, SHARE_CHOICES, ShareRequest
 
 
 # Text, mode, strict, what is tried first, what is said before the node has prepared anything.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.degree.measured_curve import CurvePoint
-from slurm_colloc.model.degree.shorter_end import choose_for_the_end
+from slurm_colloc.model.measured_curve import CurvePoint
+from slurm_colloc.model.measurement import choose_for_the_end
 
 H100 = {6: (5.35, 1.12), 9: (6.09, 1.48), 10: (6.19, 1.62), 11: (6.24, 1.76)}
 """A small training on an H100: progress and slowdown by degree."""

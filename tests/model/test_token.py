@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.comment_token import (
+from slurm_colloc.model.job import (
     COMMENT_MAX_BYTES,
     GROUPINGS,
     Token,
@@ -16,7 +16,7 @@ from slurm_colloc.model.comment_token import (
     parse_token,
     render_token,
 )
-from slurm_colloc.model.mig.layout_grammar import WORD
+from slurm_colloc.model.mig_profiles import WORD
 
 # Any text, surrogates that no encoding has included, and pieces that come near a token.
 PIECES = st.sampled_from(

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.dcgm_activity import DcgmActivity
-from slurm_colloc.monitor.dcgm_output import ActivityTable, parse_discovery
+from slurm_colloc.monitor.dcgm_activity import ActivityTable, DcgmActivity, parse_discovery
+from slurm_colloc.monitor.gpu_reading import Capabilities
 
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until

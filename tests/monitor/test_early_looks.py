@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from slurm_colloc.instrument import layout
-from slurm_colloc.monitor.capabilities import Capabilities
+from slurm_colloc.monitor.gpu_reading import Capabilities
+from slurm_colloc.monitor.member_progress import Members
 from slurm_colloc.monitor.member_reading import EARLY_S
-from slurm_colloc.monitor.member_starts import Members
-from slurm_colloc.monitor.monitor_record import Gaps, MonitorRecord
 from slurm_colloc.monitor.nvml_reading import NvmlSample
-from slurm_colloc.monitor.sampling_loop import Loop, Periods
+from slurm_colloc.monitor.sampling_loop import Gaps, Loop, MonitorRecord, Periods
 from slurm_colloc.store.pack.progress_counters import read_member_progress
 
 from ..wait_until import wait_until

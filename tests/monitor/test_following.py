@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.monitor.progress_lines import Follower, Following
-from slurm_colloc.store.limited_cpu import TooSlow, limited_cpu
+from slurm_colloc.monitor.member_progress import Follower, Following
+from slurm_colloc.store.atomic_files import TooSlow, limited_cpu
 from slurm_colloc.store.pack.progress_counters import (
     FollowRequest,
     read_follow_request,

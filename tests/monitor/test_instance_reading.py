@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from slurm_colloc.monitor.instance_reading import InstanceReader
+from slurm_colloc.monitor.gpu_reading import InstanceReader
 
 
 def list_processes(*found: tuple[int, int | None]) -> Any:

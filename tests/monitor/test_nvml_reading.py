@@ -10,8 +10,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from slurm_colloc.monitor.capabilities import Capabilities, classify_error
-from slurm_colloc.monitor.gpu_counters import FieldReader, GpmReader, convert
+from slurm_colloc.monitor.gpu_reading import (
+    Capabilities,
+    FieldReader,
+    GpmReader,
+    classify_error,
+    convert,
+)
 
 INVALID, UNSUPPORTED, UNSIGNED, LONG_LONG = 2, 3, 1, 3
 

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.monitor import process_table
-from slurm_colloc.monitor.member_reading import Growing
-from slurm_colloc.monitor.monitor_record import MOST_GAPS, Gaps
-from slurm_colloc.monitor.process_table import ProcessTable, read_inner_pid, read_stat
-from slurm_colloc.monitor.step_group import StepGroup
+from slurm_colloc.monitor import member_reading
+from slurm_colloc.monitor.member_reading import (
+    Growing,
+    ProcessTable,
+    StepGroup,
+    read_inner_pid,
+    read_stat,
+)
+from slurm_colloc.monitor.sampling_loop import MOST_GAPS, Gaps
 
 
 def test_a_fall_of_a_moment_is_no_loss() -> None:
@@ -281,7 +285,7 @@ def test_where_the_monitor_is_in_a_container_a_pid_that_it_does_not_see_may_be_a
 ) -> None:
     one, other = child("sleep 60"), child("sleep 60")
     unseen = 1 << 30
-    monkeypatch.setattr(process_table, "is_in_initial_pid_namespace", lambda: False)
+    monkeypatch.setattr(member_reading, "is_in_initial_pid_namespace", lambda: False)
     table = ProcessTable("/pack")
     table.add((1, 1), one.pid)
     table.add((2, 1), other.pid)
@@ -289,7 +293,7 @@ def test_where_the_monitor_is_in_a_container_a_pid_that_it_does_not_see_may_be_a
     assert table.share_out({unseen: 9.0, one.pid: 3.0}) == {(1, 1): 3.0, (2, 1): None}
     assert table.share_out({os.getpid(): 9.0, one.pid: 3.0}) == {(1, 1): 3.0}
     # Outside of any, who is not seen is another user.
-    monkeypatch.setattr(process_table, "is_in_initial_pid_namespace", lambda: True)
+    monkeypatch.setattr(member_reading, "is_in_initial_pid_namespace", lambda: True)
     table = ProcessTable("/pack")
     table.add((1, 1), one.pid)
     table.look()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.system.node_processes import identify, read_process
-from slurm_colloc.runtime.pausing.step_processes import StepProcesses, StoppedMember
+from slurm_colloc.runtime.pause_members import StepProcesses, StoppedMember
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED
 
 from ..wait_until import wait_until

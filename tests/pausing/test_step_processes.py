@@ -10,11 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.host.system.node_processes import read_process
-from slurm_colloc.runtime.pausing.step_processes import (
-    StepProcesses,
-    continue_stopped,
-    resume,
-)
+from slurm_colloc.runtime.pause_members import StepProcesses, continue_stopped, resume
 
 from ..wait_until import wait_until
 from .running_member import RunningMember

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.system.node_processes import ProcessId
-from slurm_colloc.runtime.pausing.step_processes import StepProcesses, resume
+from slurm_colloc.runtime.pause_members import StepProcesses, resume
 from slurm_colloc.runtime.watch.pack_monitor import injected_environment
 from slurm_colloc.store.pack.progress_counters import read_member_progress
 

@@ -5,8 +5,8 @@ The coefficients are plausible, not fitted, and no result depends on them.
 
 from __future__ import annotations
 
-from slurm_colloc.model.calibration import Calibration, ModeModel
-from slurm_colloc.planning.priced_packs import Limits
+from slurm_colloc.model.usage_profile import Calibration, ModeModel
+from slurm_colloc.planning.hard_limits import Limits
 
 CALIBRATION = Calibration(
     gpu_model="H200",

@@ -6,7 +6,6 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Calibration, ModeModel
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     Capacity,
@@ -17,6 +16,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.usage_profile import Calibration, ModeModel
 
 H200 = "NVIDIA H200"
 H100 = "NVIDIA H100 80GB HBM3"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Limits, Subject
 from slurm_colloc.planning.predict.pack_pricing import Key, Pricing
-from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc.planning.search import pack_search
 from tests.planning.coefficients import CALIBRATION, LIMITS
 

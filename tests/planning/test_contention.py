@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Load
+from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.predict.contention import predict_slowdowns
 
 from .coefficients import CALIBRATION

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.planning.cpu_division import format_cpu_mask, split_cpus
+from slurm_colloc.planning.hard_limits import format_cpu_mask, split_cpus
 
 Cores = list[list[int]]
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.predict.pack_costs import Costs
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.priced_packs import Limits, Subject
-from slurm_colloc.planning.search import exact_search, local_search, pack_search
-from slurm_colloc.planning.search.subset_partition import find_cheapest_partition
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Limits, Subject
+from slurm_colloc.planning.predict.pack_pricing import Costs, Pricing
+from slurm_colloc.planning.search import pack_search
+from slurm_colloc.planning.search.subset_costs import find_cheapest_partition
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,
@@ -64,18 +63,18 @@ def test_no_partition_is_cheaper(
 ) -> None:
     pricing = Pricing(chosen, limit, CALIBRATION, goal=goal, modes=of_modes)
     least = find_least_cost(pricing)
-    packs = exact_search.partition(pricing)
+    packs = pack_search.partition_exactly(pricing)
     assert sorted(i for pack in packs for i in pack) == list(range(len(chosen)))
     assert add_up(pricing, packs) == pytest.approx(least, rel=1e-9)
     key = tuple(sorted(pricing.kind_of))
-    for divide in (exact_search.divide_by_kinds, exact_search.divide_by_subsets):
+    for divide in (pack_search.divide_by_kinds, pack_search.divide_by_subsets):
         assert add_up_keys(pricing, divide(pricing, key)) == pytest.approx(least, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_partition_of_seven_different_jobs_is_cheaper(seed: int) -> None:
     pricing = make_pricing(make_subjects(7, seed))
-    packs = exact_search.partition(pricing)
+    packs = pack_search.partition_exactly(pricing)
     assert any(len(pack) > 1 for pack in packs)
     assert add_up(pricing, packs) == pytest.approx(find_least_cost(pricing), rel=1e-5)
 
@@ -85,9 +84,9 @@ def test_no_partition_of_seven_different_jobs_is_cheaper(seed: int) -> None:
 def test_it_is_never_worse_than_greedy_merging(count: int, seed: int, goal: Goal) -> None:
     pricing = make_pricing(make_subjects(count, seed), goal=goal)
     key = tuple(sorted(pricing.kind_of))
-    best = add_up_keys(pricing, exact_search.divide(pricing, key))
-    merged = local_search.merge(Costs(pricing), key)
-    for packs in (merged, local_search.divide(pricing, key)):
+    best = add_up_keys(pricing, pack_search.divide_exactly(pricing, key))
+    merged = pack_search.merge(Costs(pricing), key)
+    for packs in (merged, pack_search.divide_locally(pricing, key)):
         assert best <= add_up_keys(pricing, packs) * (1 + 1e-5)
 
 
@@ -101,7 +100,7 @@ def test_the_order_of_the_subjects_does_not_matter(
 
 def test_equal_jobs_are_taken_in_their_order() -> None:
     pricing = make_pricing(make_subjects(6, kinds=1))
-    packs = exact_search.partition(pricing)
+    packs = pack_search.partition_exactly(pricing)
     assert [i for pack in packs for i in pack] == list(range(6))
 
 
@@ -119,11 +118,11 @@ def make_light(number: int) -> Load:
 def test_a_pack_that_is_refused_at_last_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pricing = make_pricing(make_subjects(8, seed=1))
     key = tuple(sorted(pricing.kind_of))
-    first = exact_search.divide_by_subsets(pricing, key)
+    first = pack_search.divide_by_subsets(pricing, key)
     largest = max(first, key=len)
     price = pricing.price_key
     monkeypatch.setattr(pricing, "price_key", lambda pack: None if pack == largest else price(pack))
-    second = exact_search.divide_by_subsets(pricing, key)
+    second = pack_search.divide_by_subsets(pricing, key)
     assert largest not in second
     assert sorted(kind for pack in second for kind in pack) == list(key)
 

@@ -17,18 +17,15 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.planning.broken_limits import Weighing, predict_setting
 from slurm_colloc.planning.explain.explanation import PlanExplanation
+from slurm_colloc.planning.explain.pair_reasons import PAIRS_MOST
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
-from slurm_colloc.planning.explain.separate_pairs import PAIRS_MOST
-from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.limits.broken_limits import Weighing, predict_setting
-from slurm_colloc.planning.limits.gpu_limits import build_limits
-from slurm_colloc.planning.limits.hard_limits import Broken
+from slurm_colloc.planning.hard_limits import Broken, Limits, Setting, Subject
+from slurm_colloc.planning.job_needs import build_limits, build_subject
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.predict.pack_duration import compute_ends_s
 from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.predict.sharing_ways import SETUP_S
-from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
+from slurm_colloc.planning.predict.sharing_ways import SETUP_S, compute_ends_s
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

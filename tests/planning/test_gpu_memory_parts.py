@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.planning.gpu_memory_parts import FreeMemory, count_starts
+from slurm_colloc.planning.hard_limits import FreeMemory, count_starts
 
 NEEDS = st.lists(st.tuples(st.none() | st.integers(1, 90_000), st.integers(1, 2)), max_size=40)
 

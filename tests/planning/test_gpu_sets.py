@@ -20,11 +20,17 @@ from slurm_colloc.model.plan import (
     Policy,
     SharingMode,
     UsageProfile,
+    UserLimits,
 )
-from slurm_colloc.model.qos_limits import UserLimits
-from slurm_colloc.planning.gpu_sets.gpus_per_pack import choose_gpus_per_pack, widen_for_limit
-from slurm_colloc.planning.gpu_sets.slurm_jobs import group_by_slurm_job
-from slurm_colloc.planning.gpu_sets.spread import Demand, choose_spread, deal, place_sets
+from slurm_colloc.planning.gpu_set_packs import (
+    Demand,
+    choose_gpus_per_pack,
+    choose_spread,
+    deal,
+    group_by_slurm_job,
+    place_sets,
+    widen_for_limit,
+)
 from slurm_colloc.planning.plan_packs import plan
 
 from .coefficients import CALIBRATION as H200

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import (
     Capacity,
     Goal,
@@ -17,6 +16,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join.join_fit import (
     RunningPack,

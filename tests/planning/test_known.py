@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.plan import (
     Capacity,
@@ -21,13 +20,14 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.model.usage_profile import Calibration
+from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
 from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.packs.build_packs import build_request_options
 from slurm_colloc.submission.packs.call_batches import group_into_batches
-from slurm_colloc.submission.packs.sbatch_options import build_request_options
-from slurm_colloc.submission.plan.planned_pack import add_candidates
+from slurm_colloc.submission.plan.plan_call import add_candidates
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (
     CALIBRATION,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.degree.known_curve import FamilyRate, KnownCurve, KnownPoint
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.measured_curve import FamilyRate, KnownCurve, KnownPoint
 from slurm_colloc.model.plan import (
     Capacity,
     Goal,

@@ -6,16 +6,16 @@ import math
 import pytest
 from hypothesis import given
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
-from slurm_colloc.planning.job_load import build_load
-from slurm_colloc.planning.job_needs import compute_run_s
-from slurm_colloc.planning.limits.hard_limits import (
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import (
+    Limits,
+    Subject,
     compute_gpu_memory_limit_mb,
     compute_host_memory_limit_mb,
     find_broken,
 )
-from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.planning.job_needs import build_load, compute_run_s
 from slurm_colloc_lab.rules.other_rules import place_additively, place_by_carma
 from tests.planning import known_jobs
 from tests.planning.known_jobs import ROOMY, SMALL, build_job, build_profile

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.predict.pack_costs import Costs
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.priced_packs import Limits, Subject
-from slurm_colloc.planning.search import exact_search, local_search, pack_search
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Limits, Subject
+from slurm_colloc.planning.predict.pack_pricing import Costs, Pricing
+from slurm_colloc.planning.search import pack_search
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,
@@ -62,8 +61,8 @@ def test_it_is_close_to_the_exact_division(kinds: int | None) -> None:
     over = []
     for seed in range(6):
         pricing = make_pricing(make_subjects(14, seed, kinds=kinds))
-        best = add_up(pricing, exact_search.partition(pricing))
-        over.append(add_up(pricing, local_search.partition(pricing)) / best - 1.0)
+        best = add_up(pricing, pack_search.partition_exactly(pricing))
+        over.append(add_up(pricing, pack_search.partition_locally(pricing)) / best - 1.0)
     assert min(over) >= -1e-5
     assert sum(over) / len(over) <= 0.05
 
@@ -73,8 +72,8 @@ def test_it_improves_on_merging_alone() -> None:
     for seed in range(3):
         pricing = make_pricing(make_subjects(30, seed))
         key = tuple(sorted(pricing.kind_of))
-        before = add_up_keys(pricing, local_search.merge(Costs(pricing), key))
-        saved.append(1 - add_up(pricing, local_search.partition(pricing)) / before)
+        before = add_up_keys(pricing, pack_search.merge(Costs(pricing), key))
+        saved.append(1 - add_up(pricing, pack_search.partition_locally(pricing)) / before)
     assert min(saved) >= -1e-9
     assert max(saved) > 0.01
 
@@ -114,7 +113,7 @@ def test_jobs_of_few_kinds_are_divided_exactly(seed: int) -> None:
     ]
     pricing = Pricing(chosen, Limits(members=6), CALIBRATION)
     best = add_up(pricing, pack_search.partition(pricing))
-    assert best <= add_up(pricing, local_search.partition(pricing)) * (1 + 1e-6)
+    assert best <= add_up(pricing, pack_search.partition_locally(pricing)) * (1 + 1e-6)
 
 
 def test_lengths_are_grouped_by_their_cost_alone() -> None:

@@ -11,21 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import NoPackPossible, UsageProblem
-from slurm_colloc.model.calibration import Load
-from slurm_colloc.model.job import Job
-from slurm_colloc.model.mig.mig_layout import place
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.job import Job, ShareRequest
+from slurm_colloc.model.mig_layout import place
+from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile
 from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode, UsageProfile
-from slurm_colloc.model.share_request import ShareRequest
+from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.hard_limits import Subject
 from slurm_colloc.planning.mig.choose_layout import choose_layout, find_misfit, list_layouts
 from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, choose_planned_gpu
-from slurm_colloc.planning.mig.seat_members import Seating, compute_own_slowdown, fits
-from slurm_colloc.planning.mig.seats import Seat, build_seats, read_seats
+from slurm_colloc.planning.mig.seats import (
+    Seat,
+    Seating,
+    build_seats,
+    compute_own_slowdown,
+    fits,
+    read_seats,
+)
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.planning.priced_packs import Subject
-from slurm_colloc.report.plan.plan_view import render_plan
+from slurm_colloc.report.plan_view import render_plan
 
 from .known_jobs import (
     CALIBRATION,

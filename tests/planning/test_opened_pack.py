@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, PackPlan, Policy, SharingMode
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.opened_pack import keep_open, plan_opened
+from slurm_colloc.planning.unknown_packs import keep_open, plan_opened
 
 JOB = Job(1, "train", "train.sh", (), "/", cpus=2, host_memory_mb=4096, gpus=1, time_limit_s=3600)
 NODE = Capacity(cpus_per_gpu=16, host_memory_mb_per_gpu=64 << 10, gpu_memory_mb=80_000)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.planning.limits.hard_limits import find_broken
-from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Limits, Subject, find_broken
 from slurm_colloc_lab.rules import other_rules
 from tests.planning.coefficients import LIMITS
 from tests.planning.subjects import limits, make_subjects, subjects

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.calibration import Calibration, Load, ModeModel
 from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.predict.pack_duration import compute_ends_s
+from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
+from slurm_colloc.planning.hard_limits import Limits, Setting, Subject
 from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
+from slurm_colloc.planning.predict.sharing_ways import compute_ends_s
 from tests.planning.coefficients import CALIBRATION, LIMITS
 from tests.planning.subjects import (
     ALL,
@@ -321,7 +321,7 @@ def test_packs_of_all_sizes_keep_the_limits_when_priced_together(limit: Limits) 
 def test_jobs_that_were_in_packs_and_others_are_priced_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from slurm_colloc.planning.predict import sharing_trials
+    from slurm_colloc.planning.predict import cost_columns
     from slurm_colloc.planning.predict.cost_columns import Columns
     from slurm_colloc.planning.predict.sharing_ways import predict_in
 
@@ -331,7 +331,7 @@ def test_jobs_that_were_in_packs_and_others_are_priced_together(
         asked.append(1)
         return predict_in(*arguments, **more)
 
-    monkeypatch.setattr(sharing_trials, "predict_in", ask)
+    monkeypatch.setattr(cost_columns, "predict_in", ask)
 
     def count_calls(seen: float) -> tuple[int, list[float]]:
         loads = [Load(0.02, 0.01, 0.005, sensitivity=seen * (i % 2)) for i in range(8)]
@@ -386,8 +386,8 @@ def test_a_single_job_loads_no_numpy() -> None:
         "import sys\n"
         "from slurm_colloc.planning.predict.pack_pricing import Pricing\n"
         "from slurm_colloc.planning.search.pack_search import partition\n"
-        "from slurm_colloc.planning.priced_packs import Limits, Subject\n"
-        "from slurm_colloc.model.calibration import Calibration, Load, ModeModel\n"
+        "from slurm_colloc.planning.hard_limits import Limits, Subject\n"
+        "from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel\n"
         "model = ModeModel(waiting=0.3)\n"
         "calibration = Calibration('H200', {'mps': model}, 0.05)\n"
         "def plan(count, alike):\n"

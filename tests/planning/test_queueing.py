@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, Plan, SharingMode
-from slurm_colloc.model.queue_waits import PastJob, WaitTable, build_wait_table
-from slurm_colloc.planning.predict.queue_gain import choose_by_queue, foresee
+from slurm_colloc.model.plan import (
+    MemberPlan,
+    PackPlan,
+    PackRequest,
+    PastJob,
+    Plan,
+    SharingMode,
+    WaitTable,
+    build_wait_table,
+)
+from slurm_colloc.planning.predict.pack_pricing import choose_by_queue, foresee
 
 WAITS = build_wait_table(
     [PastJob(1, 3600, 60.0)] * 20 + [PastJob(1, 86400, 7200.0)] * 20,

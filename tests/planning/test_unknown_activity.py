@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Policy, Rule, UsageProfile
+from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join.join_fit import plan_pending_join

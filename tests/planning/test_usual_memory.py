@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
-from slurm_colloc.planning.limits.hard_limits import (
+from slurm_colloc.planning.hard_limits import (
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
 )

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, PackPlan, Plan, Policy, UsageProfile
+from slurm_colloc.planning.broken_limits import predict_setting
+from slurm_colloc.planning.hard_limits import Setting
 from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.limits.broken_limits import predict_setting
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.priced_packs import Setting
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_call
 
 HEAVIER = dataclasses.replace(SMALL, sm_activity=0.21, dram_activity=0.12, engine_activity=0.38)

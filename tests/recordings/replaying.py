@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.report.summary.summary_file import Summary
 
 from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window

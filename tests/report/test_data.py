@@ -14,12 +14,15 @@ import pytest
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.member import ExitCode
 from slurm_colloc.report import load_packs
-from slurm_colloc.report.data.csv_table import render_csv, write_cell
-from slurm_colloc.report.data.data_columns import MEMBER_COLUMNS, PACK_COLUMNS
-from slurm_colloc.report.data.parquet_file import write_parquet
+from slurm_colloc.report.data.data_tables import (
+    MEMBER_COLUMNS,
+    PACK_COLUMNS,
+    render_csv,
+    write_cell,
+    write_parquet,
+)
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.stored_summary import find_summary
-from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.report.summary.summary_file import Summary, find_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import read_state, write_state
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec

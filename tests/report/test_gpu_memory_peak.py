@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.report.summary.gpu_memory_peaks import (
+from slurm_colloc.report.summary.member_figures import (
     CONTEXT_ASSUMED_MB,
     GpuMemoryPeak,
     choose_highest,

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from slurm_colloc.metrics.attribution import Attribution
-from slurm_colloc.report.summary.instance_figures import attribute_instance_sm, build_instance
+from slurm_colloc.metrics.presence import Attribution
+from slurm_colloc.report.summary.member_figures import attribute_instance_sm, build_instance
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import GpuSamples
 from slurm_colloc.report.summary.solo_rates import was_limited

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.report.member_output import read_last_line
+from slurm_colloc.report.member_views import read_last_line
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import ROWS_MOST
-from slurm_colloc.report.page.read_series import RATE_WINDOW_S, PackSeries, read_series
 from slurm_colloc.report.page.render_page import render_page
-from slurm_colloc.report.page.thin_series import find_places, thin
+from slurm_colloc.report.page.series import (
+    RATE_WINDOW_S,
+    PackSeries,
+    find_places,
+    read_series,
+    thin,
+)
+from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.store.pack.member_pauses import AT_DOOR, PARKED, read_pauses
+from slurm_colloc.store.pack.member_states import AT_DOOR, PARKED, read_pauses
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.degree.measured_curve import (
+from slurm_colloc.model.measured_curve import (
     CurvePoint,
     DegreeDecision,
     DegreeState,
@@ -16,11 +16,11 @@ from slurm_colloc.model.degree.measured_curve import (
     RateSource,
 )
 from slurm_colloc.report.summary.member_figures import compute_figures
+from slurm_colloc.report.summary.pack_run import read_run
 from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.rates_by_pausing import find_briefly_alone_start
-from slurm_colloc.report.summary.read_pack_run import read_run
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
-from slurm_colloc.store.pack.member_pauses import NAME, PARKED, append_change
+from slurm_colloc.report.summary.solo_rates import find_briefly_alone_start
+from slurm_colloc.store.pack.member_states import NAME, PARKED, append_change
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
 
 from .generated import T0, Truth, make_gpu_rows, make_pack, render_report, write_stops
 

@@ -12,13 +12,14 @@ from slurm_colloc.model.plan import PeakSource, Policy, Rule, SharingMode, Usage
 from slurm_colloc.planning.explain.explanation import PlanExplanation
 from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.report.plan.plan_figures import (
+from slurm_colloc.report.plan_view import (
+    build_plan_json,
     compute_plan_figures,
     draw_bar,
     render_budget,
     render_comparison,
+    render_plan,
 )
-from slurm_colloc.report.plan.plan_view import build_plan_json, render_plan
 from slurm_colloc.report.terminal_tables import format_span
 from tests.planning.known_jobs import (
     CALIBRATION,

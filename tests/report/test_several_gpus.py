@@ -10,15 +10,15 @@ import pytest
 
 from slurm_colloc.cli.look.top_command import LatestReading, render_top
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.model.usage.profile import NVLINK_MIB_S
+from slurm_colloc.model.usage_profile import NVLINK_MIB_S
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.page.page_shape import PageSource
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
+from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.show_view import render_pack
+from slurm_colloc.report.summary.pack_run import look_at_pack
 from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.read_pack_run import look_at_pack
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.learned.profiles import list_profiles
 

@@ -9,16 +9,25 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.cli.look.packed_tasks import PackedTasks
+from slurm_colloc.cli.in_place.tasks_listed import PackedTasks
 from slurm_colloc.cli.session import Session
 from slurm_colloc.model.member import GUESTS_FROM, MemberState, SlurmJobState
-from slurm_colloc.report.lines.task_cells import choose_account_cell, find_queue_cell
-from slurm_colloc.report.slurm_tasks import SlurmTask, choose_relative_form
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.report.slurm_tasks import (
+    SlurmTask,
+    choose_account_cell,
+    choose_relative_form,
+    find_queue_cell,
+)
+from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_home import HomeRecord, write_home
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.member_states import (
+    HomeRecord,
+    StateRecord,
+    begin_attempt,
+    write_home,
+    write_state,
+)
 from slurm_colloc.store.pack.pack_directory import write_moved
 
 from ..store.builders import build_pack

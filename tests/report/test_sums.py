@@ -15,10 +15,9 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.summary.summary_file import summary_path
-from slurm_colloc.report.sums.find_entries import find_entries
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack_reading import StateReader
-from slurm_colloc.store.summary_index import read_index
+from slurm_colloc.report.sums.sums_view import find_entries
+from slurm_colloc.store.all_packs import State, StateReader
+from slurm_colloc.store.indexes import read_index
 
 from ..calls import run_csub
 from .generated import T0, Truth, make_pack

@@ -17,17 +17,10 @@ import pytest
 
 import slurm_colloc.instrument
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.stored_summary import find_summary
-from slurm_colloc.report.summary.summary_shape import Summary
-from slurm_colloc.report.trackers.mlflow_runs import choose_name
-from slurm_colloc.report.trackers.track_members import track_pack
-from slurm_colloc.report.trackers.tracker_values import TrackerValues, build_values
+from slurm_colloc.report.summary.summary_file import Summary, find_summary
+from slurm_colloc.report.tracker_runs import TrackerValues, build_values, choose_name, track_pack
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.kept_tracker_runs import (
-    TrackerRun,
-    keep_tracker_runs,
-    read_tracker_runs,
-)
+from slurm_colloc.store.pack.report_files import TrackerRun, keep_tracker_runs, read_tracker_runs
 
 from .generated import Truth, make_pack
 from .test_data import set_arguments

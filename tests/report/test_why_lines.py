@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from slurm_colloc.cli.look.top_command import LatestReading, render_top
-from slurm_colloc.model.degree.measured_curve import (
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.measured_curve import (
     CurvePoint,
     DegreeDecision,
     DegreeState,
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.preallocation import describe_taken_at_once
@@ -38,14 +38,20 @@ from slurm_colloc.report.why_line import (
     fold_lines,
 )
 from slurm_colloc.report.words.state_meanings import explain_member
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
-from slurm_colloc.store.pack.member_holds import write_held
-from slurm_colloc.store.pack.member_pauses import PARKED, append_change
-from slurm_colloc.store.pack.member_states import Retries, StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.member_states import (
+    PARKED,
+    Retries,
+    StateRecord,
+    append_change,
+    begin_attempt,
+    write_held,
+    write_state,
+)
 from slurm_colloc.store.pack.pack_directory import read_spec, write_ended, write_spec
-from slurm_colloc.store.pack.runner_kills import RunnerKill, write_kill
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.pack.written_ends import RunnerKill, write_kill
 
 from ..store.builders import build_pack
 

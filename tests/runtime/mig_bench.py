@@ -8,10 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.host.keeper.prepared_mig import MigInstance, PreparedGpu
-from slurm_colloc.model.mig.mig_layout import place
-from slurm_colloc.model.mig.mig_profiles import PlacedInstance, describe_profile
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.host.keeper.prepared_daemon import MigInstance, PreparedGpu
+from slurm_colloc.model.mig_layout import place
+from slurm_colloc.model.mig_profiles import MIG_TABLES, PlacedInstance, describe_profile
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 PROFILES = {profile.name: profile for profile in MIG_TABLES["H100-80"]}
@@ -68,7 +67,7 @@ def build_setup(job_id: str, names: list[str], socket_path: str = "") -> dict[st
 
 
 def build_gpu(*names: str) -> PreparedGpu:
-    from slurm_colloc.host.keeper.prepared_mig import parse_mig
+    from slurm_colloc.host.keeper.prepared_daemon import parse_mig
 
     return parse_mig(build_setup("7", list(names))["mig"]).gpus[0]
 
@@ -131,6 +130,6 @@ class Agent:
 
 
 def _read(one: dict[str, Any]) -> MigInstance:
-    from slurm_colloc.host.keeper.prepared_mig import parse_instances
+    from slurm_colloc.host.keeper.prepared_daemon import parse_instances
 
     return parse_instances([one])[0]

@@ -15,7 +15,7 @@ from typing import Any
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackPlace

@@ -22,8 +22,8 @@ from slurm_colloc.runtime.attempt import (
     run_pack,
 )
 from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.pack.attempt_fence import AttemptFence, Fenced
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.runtime.pack.serve_requests import AttemptFence, Fenced
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.member_states import begin_attempt
 from slurm_colloc.store.pack.pack_directory import read_pack
 

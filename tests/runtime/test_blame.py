@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.member import EndCause, ExitCode, MemberState
 from slurm_colloc.runtime.outcome.blame import (
     FAULT_RESTARTS_MAX,
     Blame,
     Circumstances,
+    OutputFinding,
+    Sign,
     judge_blame,
 )
-from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.store.pack.member_states import Retries
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from slurm_colloc.host.keeper.keeper_messages import Fault, ServerClients, Status
-from slurm_colloc.host.mps.mps_answers import ListedClient
-from slurm_colloc.host.system import process_owner
+from slurm_colloc.host.mps.mps_control import ListedClient
+from slurm_colloc.host.system import node_processes
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu import mps_clients as module
-from slurm_colloc.runtime.gpu.gpu_patience import GpuPatience
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 
@@ -49,7 +49,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Now:
 def owners(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Whose process is which; a pid that is not in it has ended."""
     found: dict[int, int] = {}
-    monkeypatch.setattr(process_owner, "find_ancestor", lambda pid, _: found.get(pid))
+    monkeypatch.setattr(node_processes, "find_ancestor", lambda pid, _: found.get(pid))
     return found
 
 
@@ -233,7 +233,7 @@ def test_a_step_inside_a_script_is_found_by_the_member_that_it_names(
         packs.add(pack)
         return named.get(pid)
 
-    monkeypatch.setattr(process_owner, "read_named_start", read_named_start)
+    monkeypatch.setattr(node_processes, "read_named_start", read_named_start)
     owners[21] = 2
     for pid in (11, 21, 31, 41):
         clients.join(pid)

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime import guarded_steps
-from slurm_colloc.runtime.launch.member_processes import read_exit
+from slurm_colloc.runtime.launch.stop_member import read_exit
 from slurm_colloc.runtime.outcome import collect_ends
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.queue.members import Member

@@ -23,8 +23,8 @@ from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.member_pauses import AT_DOOR, read_pauses
-from slurm_colloc.store.pack.node_setup import Setup
+from slurm_colloc.store.pack.member_states import AT_DOOR, read_pauses
+from slurm_colloc.store.pack.pack_directory import Setup
 
 from .runner_bed import NOBODY, Bed, PlainProcess
 from .test_fill_places import follow_starts

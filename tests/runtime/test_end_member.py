@@ -9,13 +9,12 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.end_member import MemberEnds
-from slurm_colloc.runtime.outcome.find_blame import BlameFinder
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.outcome.blame import BlameFinder
+from slurm_colloc.runtime.outcome.collect_ends import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.all_packs import State

@@ -12,7 +12,7 @@ from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.outcome.verdict import PackVerdict
 from slurm_colloc.runtime.pack.end_pack import LET_GO_SHARE
 from slurm_colloc.store.pack.inbox import list_waiting
-from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_states import write_held
 from slurm_colloc.store.pack.pack_directory import read_ended
 
 from .runner_bed import CONFIG, Bed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.host.nvml.nvml_answer import Gpu, GpuProcess, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_query import Gpu, GpuProcess, NvmlAnswer
 from slurm_colloc.model.examination import NvmlLook
 from slurm_colloc.runtime.programs.examine_node import judge_nvml, look_at_tmpdir, try_step
 

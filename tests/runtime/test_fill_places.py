@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.runtime import guarded_steps
-from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.gpu.member_limits import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.store.pack.inbox import list_waiting
-from slurm_colloc.store.pack.member_holds import remove_held, was_left, write_held
-from slurm_colloc.store.pack.member_states import Retries, begin_attempt
+from slurm_colloc.store.pack.member_states import (
+    Retries,
+    begin_attempt,
+    remove_held,
+    was_left,
+    write_held,
+)
 
 from .runner_bed import Bed, PlainProcess
 

@@ -9,9 +9,14 @@ import pytest
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.gpu.mps_clients import MpsMember
-from slurm_colloc.runtime.outcome.blame import Circumstances
-from slurm_colloc.runtime.outcome.find_blame import OUTPUT_LIMIT, add_seen, read_end_of_output
-from slurm_colloc.runtime.outcome.output_evidence import OutputFinding, Sign
+from slurm_colloc.runtime.outcome.blame import (
+    OUTPUT_LIMIT,
+    Circumstances,
+    OutputFinding,
+    Sign,
+    add_seen,
+    read_end_of_output,
+)
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import StateRecord
 

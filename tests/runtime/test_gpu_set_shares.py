@@ -9,22 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.host.nvml.nvml_answer import Gpu, NvmlAnswer
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.runtime.gpu.divide_gpus import (
-    build_division,
-    build_set_environment,
-    parse_cpu_list,
-    read_near_cpus,
-)
-from slurm_colloc.runtime.gpu.gpu_set_shares import (
     GpuSetWant,
     JobGpu,
     assign_gpus,
+    build_division,
+    build_set_environment,
     build_shares,
     list_job_gpus,
+    parse_cpu_list,
+    read_near_cpus,
 )
 from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.store.pack.gpu_division import GpuSetShare
+from slurm_colloc.store.pack.pack_directory import GpuSetShare
 
 UUIDS = tuple(f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in range(8))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
-from slurm_colloc.host.system.process_owner import read_parent
+from slurm_colloc.host.system.node_processes import read_parent
 
 from ..wait_until import wait_until
 

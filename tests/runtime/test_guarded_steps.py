@@ -14,11 +14,11 @@ from slurm_colloc.runtime.guarded_steps import (
     GIVE_UP_AFTER_S,
     GivenUp,
     GuardedSteps,
+    Journal,
     insist,
     is_passing,
 )
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.store.atomic_files import explain_os_errors
 
 

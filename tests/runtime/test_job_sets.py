@@ -14,13 +14,16 @@ from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.queue import sister_packs as job_sets_module
 from slurm_colloc.runtime.queue.sister_packs import SisterPack
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.emptied_pack import read_emptied
-from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare, write_division
-from slurm_colloc.store.pack.idle_set import is_idle
-from slurm_colloc.store.pack.member_holds import write_held
-from slurm_colloc.store.pack.member_states import read_state
-from slurm_colloc.store.pack.pack_directory import list_members, read_pack
-from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
+from slurm_colloc.store.pack.inbox import is_idle
+from slurm_colloc.store.pack.member_states import read_emptied, read_state, write_held
+from slurm_colloc.store.pack.pack_directory import (
+    GpuDivision,
+    GpuSetShare,
+    list_members,
+    read_pack,
+    write_division,
+)
+from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
 from .gpu_set_bed import GpuSetJob, begin_sets

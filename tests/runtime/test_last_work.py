@@ -10,12 +10,11 @@ from typing import cast
 import pytest
 
 from slurm_colloc.runtime.launch.step_command import start_process
-from slurm_colloc.runtime.outcome.member_mails import MemberMails
-from slurm_colloc.runtime.outcome.send_mail import LAST_WAIT_S
-from slurm_colloc.runtime.pack.last_work import LAST_WORK_S, LastWork
+from slurm_colloc.runtime.outcome.member_mails import LAST_WAIT_S, MemberMails
+from slurm_colloc.runtime.pack.end_pack import LAST_WORK_S, LastWork
 from slurm_colloc.runtime.pack.member_dependencies import Dependents
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.store.learned.due_summaries import is_due, list_due
+from slurm_colloc.store.indexes import is_due, list_due
 
 from ..wait_until import wait_until
 from .runner_bed import Bed, PlainProcess

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
-from slurm_colloc.runtime.watch.latest_json import AHEAD_S, is_sound, read_latest
+from slurm_colloc.runtime.watch.member_progress import AHEAD_S, is_sound, read_latest
 
 from .degree_stage import RATE, Stage
 

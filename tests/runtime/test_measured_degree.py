@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
-from slurm_colloc.model.degree.measured_curve import DegreeState, RateSource
+from slurm_colloc.model.measured_curve import DegreeState, KnownCurve, KnownPoint, RateSource
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.planning.limits.hard_limits import add_gpu_memory_margin
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
-from slurm_colloc.runtime.watch.gpu_memory_use import GpuMemoryUse
-from slurm_colloc.runtime.watch.window_rates import StepCount
-from slurm_colloc.store.pack.member_pauses import read_pauses
+from slurm_colloc.runtime.watch.member_progress import GpuMemoryUse, StepCount
+from slurm_colloc.store.pack.member_states import read_pauses
 
 from .degree_stage import RATE, Stage, share, steady
 
@@ -608,8 +606,8 @@ def test_an_error_in_a_measurement_leaves_none_stopped(
         raise ZeroDivisionError("by nothing")
 
     with monkeypatch.context() as changed:
-        changed.setattr("slurm_colloc.model.degree.measurement._DegreeSearch._note", fail)
-        changed.setattr("slurm_colloc.model.degree.measurement._DegreeSearch._note_alone", fail)
+        changed.setattr("slurm_colloc.model.measurement._DegreeSearch._note", fail)
+        changed.setattr("slurm_colloc.model.measurement._DegreeSearch._note_alone", fail)
         with pytest.raises(ZeroDivisionError):
             stage.pass_time(5)
     assert [member.paused_at for member in stage.members.running()] == [None] * 4

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.degree_reasons import TOO_LITTLE_TIME
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import ExitCode, MemberState
+from slurm_colloc.model.member import EndCause, ExitCode, MemberState
+from slurm_colloc.model.why_not_now import TOO_LITTLE_TIME
 from slurm_colloc.runtime import guarded_steps
 from slurm_colloc.runtime.queue import fill_places
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
@@ -23,7 +22,7 @@ from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack import inbox, written_ends
 from slurm_colloc.store.pack.inbox import list_taken, take
 from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord, write_state
-from slurm_colloc.store.pack.runner_kills import RunnerKill
+from slurm_colloc.store.pack.written_ends import RunnerKill
 
 from .runner_bed import Bed
 

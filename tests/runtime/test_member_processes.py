@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.launch.member_processes import (
+from slurm_colloc.runtime.launch.stop_member import (
     LOG_LIMIT,
     clean,
     ends_before_its_srun,

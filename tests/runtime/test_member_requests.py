@@ -7,13 +7,13 @@ import signal
 import pytest
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_requests import (
     Division,
     divide_scancel,
     divide_scontrol,
     refuse_other_steps,
 )
-from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.store.pack.runner_requests import Action, Request
 
 MEMBER = OwnMember(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.runtime.programs import member_step
+from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
-from slurm_colloc.runtime.programs.own_member import OwnMember
 
 INSIDE = {
     "PATH": "/bin",

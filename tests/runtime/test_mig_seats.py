@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.keeper.prepared_mig import count_slices
+from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.mig.mig_agent import MigChange, ask_for_change, read_answer
-from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
-from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
+from slurm_colloc.runtime.gpu.pack_daemon import RUN_VARIABLE, find_instances
+from slurm_colloc.runtime.gpu.pack_instances import (
+    MigChange,
+    PackInstances,
+    ask_for_change,
+    read_answer,
+)
+from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
-from slurm_colloc.runtime.programs.own_member import OwnMember
 from slurm_colloc.runtime.queue.members import Member
 
 from ..wait_until import wait_until

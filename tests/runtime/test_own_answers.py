@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.runtime.programs import own_job_record, own_queue_row
-from slurm_colloc.runtime.programs.own_answers import OwnAnswers, format_span, parse_span
-from slurm_colloc.runtime.programs.own_member import OwnMember
-from slurm_colloc.slurm.tables.marked_queue import QueueField, build_queue_question, split_rows
+from slurm_colloc.runtime.programs import own_rows
+from slurm_colloc.runtime.programs.member_commands import (
+    OwnAnswers,
+    OwnMember,
+    format_span,
+    parse_span,
+)
+from slurm_colloc.slurm.marked_tables import QueueField, build_queue_question, split_rows
 
 NOW = 1_000_000.0
 KNOWN = {
@@ -37,9 +41,9 @@ TASK = OwnMember(MEMBER.folder, KNOWN | {"task_id": "4711_3"})
 def ask(
     *arguments: str, environment: dict[str, str] | None = None, member: OwnMember = MEMBER
 ) -> tuple[list[str], list[QueueField]]:
-    question = build_queue_question(arguments, environment or {}, own_queue_row.HEAD)
+    question = build_queue_question(arguments, environment or {}, own_rows.HEAD)
     assert question is not None
-    return own_queue_row.build_own_words(question, member), list(question.fields)
+    return own_rows.build_own_words(question, member), list(question.fields)
 
 
 def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s: int = 500) -> str:
@@ -52,7 +56,7 @@ def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s:
     answers = OwnAnswers(member, NOW, left_s)
     found = split_rows("\n".join(lines), fields)
     assert found is not None
-    return own_queue_row.tell(found, member, fields, answers)
+    return own_rows.tell_row(found, member, fields, answers)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_ids_may_follow_as_words() -> None:
     ],
 )
 def test_what_cannot_be_followed_is_squeue_s_alone(arguments: list[str]) -> None:
-    assert build_queue_question(arguments, {}, own_queue_row.HEAD) is None
+    assert build_queue_question(arguments, {}, own_rows.HEAD) is None
 
 
 def test_a_format_of_the_environment_counts_where_none_is_given() -> None:
@@ -195,7 +199,7 @@ OTHER = RECORD.replace("JobId=4713", "JobId=4714")
 
 
 def test_of_the_own_record_what_csub_knows_better_is_replaced() -> None:
-    told = own_job_record.tell(OTHER + RECORD + OTHER, MEMBER, NOW)
+    told = own_rows.tell_record(OTHER + RECORD + OTHER, MEMBER, NOW)
     assert told.startswith(OTHER)
     assert told.endswith(OTHER)
     own = told[len(OTHER) : -len(OTHER)]
@@ -214,9 +218,9 @@ def test_of_the_own_record_what_csub_knows_better_is_replaced() -> None:
 
 
 def test_one_line_has_the_same_words() -> None:
-    lines = own_job_record.tell(RECORD + OTHER, MEMBER, NOW, is_one_line=True).splitlines()
+    lines = own_rows.tell_record(RECORD + OTHER, MEMBER, NOW, is_one_line=True).splitlines()
     assert len(lines) == 2
-    assert lines[0].split() == own_job_record.tell(RECORD, MEMBER, NOW).split()
+    assert lines[0].split() == own_rows.tell_record(RECORD, MEMBER, NOW).split()
     assert lines[1] == OTHER.replace("\n   ", " ").rstrip("\n")
 
 
@@ -234,12 +238,12 @@ def test_one_line_has_the_same_words() -> None:
 def test_how_scontrol_is_asked(
     arguments: list[str], expected: tuple[list[str], bool] | None
 ) -> None:
-    assert own_job_record.build_question(arguments, MEMBER) == expected
+    assert own_rows.build_question(arguments, MEMBER) == expected
 
 
 def run_writer(stdout: int) -> subprocess.CompletedProcess[bytes]:
     code = (
-        "from slurm_colloc.runtime.programs.own_answers import write_output\n"
+        "from slurm_colloc.runtime.programs.member_commands import write_output\n"
         "import os\n"
         "os._exit(0 if write_output('a row\\n' * 100000) else 1)"
     )

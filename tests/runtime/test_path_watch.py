@@ -10,9 +10,8 @@ from typing import cast
 
 import pytest
 
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.path_shims import find_shims, write_shims
-from slurm_colloc.runtime.launch.path_watch import PathWatch
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.launch.path_shims import PathWatch, find_shims, write_shims
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.pack.requeue_after_kill import (
+from slurm_colloc.runtime.pack.guard import (
     ALL_ENDED,
     ASK_FOR_S,
     JobStanding,
@@ -25,10 +25,15 @@ from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import leave_behind, write_held
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.member_states import (
+    StateRecord,
+    begin_attempt,
+    leave_behind,
+    write_held,
+    write_state,
+)
 from slurm_colloc.store.pack.pack_directory import write_pack, write_record
-from slurm_colloc.store.pack.runner_kills import RunnerKill, list_kills, write_kill
+from slurm_colloc.store.pack.written_ends import RunnerKill, list_kills, write_kill
 
 from ..pausing.running_member import RunningMember
 from ..store.builders import build_pack

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.guarded_steps import GIVE_UP_AFTER_S, GivenUp
-from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.runtime.queue.members import PackPlace
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import Settings

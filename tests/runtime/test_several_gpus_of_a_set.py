@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.gpu_share import GpuShare
-from slurm_colloc.runtime.gpu.place_member import (
+from slurm_colloc.runtime.gpu.member_limits import (
+    GpuShare,
     count_on_one_gpu,
     place_on_shared_gpu,
     place_without_mps,
@@ -20,7 +20,7 @@ from slurm_colloc.runtime.gpu.place_member import (
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom
 from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
-from slurm_colloc.store.pack.node_setup import Setup
+from slurm_colloc.store.pack.pack_directory import Setup
 
 from ..store.builders import build_member, build_pack
 from .runner_bed import PlainProcess

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.keeper.keeper_messages import Fault
-from slurm_colloc.runtime.gpu.mig.instance_daemons import InstanceDaemons
-from slurm_colloc.runtime.gpu.mig.mig_seats import MigSeats, match_places
-from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
+from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
 from slurm_colloc.runtime.gpu.mps_clients import InstanceClients, MpsClients
+from slurm_colloc.runtime.gpu.pack_instances import MigSeats, PackInstances, match_places
 from slurm_colloc.runtime.queue.members import Member
 
 from .mig_bench import build_gpu, name_instance

@@ -14,12 +14,18 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
-from slurm_colloc.runtime.launch.path_shims import SHIMMED, find_shims, give_shims, write_shims
-from slurm_colloc.runtime.programs import member_commands, own_member
-from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.runtime.launch.path_shims import (
+    SHIMMED,
+    build_bash_variables,
+    find_shims,
+    give_shims,
+    render_bash_env,
+    write_shims,
+)
+from slurm_colloc.runtime.programs import member_commands
+from slurm_colloc.slurm.run_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.pack_records import MemberSpec, build_spec_mapping
+from slurm_colloc.store.pack.pack_directory import MemberSpec, build_spec_mapping
 from slurm_colloc.store.pack.runner_requests import (
     Action,
     Request,
@@ -380,7 +386,7 @@ def test_a_member_that_cannot_be_told_is_not_taken_for_the_whole_pack(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
 ) -> None:
-    monkeypatch.setattr(own_member, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(member_commands, "_PATIENCE_S", 0.0)
     known = inside.folder / "inside"
     known.unlink()
     # As a file system that fails: it is there, and cannot be read.

@@ -19,8 +19,7 @@ from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_pauses import read_pauses
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.member_states import read_attempt, read_pauses, read_state
 from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, write_joiner
 from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.store.pack.gpu_division import read_division
+from slurm_colloc.store.pack.pack_directory import read_division
 
 from .gpu_set_bed import GpuSetJob
 

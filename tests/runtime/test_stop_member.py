@@ -15,7 +15,7 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable, StateError
 from slurm_colloc.model.job import Job, SignalRequest
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.launch import inner_steps
+from slurm_colloc.runtime.launch import stop_member
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.members import Member
@@ -235,7 +235,7 @@ def test_a_signal_that_slurm_does_not_pass_on_comes_as_soon_as_it_does(
         bed.parts.control.enforce_limits()
     assert len(asked) == 1
     bed.slurm.steps = [("7.4", "7/1:python")]
-    clock[0] += inner_steps.ASK_AGAIN_S
+    clock[0] += stop_member.ASK_AGAIN_S
     make_due(member)
     bed.parts.control.enforce_limits()
     assert bed.slurm.done == [("signal", "7.4", signal.SIGUSR1)]
@@ -255,7 +255,7 @@ def test_a_signal_is_not_lost_where_the_file_system_fails(
         raise StateError(f"cannot look at {path}")
 
     with monkeypatch.context() as failing:
-        failing.setattr(inner_steps, "is_there", fail)
+        failing.setattr(stop_member, "is_there", fail)
         bed.parts.control.enforce_limits()
         # Nor does that keep a member from being ended.
         other, _ = bed.run_member(2)

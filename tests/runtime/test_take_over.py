@@ -8,29 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.attempt import close_pack, end_emptied, leave_out_absent
-from slurm_colloc.runtime.pack.attempt_fence import Fenced
+from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.runtime.queue.members import PackPlace
 from slurm_colloc.runtime.queue.sister_packs import needs_its_end
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack import inbox, take_over
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
-from slurm_colloc.store.pack.emptied_pack import being_cancelled, read_emptied
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import write_held
-from slurm_colloc.store.pack.member_states import begin_attempt, read_state
+from slurm_colloc.store.pack.member_states import (
+    begin_attempt,
+    being_cancelled,
+    read_emptied,
+    read_state,
+    write_held,
+)
 from slurm_colloc.store.pack.pack_directory import (
     read_pack,
     write_ended,
 )
 from slurm_colloc.store.pack.runner_requests import (
     Action,
+    DegreeRecord,
     Dependent,
     Request,
     list_requests,
+    write_degree,
     write_dependent,
     write_request,
 )
@@ -372,7 +377,7 @@ def test_a_request_follows_its_member(submission: Submission) -> None:
     parts = submission.begin(101)
     submission.begin(102)
     parts.take_over.work(at_once=True)
-    assert take_over.decide(str(second), str(first), 1)
+    assert inbox.decide(str(second), str(first), 1)
     write_request(second, Request(Action.CANCEL, 1, reason="csub cancel"))
     submission.parts[102].requests.work()
     assert len(list_requests(second)) == 1
@@ -393,12 +398,12 @@ def test_a_runner_cancels_no_member_that_was_taken_over(submission: Submission) 
     source, taker = submission.path(101), submission.path(102)
     parts = submission.begin(101)
     parts.intake.work()
-    assert take_over.decide(str(source), str(taker), 1)
+    assert inbox.decide(str(source), str(taker), 1)
     write_request(source, Request(Action.CANCEL, 1))
     parts.requests.work()
     assert parts.members.by_number == {}
     assert len(list_requests(source)) == 1
-    assert take_over.find_taker(str(source), 1) == "s.102"
+    assert inbox.find_taker(str(source), 1) == "s.102"
 
 
 def test_a_later_attempt_finishes_what_an_earlier_one_decided(submission: Submission) -> None:
@@ -406,9 +411,9 @@ def test_a_later_attempt_finishes_what_an_earlier_one_decided(submission: Submis
     taker, source = submission.path(101), submission.path(102)
     submission.begin(101)
     for number in (1, 2, 3):
-        assert take_over.decide(str(source), str(taker), number)
-    assert take_over.move(str(source), str(taker), 2)
-    assert take_over.withdraw_moving(str(source), 3)
+        assert inbox.decide(str(source), str(taker), number)
+    assert inbox.move(str(source), str(taker), 2)
+    assert inbox.withdraw_moving(str(source), 3)
     parts = submission.begin(101, attempt=2)
     parts.take_over.work()
     assert sorted(parts.members.by_number) == [1, 2]
@@ -436,8 +441,8 @@ def test_a_state_that_is_written_late_is_not_missed(submission: Submission) -> N
     parts = submission.begin(101)
     parts.intake.work()
     member = parts.members.by_number[1]
-    assert take_over.decide(str(source), str(taker), 1)
-    assert take_over.move(str(source), str(taker), 1)
+    assert inbox.decide(str(source), str(taker), 1)
+    assert inbox.move(str(source), str(taker), 1)
     parts.states.write(member, MemberState.PENDING, reason="late")
     assert not parts.steps.has_trouble
     parts.take_over.work()
@@ -449,12 +454,12 @@ def test_a_pack_that_others_take_from_keeps_its_books_open_until_they_have(
 ) -> None:
     submission.submit(1, 0)
     source, taker = submission.path(101), submission.path(102)
-    assert take_over.decide(str(source), str(taker), 1)
+    assert inbox.decide(str(source), str(taker), 1)
     begin_attempt(source, 1)
     close_pack(source, submission.state, 1)
     assert "s.101" in submission.state.list_open()
     assert (source / "members" / format_number(1) / "env").exists()
-    assert take_over.move(str(source), str(taker), 1)
+    assert inbox.move(str(source), str(taker), 1)
     close_pack(source, submission.state, 0)
     assert "s.101" in submission.state.list_open()
     close_pack(source, submission.state, 1)

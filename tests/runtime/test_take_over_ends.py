@@ -14,19 +14,23 @@ from slurm_colloc.report.member_survey import (
     MOVING,
     survey_packs,
 )
-from slurm_colloc.report.moving_members import find_stale, show_once
+from slurm_colloc.report.member_views import find_stale, show_once
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack import inbox, take_over
+from slurm_colloc.store.all_packs import State, build_takers_path, remove_pack, remove_remains
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import write_held
-from slurm_colloc.store.pack.member_home import HomeRecord, choose_guest_number, write_home
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack.member_states import (
+    HomeRecord,
+    StateRecord,
+    begin_attempt,
+    choose_guest_number,
+    write_held,
+    write_home,
+    write_state,
+)
 from slurm_colloc.store.pack.pack_directory import list_members
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
-from slurm_colloc.store.pack_reading import build_takers_path
-from slurm_colloc.store.remove_packs import remove_pack, remove_remains
 from slurm_colloc.submission.packs.call_batches import Batch
 from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.upkeep import resubmit_members
@@ -70,7 +74,7 @@ def settle(submission: Submission, index: int, last: SlurmJobState) -> list[str]
 def decide(submission: Submission, source: int, taker: int, *numbers: int) -> None:
     for number in numbers:
         path = str(submission.path(source))
-        assert take_over.decide(path, str(submission.path(taker)), number)
+        assert inbox.decide(path, str(submission.path(taker)), number)
 
 
 def test_whom_a_pack_took_over_and_never_started_is_submitted_again_once(
@@ -165,7 +169,7 @@ def test_a_member_on_its_way_waits_whatever_becomes_of_its_old_pack(
     submission.slurm.show("7_102", source)
     submission.slurm.show("7_101", SlurmJobState.RUNNING)
     assert see(submission) == {1: ("s.102", MemberState.PENDING, MOVING)}
-    assert take_over.withdraw_moving(str(submission.path(102)), 1)
+    assert inbox.withdraw_moving(str(submission.path(102)), 1)
     assert see(submission)[1][1] is MemberState.CANCELLED
 
 
@@ -173,12 +177,12 @@ def test_what_has_come_is_shown_as_its_new_pack_is(submission: Submission) -> No
     submission.submit(0, 1)
     decide(submission, 102, 101, 1)
     taker = submission.path(101)
-    assert take_over.move(str(submission.path(102)), str(taker), 1)
+    assert inbox.move(str(submission.path(102)), str(taker), 1)
     submission.slurm.show("7_101", SlurmJobState.NODE_FAIL)
     begin_attempt(taker, 1)
     assert see(submission)[1][:2] == ("s.101", MemberState.NODE_FAIL)
     assert inbox.list_taken(str(taker)) == []
-    assert take_over.accept(str(taker), 1)
+    assert inbox.accept(str(taker), 1)
     write_state(taker, 1, StateRecord(MemberState.COMPLETED, 1, starts=1, ended_at=1.0))
     assert see(submission)[1][:2] == ("s.101", MemberState.COMPLETED)
 
@@ -192,8 +196,8 @@ def test_a_member_that_moves_between_two_looks_is_seen_once(
     source, taker = submission.path(102), submission.path(101)
     first = survey_packs(state, [order[0]], jobs)
     decide(submission, 102, 101, 2)
-    assert take_over.move(str(source), str(taker), 2)
-    assert take_over.accept(str(taker), 2)
+    assert inbox.move(str(source), str(taker), 2)
+    assert inbox.accept(str(taker), 2)
     views = [*first, *survey_packs(state, [order[1]], jobs)]
     seen = [member.member.number for view in show_once(views) for member in view.members]
     assert sorted(seen) == ([1, 3] if order[0] == "s.101" else [1, 2, 3])
@@ -224,7 +228,7 @@ def decide_guests(taker: Submission, other: Submission, *numbers: int) -> list[i
         home = HomeRecord("9", number, "t.101", 1.5, "/home/other", "there")
         write_home(other.path(101), number, home)
         source, target = str(other.path(101)), str(taker.path(101))
-        assert take_over.decide(source, target, number, there)
+        assert inbox.decide(source, target, number, there)
         places.append(there)
     return places
 
@@ -250,7 +254,7 @@ def test_one_of_another_submission_is_submitted_again_with_its_own_script_and_nu
     other.submit(2)
     begin_attempt(submission.path(101), 1)
     (place,) = decide_guests(submission, other, 2)
-    assert take_over.move(str(other.path(101)), str(submission.path(101)), 2, place)
+    assert inbox.move(str(other.path(101)), str(submission.path(101)), 2, place)
     script = submission.path(101) / "members" / format_number(place) / "script"
     script.unlink()
     script.write_bytes(b"its own")
@@ -287,7 +291,7 @@ def test_one_of_another_submission_is_shown_once_under_its_own_name(
     (place,) = decide_guests(submission, other, 1)
     state = submission.state
     before = survey_packs(state, ["s.101"], submission.slurm.jobs)
-    assert take_over.move(str(other.path(101)), str(submission.path(101)), 1, place)
+    assert inbox.move(str(other.path(101)), str(submission.path(101)), 1, place)
     after = survey_packs(state, ["t.101"], submission.slurm.jobs)
     # Each was looked at when the member was in the other one.
     assert [str(m.member) for view in (*before, *after) for m in view.members] == ["7/1", "9/2"]

@@ -10,26 +10,31 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from slurm_colloc.cli.change import cancel_members
-from slurm_colloc.cli.change.ask_runner import Problems
+from slurm_colloc.cli.change import cancel_and_requeue
+from slurm_colloc.cli.change.cancel_and_requeue import Problems
 from slurm_colloc.cli.look.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
 from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Policy, SharingMode
-from slurm_colloc.model.sbatch.mail_types import MailRequest
+from slurm_colloc.model.sbatch.job_values import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.why_line import explain_why
 from slurm_colloc.runtime.attempt import leave_out_absent
-from slurm_colloc.runtime.outcome.send_mail import Mail
+from slurm_colloc.runtime.outcome.member_mails import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
 from slurm_colloc.runtime.queue.sister_packs import explain_difference
-from slurm_colloc.store.pack import take_over
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
-from slurm_colloc.store.pack.emptied_pack import read_emptied
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_home import find_guest, group_by_home, read_home
+from slurm_colloc.store.pack.member_states import find_guest, group_by_home, read_emptied, read_home
 from slurm_colloc.store.pack.pack_directory import list_members
-from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
+from slurm_colloc.store.pack.runner_requests import (
+    Action,
+    DegreeRecord,
+    Request,
+    list_requests,
+    write_degree,
+    write_request,
+)
 
 from .submission_bed import GROUP, Submission, run_plainly
 
@@ -270,7 +275,7 @@ def test_a_later_attempt_finishes_what_was_decided_and_gives_numbers_of_its_own(
     two.begin(monkeypatch, room=1)
     taker = two.first.parts[101].take_over
     # Killed before any directory followed.
-    monkeypatch.setattr(take_over, "move", lambda *_arguments: False)
+    monkeypatch.setattr(inbox, "move", lambda *_arguments: False)
     two.first.look(101)
     assert taker.is_busy
     monkeypatch.undo()
@@ -387,8 +392,8 @@ def test_what_is_cancelled_whole_leaves_members_of_another_submission_that_have_
     two.look()
     assert two.list_guests() == [MemberId("9", 1)]
     session = cast("Session", SimpleNamespace(state=two.first.state, slurm=two.first.slurm))
-    monkeypatch.setattr(cancel_members, "wake_runner", lambda *_arguments: None)
-    cancel_members._cancel_whole(session, [view], Problems(), only_these=False)
+    monkeypatch.setattr(cancel_and_requeue, "wake_runner", lambda *_arguments: None)
+    cancel_and_requeue._cancel_whole(session, [view], Problems(), only_these=False)
     assert ("cancel", "7_101") not in two.first.slurm.done
     assert [request.number for request in list_requests(two.taker)] == [1, 2]
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from slurm_colloc.model.preallocation import PART_AT_ONCE, describe_taken_at_once
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.runtime.watch.gpu_memory_use import AT_ONCE_S, GpuMemoryUse
-from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.runtime.watch.window_rates import StepCount
+from slurm_colloc.runtime.watch.member_progress import (
+    AT_ONCE_S,
+    GpuMemoryUse,
+    ProgressReader,
+    StepCount,
+)
 
 from .degree_stage import Counters, Stage
 

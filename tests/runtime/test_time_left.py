@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.model.degree.degree_reasons import is_time_reason
-from slurm_colloc.model.end_causes import RESUBMISSIONS
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import RESUBMISSIONS
+from slurm_colloc.model.why_not_now import is_time_reason
 from slurm_colloc.runtime.queue.room import END_MARGIN_S, TimeLeft
-from slurm_colloc.store.pack.member_holds import write_held
+from slurm_colloc.store.pack.member_states import write_held
 
 from .runner_bed import Bed
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.dependency import ConditionOutlook
+from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     RunningMember,
@@ -31,12 +31,11 @@ from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.queue import may_start
 from slurm_colloc.runtime.queue.members import Member, PackPlace
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.degree_record import read_degree
-from slurm_colloc.store.pack.member_holds import remove_held, write_held
-from slurm_colloc.store.pack.member_states import Retries
+from slurm_colloc.store.pack.member_states import Retries, remove_held, write_held
 from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.pack.runner_requests import read_degree
 
 from .degree_stage import Stage, share
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
+from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile, choose_mig_table
 from slurm_colloc_lab.simgpu.gpu_models import MODELS
 from slurm_colloc_lab.simgpu.nvml.partition_profiles import choose_engines, choose_number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.slurm.output_formats import NodeShape, SlurmJob
+from slurm_colloc.slurm.slurm_commands import NodeShape, SlurmJob
 
 from . import scenario
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.queue_waits import LEAST_JOBS, PastJob, build_wait_table, choose_bucket
+from slurm_colloc.model.plan import LEAST_JOBS, PastJob, build_wait_table, choose_bucket
 from slurm_colloc.slurm.accounting import count_gpus, parse_history, read_history
 
 TEXT = """\

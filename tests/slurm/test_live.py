@@ -10,8 +10,7 @@ import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
 from slurm_colloc.host.system.node_processes import list_running_processes
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
 from slurm_colloc_lab.sandbox import daemons
 
 from ..wait_until import wait_until

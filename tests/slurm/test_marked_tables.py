@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.slurm.tables.marked_accounts import parse_rows
-from slurm_colloc.slurm.tables.marked_queue import build_queue_question, split_rows
+from slurm_colloc.slurm.marked_tables import build_queue_question, parse_rows, split_rows
 
 NAMES = ("a\nb", "\na", "a\n", "\n\n", "a\rb", "\u2028")
 

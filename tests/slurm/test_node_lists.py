@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.slurm.output_formats import expand_node_list
+from slurm_colloc.slurm.slurm_commands import expand_node_list
 
 LISTS = ("n1", "n[1-3]", "n[08-10],gpu3", "a-[1-2,5],c", "r[1-2]n[01-02]")
 

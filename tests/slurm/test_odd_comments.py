@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.slurm.output_formats import find_job_of, parse_queue
+from slurm_colloc.slurm.slurm_commands import find_job_of, parse_queue
 
 ROW = "{}|{}|RUNNING|1:00|9:00|2026-11-21T10:01:07|n1|None|{}\n"
 MARK = "[csub-pack=20261121-100107-ab12cd34]"

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
 from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
-from slurm_colloc.store.job_index import build_pack_id
-from slurm_colloc.store.pack.pack_directory import NewMember, NewPack
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.indexes import build_pack_id
+from slurm_colloc.store.pack.pack_directory import MemberSpec, NewMember, NewPack, PackRecord
 
 SCRIPT = b"#!/bin/sh\necho hello\n"
 ENVIRONMENT = b"HOME=/home/ada\0SECRET=\xff\xfe"

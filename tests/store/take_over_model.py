@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from slurm_colloc.store.pack import inbox, take_over
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_home import choose_guest_number, find_next_number
+from slurm_colloc.store.pack.member_states import choose_guest_number, find_next_number
 
 from .protocol_model import Faults, Tree, Violation, _Replay, _Suspended, ensure
 
@@ -75,10 +75,10 @@ class Rules:
     """What the model does, so that a mutant can stand in for any part."""
 
     begin: Callable[..., bool] = inbox.begin
-    decide: Callable[..., bool] = take_over.decide
-    move: Callable[..., bool] = take_over.move
-    accept: Callable[..., bool] = take_over.accept
-    withdraw_moving: Callable[..., bool] = take_over.withdraw_moving
+    decide: Callable[..., bool] = inbox.decide
+    move: Callable[..., bool] = inbox.move
+    accept: Callable[..., bool] = inbox.accept
+    withdraw_moving: Callable[..., bool] = inbox.withdraw_moving
     choose_guest_number: Callable[[int, int], int | None] = choose_guest_number
     locks_the_source: bool = True
     counts_those_that_left: bool = True
@@ -357,7 +357,7 @@ class Runner:
 
     def _ensure_not_taken(self, source: str, number: int, there: int) -> None:
         """A runner that is told so would not look for it any more."""
-        mark = take_over.OVER + (self.pack if there == number else f"{self.pack}={there}")
+        mark = inbox.OVER + (self.pack if there == number else f"{self.pack}={there}")
         is_taken = self.world.has(source, number, mark)
         ensure(not is_taken, f"{number} of {source} was taken over by {self.pack}, who is told no")
 
@@ -403,11 +403,11 @@ class Runner:
         for source in PACKS:
             if source == self.pack:
                 continue
-            for number, taking in (yield take_over.list_leaving, (source,)).items():
+            for number, taking in (yield inbox.list_leaving, (source,)).items():
                 if taking.taker == self.pack:
                     self.decided[source, number] = taking.number
                     self.world.seen.add("finished by a later attempt")
-        for there in (yield take_over.list_arrived, (self.pack,)):
+        for there in (yield inbox.list_arrived, (self.pack,)):
             member = self.world.name(self.pack, there)
             number = int(member[1:])
             home = next(
@@ -424,7 +424,7 @@ class Runner:
         key = yield from lock(world, pack, 10)
         if key is not None and not self._is_fenced():
             yield act(partial(world.tree.drop_unentered, pack))
-            moving = yield take_over.list_moving, (pack,)
+            moving = yield inbox.list_moving, (pack,)
             if not moving:
                 yield act(lambda: setattr(world.packs[pack], "is_open", False))
         yield act(lambda: unlock(world, pack, key))
@@ -512,14 +512,14 @@ def _settle(world: World, pack: str) -> Actor:  # noqa: C901, PLR0912  # one sto
         for source in PACKS:
             if source == pack:
                 continue
-            for number, taking in (yield take_over.list_leaving, (source,)).items():
+            for number, taking in (yield inbox.list_leaving, (source,)).items():
                 if taking.taker == pack:
-                    yield take_over.move, (source, pack, number, taking.number)
-        for number, (taker, there) in (yield take_over.list_leaving, (pack,)).items():
+                    yield inbox.move, (source, pack, number, taking.number)
+        for number, (taker, there) in (yield inbox.list_leaving, (pack,)).items():
             key = yield from lock(world, taker, 1)
             if key is None:
                 continue
-            if (yield take_over.move, (pack, taker, number, there)):
+            if (yield inbox.move, (pack, taker, number, there)):
                 world.seen.add("sent on by the sweep")
                 yield act(partial(setattr, world.packs[taker], "is_open", True))
             yield act(partial(unlock, world, taker, key))
@@ -528,7 +528,7 @@ def _settle(world: World, pack: str) -> Actor:  # noqa: C901, PLR0912  # one sto
     for name in (yield lambda path, fs: fs.listdir(path), (f"{pack}/members",)):
         number = int(name)
         member = world.name(pack, number)
-        leaving = (yield take_over.find_taker, (pack, number)) not in ("", pack)
+        leaving = (yield inbox.find_taker, (pack, number)) not in ("", pack)
         started = any(n == member for n, _, _ in world.starts)
         cancelled = world.has(pack, number, "cancelled")
         if not (leaving or started or cancelled or member in world.done | world.resubmitted):
@@ -547,7 +547,7 @@ def _settle(world: World, pack: str) -> Actor:  # noqa: C901, PLR0912  # one sto
             world.seen.add("submitted again")
 
         yield act(resubmit)
-    if not (yield take_over.list_leaving, (pack,)):
+    if not (yield inbox.list_leaving, (pack,)):
         yield act(lambda: setattr(mine, "is_open", False))
 
 
@@ -720,7 +720,7 @@ def check_end(world: World) -> None:
         marks = [
             name
             for name in tree.folders[world.folder(place, number)]
-            if name in ("taken", "begun", "cancelled") or name.startswith(take_over.OVER)
+            if name in ("taken", "begun", "cancelled") or name.startswith(inbox.OVER)
         ]
         marks += ["inbox"] * sum(
             tree.exists(f"{pack}/inbox/{format_number(each)}.json")

@@ -15,20 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.calibration import Calibration, ModeModel
+from slurm_colloc.model.usage_profile import Calibration, ModeModel
 from slurm_colloc.store.calibrations import (
     SHIPPED,
+    build_calibration_mapping,
     calibration_path,
     choose_slug,
     find_calibration,
+    parse_calibration,
     read_calibration,
     shipped_folder,
     user_folder,
     write_calibration,
-)
-from slurm_colloc.store.learned.calibration_format import (
-    build_calibration_mapping,
-    parse_calibration,
 )
 
 H200 = "NVIDIA H200"

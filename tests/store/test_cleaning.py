@@ -15,12 +15,16 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.report.member_survey import (
     survey_packs,
 )
-from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.all_packs import (
+    State,
+    build_index_path,
+    measure_bytes,
+    remove_pack,
+    remove_remains,
+)
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack.pack_directory import write_ended
-from slurm_colloc.store.pack_reading import build_index_path
-from slurm_colloc.store.remove_packs import measure_bytes, remove_pack, remove_remains
 
 from ..calls import run_csub
 from .builders import build_pack
@@ -115,7 +119,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_call(state: State) ->
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from slurm_colloc.store.remove_packs import remove_pack, remove_remains\n"
+        "from slurm_colloc.store.all_packs import remove_pack, remove_remains\n"
         "from slurm_colloc.store.all_packs import State\n"
         "left = int(sys.argv[2])\n"
         "def trip(event, _):\n"

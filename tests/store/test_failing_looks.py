@@ -13,19 +13,23 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.tracker_runs import FILE
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import is_there, make_directory, write_atomic
-from slurm_colloc.store.file_locks import hold_lock, is_locked
-from slurm_colloc.store.job_index import JobIndex
-from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs, read_tracker_runs
-from slurm_colloc.store.pack.member_holds import (
+from slurm_colloc.store.all_packs import State, build_index_path, remove_remains
+from slurm_colloc.store.atomic_files import (
+    hold_lock,
+    is_locked,
+    is_there,
+    make_directory,
+    write_atomic,
+)
+from slurm_colloc.store.indexes import JobIndex
+from slurm_colloc.store.pack.member_states import (
     is_held,
     leave_behind,
     may_have_begun,
+    remove_environment,
     was_left,
     write_held,
 )
-from slurm_colloc.store.pack.member_states import remove_environment
 from slurm_colloc.store.pack.pack_directory import (
     drop_unentered,
     has_entered,
@@ -34,15 +38,14 @@ from slurm_colloc.store.pack.pack_directory import (
     read_moved,
     write_moved,
 )
+from slurm_colloc.store.pack.report_files import keep_tracker_runs, read_tracker_runs
 from slurm_colloc.store.pack.runner_requests import (
     Action,
     Request,
     is_cancel_asked,
     write_request,
 )
-from slurm_colloc.store.pack_reading import build_index_path
 from slurm_colloc.store.record_files import read_record
-from slurm_colloc.store.remove_packs import remove_remains
 
 from .builders import build_pack
 

@@ -12,13 +12,17 @@ import pytest
 from slurm_colloc import ownership
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.model.queue_waits import WaitTable
-from slurm_colloc.store.all_packs import State, open_own_state, open_state
-from slurm_colloc.store.atomic_files import make_directory, write_all, write_json
-from slurm_colloc.store.file_locks import hold_lock, is_locked
+from slurm_colloc.model.plan import WaitTable
+from slurm_colloc.store.all_packs import State, StateReader, open_own_state, open_state
+from slurm_colloc.store.atomic_files import (
+    hold_lock,
+    is_locked,
+    make_directory,
+    write_all,
+    write_json,
+)
 from slurm_colloc.store.learned.kept_answers import keep
 from slurm_colloc.store.pack.pack_directory import read_end_limit, write_ended
-from slurm_colloc.store.pack_reading import StateReader
 
 from .builders import build_pack
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.store.pack import member_pauses
-from slurm_colloc.store.pack.member_pauses import MemberPause, append_change, read_pauses
+from slurm_colloc.store.pack import member_states
+from slurm_colloc.store.pack.member_states import MemberPause, append_change, read_pauses
 
 
 def test_a_pause_has_a_begin_and_an_end(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_pause_has_a_begin_and_an_end(tmp_path: Path) -> None:
 def test_what_was_half_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     append_change(tmp_path, 10.0, paused=[(1, 1)])
-    with (tmp_path / member_pauses.NAME).open("ab") as file:
+    with (tmp_path / member_states.NAME).open("ab") as file:
         file.write(b'{"at": 11.0, "pau\n{"at": null}\n[]\nnull\n\xff\n')
     append_change(tmp_path, 12.0, resumed=[(1, 1), (7, 1)])
     assert read_pauses(tmp_path) == [MemberPause(1, 1, 10.0, 12.0, "measured")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.missing_directories import find_missing_directories
+from slurm_colloc.store.atomic_files import find_missing_directories
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
-from slurm_colloc.model.comment_token import PACK_TOKEN
+from slurm_colloc.model.job import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
-from slurm_colloc.store import all_packs, pack_reading
+from slurm_colloc.slurm.slurm_commands import SlurmCommands, SlurmJob
+from slurm_colloc.store import all_packs
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.pack_directory import (
@@ -220,7 +219,7 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else writes here: what is unfinished is so for good.
-    for module in (all_packs, pack_reading):
+    for module in (all_packs, all_packs):
         monkeypatch.setattr(module, "UNFINISHED_S", -1.0)
     whole = run_killed(state, 10_000)
     assert whole.returncode == 0, whole.stderr

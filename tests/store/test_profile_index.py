@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.usage.observation import (
+from slurm_colloc.model.usage_profile import (
+    RUN_MOST_S,
     Observation,
+    ProfileRecord,
     RunningStatistics,
 )
-from slurm_colloc.model.usage.profile import (
-    RUN_MOST_S,
-    ProfileRecord,
-)
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.learned.profile_index import ProfileNames
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles
 from slurm_colloc.store.learned.profiles import (
+    ProfileNames,
     list_profiles,
     profile_path,
     read_family,
@@ -117,7 +115,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(
     def refuse(path: object) -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("slurm_colloc.store.learned.profile_index.os.listdir", refuse)
+    monkeypatch.setattr("slurm_colloc.store.learned.profiles.os.listdir", refuse)
     told = f"cannot read {folder}: Permission denied"
     names = ProfileNames(tmp_path)
     assert list_profiles(tmp_path, names) == ([], [told])
@@ -181,14 +179,14 @@ def test_a_lock_that_cannot_be_had_is_told_with_the_reason(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("slurm_colloc.store.file_locks.fcntl.flock", refuse)
+    monkeypatch.setattr("slurm_colloc.store.atomic_files.fcntl.flock", refuse)
     with pytest.raises(StateError) as told:
         forget_profiles(tmp_path, records)
     assert told.value.message == f"cannot lock {lock}: No locks available"
     monkeypatch.undo()
     with hold_lock(lock, 0) as held:
         assert held
-        monkeypatch.setattr("slurm_colloc.store.file_locks._FOLDER_WAIT_S", 0.0)
+        monkeypatch.setattr("slurm_colloc.store.atomic_files._FOLDER_WAIT_S", 0.0)
         with pytest.raises(StateError) as told:
             forget_profiles(tmp_path, records)
     assert str(told.value) == f"{lock} is being written by another csub: try again"

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
-from slurm_colloc.store.pack.pack_directory import build_environment_block, parse_environment_block
-from slurm_colloc.store.pack.pack_records import (
+from slurm_colloc.store.pack.pack_directory import (
     MemberSpec,
     PackRecord,
+    build_environment_block,
     build_pack_mapping,
     build_spec_mapping,
+    parse_environment_block,
 )
 from slurm_colloc.store.record_files import build_record
 

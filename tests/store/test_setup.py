@@ -19,7 +19,7 @@ from slurm_colloc.store.pack.member_states import (
     read_state,
     write_state,
 )
-from slurm_colloc.store.pack.node_setup import Setup, read_setup, write_setup
+from slurm_colloc.store.pack.pack_directory import Setup, read_setup, write_setup
 
 SETUP = Setup(
     attempt=2,

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.all_packs import State
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store.all_packs import ABANDONED_S, State, remove_remains
 from slurm_colloc.store.atomic_files import (
     name_temporary,
     read_file_clock,
@@ -21,8 +21,7 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
-from slurm_colloc.store.pack.runner_process import RunnerProcess, write_runner
-from slurm_colloc.store.remove_packs import ABANDONED_S, remove_remains
+from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
 from slurm_colloc.submission.upkeep.sweep import look_at_open_packs, sweep
 
 from .builders import build_pack

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.store.pack import inbox, take_over
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import DirectoryOperations, format_number
-from slurm_colloc.store.pack.member_home import choose_guest_number
+from slurm_colloc.store.pack.member_states import choose_guest_number
 
 from .protocol_model import Violation
 from .take_over_model import Rules, explore
@@ -177,8 +177,8 @@ def _take_all_over(source: str, taker: str, report: str, go: Event) -> None:
     go.wait()
     begun = []
     for number in range(MEMBERS, 0, -1):
-        is_mine = take_over.decide(source, taker, number) and take_over.move(source, taker, number)
-        if is_mine and take_over.accept(taker, number):
+        is_mine = inbox.decide(source, taker, number) and inbox.move(source, taker, number)
+        if is_mine and inbox.accept(taker, number):
             assert inbox.begin(taker, number)
             begun.append(number)
     Path(report).write_text(" ".join(map(str, begun)))
@@ -190,8 +190,8 @@ def _cancel_some(source: str, taker: str, report: str, go: Event) -> None:
         number
         for number in range(3, MEMBERS, 7)
         if inbox.withdraw(source, number)
-        or take_over.withdraw_moving(source, number)
-        or take_over.withdraw_moving(taker, number)
+        or inbox.withdraw_moving(source, number)
+        or inbox.withdraw_moving(taker, number)
     ]
     Path(report).write_text(" ".join(map(str, done)))
 
@@ -230,7 +230,7 @@ def test_a_member_that_waits_or_was_taken_is_taken_over_and_one_that_has_begun_i
     assert inbox.take(source, 3)
     assert inbox.begin(source, 3)
     assert inbox.list_taken(source) == [2, 3]
-    assert [take_over.decide(source, taker, number) for number in (1, 2, 3, 999)] == [
+    assert [inbox.decide(source, taker, number) for number in (1, 2, 3, 999)] == [
         True,
         True,
         False,
@@ -238,25 +238,25 @@ def test_a_member_that_waits_or_was_taken_is_taken_over_and_one_that_has_begun_i
     ]
     assert inbox.list_taken(source) == [3]
     assert not inbox.begin(source, 2)
-    assert take_over.list_leaving(source) == {1: ("s.2", 1), 2: ("s.2", 2)}
-    assert take_over.move(source, taker, 1)
-    assert take_over.move(source, taker, 1)
-    assert (take_over.list_arrived(taker), take_over.list_leaving(taker)) == ([1], {})
+    assert inbox.list_leaving(source) == {1: ("s.2", 1), 2: ("s.2", 2)}
+    assert inbox.move(source, taker, 1)
+    assert inbox.move(source, taker, 1)
+    assert (inbox.list_arrived(taker), inbox.list_leaving(taker)) == ([1], {})
     assert inbox.list_taken(taker) == []
-    assert take_over.accept(taker, 1)
-    assert take_over.accept(taker, 1)
+    assert inbox.accept(taker, 1)
+    assert inbox.accept(taker, 1)
     assert inbox.list_taken(taker) == [1]
-    assert take_over.withdraw_moving(source, 2)
-    assert take_over.move(source, taker, 2)
-    assert not take_over.accept(taker, 2)
+    assert inbox.withdraw_moving(source, 2)
+    assert inbox.move(source, taker, 2)
+    assert not inbox.accept(taker, 2)
 
 
 def test_a_decision_is_undone_only_where_its_taker_is_gone(tmp_path: Path) -> None:
     source, taker = build_packs(tmp_path)
-    assert take_over.decide(source, taker, 1)
-    assert not take_over.give_back(source, 1, taker)
-    assert take_over.find_taker(source, 1) == "s.2"
+    assert inbox.decide(source, taker, 1)
+    assert not inbox.give_back(source, 1, taker)
+    assert inbox.find_taker(source, 1) == "s.2"
     for folder in ("inbox", "members", ""):
         Path(taker, folder).rmdir()
-    assert take_over.give_back(source, 1, taker)
-    assert (inbox.list_taken(source), take_over.list_moving(source)) == ([1], {})
+    assert inbox.give_back(source, 1, taker)
+    assert (inbox.list_taken(source), inbox.list_moving(source)) == ([1], {})

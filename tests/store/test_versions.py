@@ -14,41 +14,46 @@ import pytest
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.known_curve import FamilyRate, KnownCurve, KnownPoint
-from slurm_colloc.model.degree.measured_curve import (
+from slurm_colloc.model.job import ArrayTask, SignalRequest
+from slurm_colloc.model.measured_curve import (
     CurvePoint,
     DegreeDecision,
     DegreeState,
+    FamilyRate,
+    KnownCurve,
+    KnownPoint,
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.job import ArrayTask, SignalRequest
-from slurm_colloc.model.member import ExitCode, MemberState, effective_state
+from slurm_colloc.model.member import ExitCode, MemberState, effective_state, is_known
 from slurm_colloc.model.plan import Policy, SharingMode
-from slurm_colloc.model.recorded_words import is_known
-from slurm_colloc.model.runner_settings import RunnerSettings
-from slurm_colloc.model.sbatch.mail_types import MailRequest
+from slurm_colloc.model.sbatch.job_values import MailRequest
+from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.job_index import JobIndex
-from slurm_colloc.store.learned.faults import FaultRecord
-from slurm_colloc.store.pack.degree_record import DegreeRecord
-from slurm_colloc.store.pack.emptied_pack import EmptiedRecord
-from slurm_colloc.store.pack.gpu_division import GpuDivision, GpuSetShare
-from slurm_colloc.store.pack.kept_metrics import KeptMetrics, OwnOutputs, ReportedMetric
-from slurm_colloc.store.pack.member_home import HomeRecord
-from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord
-from slurm_colloc.store.pack.node_setup import Setup
-from slurm_colloc.store.pack.pack_directory import MovedMember, PackEndRecord
-from slurm_colloc.store.pack.pack_records import (
+from slurm_colloc.store.indexes import JobIndex
+from slurm_colloc.store.learned.profiles import FaultRecord
+from slurm_colloc.store.pack.member_states import (
+    EmptiedRecord,
+    GpuUse,
+    HomeRecord,
+    Retries,
+    StateRecord,
+)
+from slurm_colloc.store.pack.pack_directory import (
+    GpuDivision,
+    GpuSetShare,
     MemberSpec,
+    MovedMember,
+    PackEndRecord,
     PackRecord,
+    Setup,
     build_pack_mapping,
     build_spec_mapping,
 )
 from slurm_colloc.store.pack.progress_counters import FollowRequest
-from slurm_colloc.store.pack.runner_kills import RunnerKill
-from slurm_colloc.store.pack.runner_process import RunnerProcess
-from slurm_colloc.store.pack.runner_requests import Action, Dependent, Request
+from slurm_colloc.store.pack.report_files import KeptMetrics, OwnOutputs, ReportedMetric
+from slurm_colloc.store.pack.runner_requests import Action, DegreeRecord, Dependent, Request
+from slurm_colloc.store.pack.written_ends import RunnerKill, RunnerProcess
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
 from slurm_colloc.store.snapshots import SnapshotRecord
 

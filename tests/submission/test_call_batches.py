@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import SlurmRefused, UsageProblem
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.model.sbatch.dependency import add_condition, join_conditions
+from slurm_colloc.model.sbatch.job_values import add_condition, join_conditions
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.jobs.call_jobs import collect_call
+from slurm_colloc.submission.packs.build_packs import build_options
 from slurm_colloc.submission.packs.call_batches import (
     Batch,
     choose_elements,
@@ -21,8 +22,7 @@ from slurm_colloc.submission.packs.call_batches import (
     group_into_batches,
     read_array_size,
 )
-from slurm_colloc.submission.packs.sbatch_options import build_options
-from slurm_colloc.submission.plan.planned_pack import add_candidates
+from slurm_colloc.submission.plan.plan_call import add_candidates
 
 
 def group(root: Path, argv: Sequence[str], size: int = 1001, *, pack: bool = False) -> list[Batch]:

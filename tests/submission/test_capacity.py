@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.slurm.output_formats import parse_nodes
+from slurm_colloc.slurm.slurm_commands import parse_nodes
 from slurm_colloc.submission.plan.target_nodes import compute_capacity
 
 # sinfo --exact -o "%P|%c|%m|%G|%l|%L|%h".

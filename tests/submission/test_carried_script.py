@@ -16,7 +16,7 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store.pack.pack_directory import write_pack
-from slurm_colloc.submission.packs.batch_script import (
+from slurm_colloc.submission.packs.submit_batch import (
     CARRIED_PREFIX,
     build_archive,
     build_carried_environment,
@@ -141,7 +141,7 @@ def test_an_archive_is_cut_and_not_wrapped_as_words_are(tmp_path: Path) -> None:
         "import pathlib, sys\n"
         # Whatever measures the tests may have loaded it.
         "before = set(sys.modules)\n"
-        "from slurm_colloc.submission.packs.batch_script import build_archive\n"
+        "from slurm_colloc.submission.packs.submit_batch import build_archive\n"
         "assert len(build_archive(pathlib.Path(sys.argv[1]), ['s.0'])) > 1000\n"
         "sys.exit('textwrap' in set(sys.modules) - before)\n"
     )

@@ -8,9 +8,8 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
-from slurm_colloc.submission.jobs.scripts import find_script, read_script
-from slurm_colloc.submission.jobs.value_lists import JOBS_MOST
+from slurm_colloc.submission.jobs.call_jobs import Call, collect_call, find_script, read_script
+from slurm_colloc.submission.jobs.table_formats import JOBS_MOST
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 

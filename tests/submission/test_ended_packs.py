@@ -13,11 +13,11 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_holds import write_held
 from slurm_colloc.store.pack.member_states import (
     StateRecord,
     begin_attempt,
     read_state,
+    write_held,
     write_state,
 )
 from slurm_colloc.store.pack.pack_directory import write_moved

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.comment_token import Token, parse_token
+from slurm_colloc.model.job import Token, parse_token
 from slurm_colloc.model.plan import MemberPlan, PackPlan, SharingMode
 from slurm_colloc.settings import Settings, parse_settings
-from slurm_colloc.submission.packs.grow_request import Growth
-from slurm_colloc.submission.packs.hook_token import (
+from slurm_colloc.submission.packs.call_batches import (
     HookChoice,
     HookRequest,
     build_hook_request,
     extend_comment,
     join_constraint,
 )
+from slurm_colloc.submission.packs.open_job import Growth
 
 ID = "20260101-000000-0a0b0c0d"
 MARK = f"[csub-pack={ID}]"

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import Job
-from slurm_colloc.slurm.output_formats import NodeShape
-from slurm_colloc.submission.plan.impossible_requests import refuse_impossible
+from slurm_colloc.slurm.slurm_commands import NodeShape
+from slurm_colloc.submission.plan.split_call import refuse_impossible
 
 JOB = Job(1, "light", "light.sh", (), "/tmp", gpus=1)
 SMALL = NodeShape("gpu", True, 16, 64000, (("a30", 2),), 3600, None)

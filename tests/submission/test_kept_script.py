@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.submission.packs.batch_script import render_batch_script, render_kept_script
+from slurm_colloc.submission.packs.submit_batch import render_batch_script, render_kept_script
 
 NASTY = ("plain", "with blank", "a'b\"c", "$(touch x);`y`", "new\nline", "ü\udcff", "@csub:title@",
          "@csub:pack_path@", r"\1\g<0>")  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_directory_that_is_not_there_does_no_harm(tmp_path: Path) -> None:
 def test_a_second_call_does_without_jinja2(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "from slurm_colloc.submission.packs.batch_script import render_kept_script as render\n"
+        "from slurm_colloc.submission.packs.submit_batch import render_kept_script as render\n"
         "render(pathlib.Path(sys.argv[1]), title='t', version='1', pack_path='/p',\n"
         "       is_array=True, python='/usr/bin/python3')\n"
         "print('jinja2' in sys.modules)\n"

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.degree.known_curve import KnownCurve, KnownPoint
+from slurm_colloc.model.measured_curve import KnownCurve, KnownPoint
 from slurm_colloc.model.plan import KnownBy, SharingMode, UsageProfile
-from slurm_colloc.model.usage.observation import Completion, MeasuredBy, Observation
+from slurm_colloc.model.usage_profile import Completion, MeasuredBy, Observation
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.learned import profiles
 from slurm_colloc.store.learned.curves import add_curves
-from slurm_colloc.store.learned.faults import compute_signature
-from slurm_colloc.store.learned.profile_index import ProfileNames
 from slurm_colloc.store.learned.profile_updates import (
     add_completions,
     add_observations,
     forget_profiles,
 )
 from slurm_colloc.store.learned.profiles import (
+    ProfileNames,
     compute_family,
     compute_kind,
+    compute_signature,
     list_profiles,
     profile_path,
 )

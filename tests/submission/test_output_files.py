@@ -9,7 +9,7 @@ import pytest
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
-from slurm_colloc.submission.jobs.output_files import list_output_files
+from slurm_colloc.submission.jobs.job_options import list_output_files
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.plan_call import plan_call
 

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.usage.observation import (
-    Observation,
-)
+from slurm_colloc.model.usage_profile import Observation
 from slurm_colloc.planning.join.join_fit import merge_policies
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.learned.faults import compute_signature
 from slurm_colloc.store.learned.profile_updates import add_observations
-from slurm_colloc.store.learned.profiles import compute_family, compute_kind
+from slurm_colloc.store.learned.profiles import compute_family, compute_kind, compute_signature
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.call_policy import choose_policy
-from slurm_colloc.submission.plan.measured_calls import as_probe, compute_measure_s
+from slurm_colloc.submission.plan.plan_call import as_probe, compute_measure_s
 
 from .test_collect import collect, write
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState
+from slurm_colloc.model.measured_curve import CurvePoint, DegreeState
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy, SharingMode
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.degree_record import DegreeRecord, write_degree
 from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.node_setup import Setup, write_setup
-from slurm_colloc.store.pack.pack_directory import NewPack, read_pack
+from slurm_colloc.store.pack.pack_directory import NewPack, Setup, read_pack, write_setup
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
 from slurm_colloc.submission.join.join_terms import Chosen, Joiner, Prospect
 from slurm_colloc.submission.plan.target_nodes import Destinations
 

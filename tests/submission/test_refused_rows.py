@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.slurm.options import parse_command_line
-from slurm_colloc.submission.jobs.refused_rows import locate_refusal
-from slurm_colloc.submission.jobs.table_formats import parse_table
-from slurm_colloc.submission.jobs.table_rows import RowReader, TableJob
-from slurm_colloc.submission.jobs.value_lists import combine
+from slurm_colloc.submission.jobs.table_formats import combine, parse_table
+from slurm_colloc.submission.jobs.table_rows import RowReader, TableJob, locate_refusal
 
 
 def read_jobs(text: str, directory: Path) -> list[TableJob]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.submission.packs.batch_script import TEMPLATE, render_batch_script
+from slurm_colloc.submission.packs.submit_batch import TEMPLATE, render_batch_script
 
 from .test_request import compare_with_golden
 

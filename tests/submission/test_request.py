@@ -10,9 +10,9 @@ import pytest
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.jobs.call_jobs import collect_call
+from slurm_colloc.submission.packs.build_packs import build_options
 from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
-from slurm_colloc.submission.packs.sbatch_options import build_options
-from slurm_colloc.submission.plan.planned_pack import add_candidates
+from slurm_colloc.submission.plan.plan_call import add_candidates
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = {

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_colloc.model.job_ids import format_task_runs
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode
-from slurm_colloc.model.sbatch.arrays import format_task_runs
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
+from slurm_colloc.submission.packs.build_packs import COMMANDS_MAX, choose_requests, shorten
 from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
-from slurm_colloc.submission.packs.shorten_limits import COMMANDS_MAX, choose_requests, shorten
-from slurm_colloc.submission.plan.planned_pack import PlannedPack
+from slurm_colloc.submission.plan.plan_call import PlannedPack
 
 from ..store.builders import build_member, build_pack
 

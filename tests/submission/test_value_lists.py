@@ -14,24 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.parameters import (
-    build_parameter_variable,
-    check_parameter_name,
-    meets,
-)
-from slurm_colloc.submission.jobs import radt_rows
-from slurm_colloc.submission.jobs.placeholders import Filler, keep_literally
+from slurm_colloc.model.job import build_parameter_variable, check_parameter_name, meets
+from slurm_colloc.submission.jobs import table_rows
+from slurm_colloc.submission.jobs.job_options import Filler, keep_literally
 from slurm_colloc.submission.jobs.sweep_jobs import read_swept_arguments
-from slurm_colloc.submission.jobs.table_formats import parse_table
-from slurm_colloc.submission.jobs.table_rows import hash_cells
-from slurm_colloc.submission.jobs.table_text import decode_table
-from slurm_colloc.submission.jobs.value_lists import (
+from slurm_colloc.submission.jobs.table_formats import (
     ParameterSetting,
     build_axis,
     combine,
+    decode_table,
     list_numbers,
+    parse_table,
     split_values,
 )
+from slurm_colloc.submission.jobs.table_rows import hash_cells
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 # Cells are stripped, and an empty one says nothing.
@@ -172,11 +168,11 @@ def test_radts_workloads_on_mig_name_the_instance_of_each_row() -> None:
                  ("Collocation", word)), f"t.csv:{at}")
         for at, word in enumerate(("3g.20gb", "3g.20GB"), start=2)
     ]  # fmt: skip
-    (workload,) = radt_rows.group_workloads(rows, given=frozenset(), folder="/data")
+    (workload,) = table_rows.group_workloads(rows, given=frozenset(), folder="/data")
     assert {dict(row.values)["share"] for row in workload.settings} == {"mig=3g.20gb+3g.20gb"}
     mixed = [rows[0], ParameterSetting(rows[1].values[:-1], "t.csv:3")]
     with pytest.raises(UsageProblem, match="other rows of its workload have none"):
-        radt_rows.group_workloads(mixed, given=frozenset(), folder="/data")
+        table_rows.group_workloads(mixed, given=frozenset(), folder="/data")
 
 
 def test_numbers_of_many_leave_room_for_packs() -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
+from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 
@@ -88,7 +88,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
 
     Run it where the GPU is: srun --gres=gpu:1 --cpus-per-task=16 --mem=100G csub calibrate
     """
-    from slurm_colloc.store.learned.calibration_format import check_idle_power
+    from slurm_colloc.store.calibrations import check_idle_power
     from slurm_colloc_lab.calibration.calibrated_gpu import check_packages, check_target
 
     if files and not fit:
@@ -133,8 +133,7 @@ def run_calibrate(argv: Sequence[str]) -> int:
 
 
 def _find_place(wanted: str, *, shared: bool) -> CalibrationPlace:
-    from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
-    from slurm_colloc.host.nvml.nvml_query import probe_gpus
+    from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, probe_gpus
     from slurm_colloc_lab.calibration.calibrated_gpu import CPU, choose_place, list_cores
 
     answer = NvmlAnswer() if wanted == CPU else probe_gpus(_NVML_S)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.host.nvml.nvml_answer import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer, choose_job_gpus
+from slurm_colloc.host.nvml.nvml_query import EXCLUSIVE_PROCESS, Gpu, NvmlAnswer, choose_job_gpus
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.calibrations import calibration_path
 from slurm_colloc.store.foreign_files import tell_kind

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_colloc.store.learned.calibration_format import build_calibration_mapping
+from slurm_colloc.store.calibrations import build_calibration_mapping
 from slurm_colloc_lab.calibration.fit_model import NEAR, Fit
 from slurm_colloc_lab.calibration.model_error import BOUND, Errors, Evaluated, Noise
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import NodeError, UsageProblem
-from slurm_colloc.model.calibration import Calibration, Load, ModeModel
+from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.predict.contention import predict_slowdowns
 from slurm_colloc_lab.calibration.measured_packs import MODES, MeasuredPack, Measurements
 

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.usage.profile import (
-    PCIE_MIB_S,
-)
+from slurm_colloc.model.usage_profile import PCIE_MIB_S, Load
 from slurm_colloc.store.foreign_files import tell_kind
 
 IDLE = "idle"

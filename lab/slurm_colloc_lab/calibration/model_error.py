@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.calibration import ModeModel
+from slurm_colloc.model.usage_profile import ModeModel
 from slurm_colloc_lab.calibration.fit_model import (
     FEWEST_PACKS,
     NEAR,

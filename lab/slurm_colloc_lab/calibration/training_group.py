@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.keeper.keeper_messages import Failed, KeeperDied, Ready, Stopped
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.host.mps.mps_support import build_member_environment
+from slurm_colloc.host.mps.mps_control import build_member_environment
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc_lab.calibration.cells import MPS, Cell, Group
 from slurm_colloc_lab.calibration.training_server import Pool, Worker
 from slurm_colloc_lab.calibration.workloads import TINY

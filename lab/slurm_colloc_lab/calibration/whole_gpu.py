@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
-from slurm_colloc.monitor.capabilities import Capabilities
-from slurm_colloc.monitor.gpu_counters import METRICS, GpmReader
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer
+from slurm_colloc.monitor.gpu_reading import METRICS, Capabilities, GpmReader
 from slurm_colloc.monitor.nvml_reading import NvmlReader
 
 # Ids of nvml.h (CUDA 13) that the monitor may not record.

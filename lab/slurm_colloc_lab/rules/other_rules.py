@@ -14,10 +14,9 @@ import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from slurm_colloc.model.calibration import Load
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.planning.limits.hard_limits import find_broken
-from slurm_colloc.planning.priced_packs import Limits, Subject
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Limits, Subject, find_broken
 
 ADDITIVE_SM_MOST = 1.0
 ADDITIVE_DRAM_MOST = 0.8

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.model.plan import Rule
+from slurm_colloc.planning.hard_limits import Broken, Limits, Subject
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.limits.hard_limits import Broken
-from slurm_colloc.planning.priced_packs import Limits, Subject
 from slurm_colloc_lab.rules import other_rules
 from slurm_colloc_lab.rules.rule_reasons import find_by_rule
 
 
 @dataclass(frozen=True)
 class PublishedRule:
-    """One of them; `slurm_colloc.planning.other_rules.PackingRule` says what its methods do."""
+    """One of them; `slurm_colloc.planning.known_packs.PackingRule` says what its methods do."""
 
     rule: Rule
 

@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.limits.gpu_limits import build_limits
-from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
-from slurm_colloc.planning.priced_packs import Subject
+from slurm_colloc.planning.hard_limits import Broken, Subject, find_broken
+from slurm_colloc.planning.job_needs import Question, build_limits
 from slurm_colloc_lab.rules.other_rules import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,

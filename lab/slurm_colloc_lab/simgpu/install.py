@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_profiles import MIG_TABLES
 from slurm_colloc_lab.simgpu.gpu_models import GpuModel
 from slurm_colloc_lab.simgpu.nvml.build_library import LIBRARY, install_library
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu, render_pairs

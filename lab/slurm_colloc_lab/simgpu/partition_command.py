@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES
+from slurm_colloc.model.mig_profiles import MIG_TABLES
 from slurm_colloc_lab.simgpu.gpu_models import MODELS
 from slurm_colloc_lab.simgpu.install import list_nodes
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu

@@ -10,24 +10,28 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_colloc.administration.fleet.collect_spool import Accepted, collect, remove_done
-from slurm_colloc.administration.fleet.fleet_days import (
+from slurm_colloc.administration.fleet_spool import Accepted, collect, remove_done
+from slurm_colloc.administration.fleet_sums import (
+    FleetRow,
+    GpuPace,
     add_refused,
+    build_blob,
+    build_fleet_families,
     choose_day,
+    compare_gpus,
     keep,
+    may_replace,
     read_days,
     read_refused,
+    sum_fleet,
 )
-from slurm_colloc.administration.fleet.fleet_metrics import build_fleet_families
-from slurm_colloc.administration.fleet.fleet_sums import FleetRow, GpuPace, compare_gpus, sum_fleet
-from slurm_colloc.administration.fleet.jobstats_blob import build_blob, may_replace
 from slurm_colloc.administration.hook_metrics import render_families
 from slurm_colloc.administration.node_files import write_whole
 from slurm_colloc.errors import CollocError, NodeError, StateError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report.terminal_tables import format_part
-from slurm_colloc.slurm.job_accounts import AccountedJob, read_accounts, set_admin_comment
+from slurm_colloc.slurm.accounting import AccountedJob, read_accounts, set_admin_comment
 
 _SUFFIX = ".prom"
 _GPU_AGE = "30d"

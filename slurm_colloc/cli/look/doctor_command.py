@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
+from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.terminal_tables import is_styled
 from slurm_colloc.settings import Settings
 
 if TYPE_CHECKING:
-    from slurm_colloc.diagnosis.findings import Finding
-    from slurm_colloc.diagnosis.job_findings import JobOutcome
-    from slurm_colloc.diagnosis.slurm_findings import Partition
+    from slurm_colloc.diagnosis.login_findings import Finding, JobOutcome, Partition
     from slurm_colloc.settings import Settings
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "unknown": "2"}
@@ -70,7 +68,7 @@ def doctor(  # noqa: PLR0917 - typer makes options of them
 
 
 def _count_gpus(gres: str) -> int:
-    from slurm_colloc.model.sbatch.gres import parse_gpu_request
+    from slurm_colloc.model.sbatch.quantities import parse_gpu_request
 
     try:
         return parse_gpu_request(gres).count
@@ -103,11 +101,13 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
         no_job: Submit none.
         as_json: Print one JSON object at the end, instead of lines as they come.
     """
-    from slurm_colloc.diagnosis.ask_login_node import ask_login
-    from slurm_colloc.diagnosis.findings import compute_exit_status
-    from slurm_colloc.diagnosis.login_findings import judge_login
+    from slurm_colloc.diagnosis.doctor_job import ask_login
+    from slurm_colloc.diagnosis.login_findings import (
+        choose_partition,
+        compute_exit_status,
+        judge_login,
+    )
     from slurm_colloc.diagnosis.node_findings import find_obstacle, judge_no_job
-    from slurm_colloc.diagnosis.slurm_findings import choose_partition
 
     def tell(new: Sequence[Finding]) -> None:
         findings.extend(new)
@@ -140,7 +140,7 @@ def _look_at_node(
     wanted: Wanted, settings: Settings, place: Partition | None
 ) -> tuple[JobOutcome, list[Finding]]:
     from slurm_colloc.diagnosis.doctor_job import run_job
-    from slurm_colloc.diagnosis.job_findings import DoctorQuestion
+    from slurm_colloc.diagnosis.login_findings import DoctorQuestion
     from slurm_colloc.diagnosis.node_findings import judge_outcome
 
     gpus, gres = wanted.gpus, wanted.gres

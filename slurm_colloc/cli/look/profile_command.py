@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.degree.known_curve import KnownCurve
-    from slurm_colloc.model.usage.profile import (
-        ProfileRecord,
-    )
+    from slurm_colloc.model.measured_curve import KnownCurve
+    from slurm_colloc.model.usage_profile import ProfileRecord
 
 profile = typer.Typer(
     name="profile",
@@ -48,7 +46,7 @@ def list_all(as_json: Json = False) -> None:
     """List all usage profiles, the newest first."""
     from slurm_colloc.report.profile_view import render_list
     from slurm_colloc.report.terminal_tables import choose_width, is_styled
-    from slurm_colloc.store.learned.profile_index import ProfileNames
+    from slurm_colloc.store.learned.profiles import ProfileNames
 
     root = Session.open().state.root
     records = _read_all(root)
@@ -139,8 +137,7 @@ def _read_all(root: Path) -> list[ProfileRecord]:
     Raises:
         StateError: Their folder cannot be read.
     """
-    from slurm_colloc.store.learned.profile_index import ProfileNames
-    from slurm_colloc.store.learned.profiles import list_profiles
+    from slurm_colloc.store.learned.profiles import ProfileNames, list_profiles
 
     names = ProfileNames(root)
     records, problems = list_profiles(root, names)
@@ -183,7 +180,7 @@ def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) 
     """As JSON; with what packs have measured, where that is asked for."""
     import dataclasses
 
-    from slurm_colloc.store.learned.profile_format import build_profile_mapping
+    from slurm_colloc.store.learned.profiles import build_profile_mapping
 
     shown = [build_profile_mapping(record) for record in records]
     for record, mapping in zip(records, shown, strict=True):
@@ -193,8 +190,8 @@ def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) 
 
 
 def _read_file(file: str) -> list[ProfileRecord]:
-    from slurm_colloc.store.foreign_json import parse_foreign
-    from slurm_colloc.store.learned.profile_format import parse_profile
+    from slurm_colloc.store.foreign_files import parse_foreign
+    from slurm_colloc.store.learned.profiles import parse_profile
 
     where = "standard input" if file == "-" else escape_controls(file)
     try:

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from slurm_colloc.cli.arguments import (
+from slurm_colloc.cli.selection import Choice
+from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.subcommands import (
     Each,
     Format,
     Json,
@@ -24,21 +26,18 @@ from slurm_colloc.cli.arguments import (
     tell_problems,
     tell_unreadable,
 )
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
 from slurm_colloc.report.ended_members import Ended
-from slurm_colloc.report.lines.member_groups import count_states, group_rows, render_lines
-from slurm_colloc.report.lines.time_to_end import TimesToEnd
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
 from slurm_colloc.report.queue_rows import Found
-from slurm_colloc.report.terminal_tables import is_styled
+from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
+from slurm_colloc.report.words.speed_words import TimesToEnd
 
 
 def queue(
@@ -130,7 +129,7 @@ def history(
 def _say_formatted(
     line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
 ) -> None:
-    from slurm_colloc.report.lines.chosen_fields import LineFormat
+    from slurm_colloc.report.queue_rows import LineFormat
 
     say(LineFormat.parse(line_format).render(listed, now, header=header))
 
@@ -245,7 +244,7 @@ def logs(
     """Print the output of members."""
     choice = choose(targets, state, name, where)
     session = Session.open(user=user, asks_often=follow)
-    from slurm_colloc.cli.look.print_logs import LogRequest, print_logs
+    from slurm_colloc.cli.look.logs_and_shell import LogRequest, print_logs
 
     request = LogRequest(follow=follow, error=error, tail=tail, prefix=prefix)
     raise typer.Exit(print_logs(session, choice, request))

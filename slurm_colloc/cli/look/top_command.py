@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import shutil
 import sys
+import termios
 import time
+import tty
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import TracebackType
+from typing import Annotated, Any, Self
 
 import typer
 
-from slurm_colloc.cli.arguments import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.errors import StateError
-from slurm_colloc.metrics.attribution import Attribution
+from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.member import ALL, MemberState
-from slurm_colloc.report.gpu_views import (
+from slurm_colloc.report.member_views import PackView
+from slurm_colloc.report.queue_rows import list_argument_words
+from slurm_colloc.report.show_view import (
     SHORT_UUID,
     find_gpu,
     format_traffic,
     name_gpu,
     tell_gpu_set,
 )
-from slurm_colloc.report.lines.member_groups import count_states
-from slurm_colloc.report.lines.time_to_end import TimesToEnd, format_to_end
-from slurm_colloc.report.member_views import (
-    PackView,
-)
-from slurm_colloc.report.queue_rows import list_argument_words
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
     build_lines,
     build_table,
+    count_states,
     format_figure,
     format_mb_figure,
     format_share,
     format_span,
     render,
 )
-from slurm_colloc.report.words.report_words import say_attribution
-from slurm_colloc.report.words.speed_words import STALE_S
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_pauses import PARKED
-from slurm_colloc.store.pack_reading import StateReader
+from slurm_colloc.report.words.report_sentences import say_attribution
+from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd, format_to_end
+from slurm_colloc.store.all_packs import State, StateReader
+from slurm_colloc.store.pack.member_states import PARKED
 
 PERIOD_S = 1.0
 _NVLINK_SHOWN_MIB_S = 1.0
@@ -113,7 +116,7 @@ def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: b
 
 def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object] | None, str]:
     from slurm_colloc.store.atomic_files import read_json
-    from slurm_colloc.store.pack.sample_files import latest_path
+    from slurm_colloc.store.pack.report_files import latest_path
 
     try:
         return read_json(latest_path(state.pack_path(pack_id))), ""
@@ -122,7 +125,6 @@ def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object]
 
 
 def _follow(session: Session, choice: Choice) -> None:
-    from slurm_colloc.cli.look.live_screen import LiveScreen
     from slurm_colloc.report.terminal_tables import is_styled
 
     styled = is_styled(sys.stdout)
@@ -303,3 +305,128 @@ def _build_rows(
             )
         )
     return columns, rows
+
+
+# ---- A screen of a terminal that is drawn again and again, scrolled by keys and left with `q` ----
+
+_ENTER = "\x1b[?1049h\x1b[?25l"
+"""The alternate screen, without a cursor."""
+_LEAVE = "\x1b[?25h\x1b[?1049l"
+_HOME = "\x1b[H"
+_CLEAR_LINE, _CLEAR_REST = "\x1b[K", "\x1b[J"
+_RESET = "\x1b[0m"
+
+_QUIT = frozenset({b"q", b"Q", b"\x1b"})
+_KEYS = {
+    b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1,
+    b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1, b"\r": 1, b"\n": 1,
+}  # fmt: skip
+_PAGE_KEYS = {b"\x1b[5~": -1, b"b": -1, b"\x1b[6~": 1, b" ": 1}
+_TOP_KEYS = frozenset({b"g", b"\x1b[H", b"\x1b[1~"})
+_END_KEYS = frozenset({b"G", b"\x1b[F", b"\x1b[4~"})
+
+
+def scroll(offset: int, key: bytes, lines: int, height: int) -> int:
+    """Where a page begins after a key.
+
+    Args:
+        offset: The line at which it begins now.
+        key: What was pressed.
+        lines: How many there are.
+        height: How many fit.
+    """
+    if key in _TOP_KEYS:
+        offset = 0
+    elif key in _END_KEYS:
+        offset = lines
+    else:
+        offset += _KEYS.get(key, 0) + _PAGE_KEYS.get(key, 0) * max(1, height - 1)
+    return max(0, min(offset, lines - height))
+
+
+class LiveScreen:
+    """The terminal's other screen, for the time of a `with`.
+
+    The old one comes back whatever ends it.
+
+    Keys are read where standard input is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._keyboard: int | None = None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if sys.stdin is not None and sys.stdin.isatty():
+            self._keyboard = sys.stdin.fileno()
+            self._before = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard)
+        _write(_ENTER)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._keyboard is not None:
+            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._before)
+        # A terminal that is gone needs none of it.
+        with contextlib.suppress(OSError):
+            _write(_RESET + _LEAVE)
+
+    def show(self, text: str, seconds: float) -> bool:
+        """Show a text for some time; its first line stays where the rest is scrolled.
+
+        Args:
+            text: The lines, harmless already.
+            seconds: For how long.
+
+        Returns:
+            True where the user wants to leave.
+        """
+        until = time.monotonic() + seconds
+        head, *body = text.splitlines() or [""]
+        while True:
+            height = self._draw(head, body)
+            key = self._wait(until - time.monotonic())
+            if key is None:
+                return False
+            if key in _QUIT:
+                return True
+            self._offset = scroll(self._offset, key, len(body), height)
+
+    def _draw(self, head: str, body: list[str]) -> int:
+        """Draw the page; how many lines of the body fit."""
+        height = max(1, shutil.get_terminal_size().lines - 2)
+        self._offset = max(0, min(self._offset, len(body) - height))
+        page = body[self._offset : self._offset + height]
+        hint = "q quits" if self._keyboard is not None else "Ctrl-C quits"
+        if len(body) > height:
+            last = self._offset + len(page)
+            hint = f"{hint}, arrows and Page keys scroll: {self._offset + 1}-{last} of {len(body)}"
+        lines = [head, *page, hint]
+        shown = f"{_RESET}{_CLEAR_LINE}\r\n".join(lines)
+        _write(f"{_HOME}{shown}{_RESET}{_CLEAR_LINE}{_CLEAR_REST}")
+        return height
+
+    def _wait(self, seconds: float) -> bytes | None:
+        """The next key; None where none was pressed in time."""
+        if self._keyboard is None:
+            time.sleep(max(0.0, seconds))
+            return None
+        if not select.select([self._keyboard], [], [], max(0.0, seconds))[0]:
+            return None
+        # An arrow comes as several bytes in one piece. An end of input is no key.
+        key = os.read(self._keyboard, 16)
+        if not key:
+            self._keyboard = None
+            return None
+        return key
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

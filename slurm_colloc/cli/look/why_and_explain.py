@@ -16,10 +16,11 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.planning.join.same_kind import compute_reason_to_stay
-from slurm_colloc.report.member_output import find_output_owner, read_last_line
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
+    find_output_owner,
+    read_last_line,
 )
 from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.why_line import (
@@ -29,15 +30,14 @@ from slurm_colloc.report.why_line import (
     explain_why,
     fold_lines,
 )
-from slurm_colloc.report.words.report_words import find_word
+from slurm_colloc.report.words.report_sentences import find_word
 from slurm_colloc.report.words.state_meanings import explain_member, explain_word
+from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json
-from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
 from slurm_colloc.store.pack.member_states import read_attempt
-from slurm_colloc.store.pack.node_setup import read_setup
-from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
-from slurm_colloc.store.pack.sample_files import latest_path
-from slurm_colloc.store.pack_reading import StateReader
+from slurm_colloc.store.pack.pack_directory import read_setup, read_slurm_job_id
+from slurm_colloc.store.pack.report_files import latest_path
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_colloc.check.check_script import REQUEST, ResourceRow, SharingFit
 from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
-from slurm_colloc.check.sharing_fit import REQUEST, ResourceRow, SharingFit
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
@@ -38,8 +38,11 @@ def run_check(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in argv[:1]):
         say(HELP)
         return 0
-    from slurm_colloc.check.check_script import check_script_text
-    from slurm_colloc.check.sharing_fit import compute_sharing, find_request_findings
+    from slurm_colloc.check.check_script import (
+        check_script_text,
+        compute_sharing,
+        find_request_findings,
+    )
     from slurm_colloc.submission.jobs.call_jobs import collect_call
     from slurm_colloc.submission.plan.call_policy import choose_policy
     from slurm_colloc.submission.plan.target_nodes import read_capacity

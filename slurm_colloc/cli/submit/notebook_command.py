@@ -58,9 +58,8 @@ def run_notebook(argv: Sequence[str]) -> int:
         MemberFailed: It has ended before it could be reached.
         UsageProblem: The call is wrong.
     """
-    from slurm_colloc.cli.submit.join_first import choose_packs_to_join
-    from slurm_colloc.cli.submit.place_call import place_call, prepare_call
-    from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
+    from slurm_colloc.cli.submit.place_call import choose_packs_to_join, place_call, prepare_call
+    from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
     from slurm_colloc.submission.jobs.call_jobs import collect_call
 
     if any(word in ("-h", "--help") for word in argv):
@@ -119,7 +118,7 @@ def _read_own(argv: Sequence[str]) -> tuple[int, int, list[str]]:
 
 def _refuse_script(words: Sequence[str]) -> None:
     from slurm_colloc.slurm.options import parse_command_line
-    from slurm_colloc.submission.jobs.learn_options import SiteOptions
+    from slurm_colloc.submission.jobs.directives import SiteOptions
 
     site = SiteOptions(read_given_environment())
     extra = site.parse(lambda o: parse_command_line(words, site_options=o)).words
@@ -150,7 +149,7 @@ def _await_address(member: str) -> tuple[str, int]:
 
 
 def _find_address(view: PackView, member: MemberView) -> tuple[str, int] | None:
-    from slurm_colloc.report.member_output import read_from
+    from slurm_colloc.report.member_views import read_from
     from slurm_colloc.report.show_view import find_log_paths
 
     if member.record is None or not member.record.starts:
@@ -166,7 +165,7 @@ def _find_address(view: PackView, member: MemberView) -> tuple[str, int] | None:
 
 
 def _build_failure(view: PackView, member: MemberView) -> MemberFailed:
-    from slurm_colloc.report.member_output import read_last_line
+    from slurm_colloc.report.member_views import read_last_line
     from slurm_colloc.report.show_view import find_log_paths
 
     out, err = find_log_paths(view, member)

@@ -7,34 +7,152 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.join_first import choose_packs_to_join, describe_open_room
-from slurm_colloc.cli.submit.place_call import check_snapshot, prepare_call
-from slurm_colloc.cli.submit.plan_changes import apply_changes, name_changes, parse_changes
-from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
-from slurm_colloc.errors import SlurmError, UsageProblem
-from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.queue_waits import WaitEstimate
+from slurm_colloc.cli.submit.place_call import (
+    check_snapshot,
+    choose_packs_to_join,
+    describe_open_room,
+    prepare_call,
+)
+from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
+from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
+from slurm_colloc.model.plan import Policy, SharingMode, WaitEstimate
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb
+from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES, check_gpus_per_pack
+from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.job_load import build_load
-from slurm_colloc.planning.job_needs import choose_bound
-from slurm_colloc.planning.predict.queue_gain import estimate_wait
-from slurm_colloc.report.plan.plan_figures import render_comparison
-from slurm_colloc.report.plan.plan_view import PLAN_SCHEMA, build_plan_json, render_plan
+from slurm_colloc.planning.job_needs import build_load, choose_bound
+from slurm_colloc.planning.predict.pack_pricing import estimate_wait
+from slurm_colloc.report.plan_view import (
+    PLAN_SCHEMA,
+    build_plan_json,
+    render_comparison,
+    render_plan,
+)
 from slurm_colloc.report.terminal_tables import choose_width
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
-from slurm_colloc.submission.packs.ask_slurm import ask_slurm
-from slurm_colloc.submission.packs.open_job import open_job
+from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
+from slurm_colloc.submission.packs.open_job import ask_slurm, open_job
 from slurm_colloc.submission.packs.submit_batch import group_call
-from slurm_colloc.submission.plan.explain_plan import explain_call_plan
-from slurm_colloc.submission.plan.opening import choose_opening
-from slurm_colloc.submission.plan.plan_call import CallPlan, plan_call
+from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.plan_call import (
+    CallPlan,
+    choose_opening,
+    explain_call_plan,
+    plan_call,
+)
+
+# ---- `csub plan --what-if`: a call with other values, planned alongside the one that is made -----
+
+WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "gpus-per-pack", "policy")
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Read `--what-if=degree=4,mode=mig`.
+
+    Raises:
+        UsageProblem: A name is not known, has no value or comes twice, or two contradict.
+    """
+    changes: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in WHAT_IF or not value:
+            what = f"there is no {cut(name)!a}" if value else f"{cut(part.strip())!a} has no value"
+            raise UsageProblem(
+                f"--what-if: {what if text.strip() else 'it names no change'}",
+                hint=f"{', '.join(WHAT_IF)}, as in --what-if=degree=4,mode=timeslice",
+            )
+        if name in changes:
+            raise UsageProblem(
+                f"--what-if: {name} is given twice, as {cut(changes[name])!a} and {cut(value)!a}",
+                hint="give it once: one plan is shown alongside the one that would be made",
+            )
+        changes[name] = value
+    if changes.get("mode") == SharingMode.EXCLUSIVE.value and changes.get("degree", "1") != "1":
+        raise UsageProblem(
+            "--what-if: mode=exclusive gives each job a GPU of its own, so degree="
+            f"{cut(changes['degree'])!a} contradicts it",
+            hint="leave one of them out",
+        )
+    return changes
+
+
+def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tuple[Call, Policy]:
+    """The call with other values, and its policy.
+
+    Raises:
+        UsageProblem: A value is wrong.
+    """
+    origin = "--what-if"
+    degree = _parse(changes, "degree", parse_count)
+    slowdown = _parse(changes, "max-slowdown", parse_slowdown)
+    gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
+    mode = _choose(changes, "mode", [known.value for known in SharingMode])
+    # Named here, as the user gave neither --goal nor --policy.
+    goal = _choose(changes, "goal", GOAL_CHOICES)
+    rule = _choose(changes, "policy", RULE_CHOICES)
+    gpus = _parse(changes, "gpus-per-pack", check_gpus_per_pack)
+    candidates = call.candidates
+    told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
+    asked: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if gpu_memory_mb is not None:
+        # As --gpu-mem says of a job.
+        asked["came_together"] = True
+    if asked:
+        candidates = tuple(
+            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
+        )
+    is_alone = mode == SharingMode.EXCLUSIVE.value
+    changed = dataclasses.replace(
+        call,
+        candidates=candidates,
+        degree=None if is_alone else degree or call.degree,
+        pack_size=None if is_alone or degree else call.pack_size,
+        shares=((mode, origin),) if mode else call.shares,
+        goals=((goal, origin),) if goal else call.goals,
+        rules=((rule, origin),) if rule else call.rules,
+        gpu_counts=((gpus, origin),) if gpus else call.gpu_counts,
+    )
+    return changed, choose_policy(changed, session.settings)
+
+
+@contextlib.contextmanager
+def name_changes(changes: Mapping[str, str]) -> Iterator[None]:
+    """Have a refusal name the change that was asked for: it is no option of the command line."""
+    try:
+        yield
+    except NoPackPossible as problem:
+        words = escape_controls(",".join(f"{name}={value}" for name, value in changes.items()))
+        told = problem.message.replace("--gpu-mem=", "").replace("--gpus-per-pack=", "")
+        raise NoPackPossible(f"--what-if={words}: {told}", hint=problem.hint) from problem
+
+
+def _parse(changes: dict[str, str], name: str, parse: Callable[[str], Any]) -> Any:
+    if name not in changes:
+        return None
+    text = changes[name]
+    try:
+        return parse(text)
+    except ValueError as error:
+        # The reason may repeat it.
+        reason = str(error).replace(text, cut(text))
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a}: {reason}") from error
+
+
+def _choose(changes: dict[str, str], name: str, choices: Iterable[str]) -> str | None:
+    """One of some words; None where it is not to change."""
+    text = changes.get(name)
+    if text is not None and text not in choices:
+        raise UsageProblem(f"--what-if: {name}={cut(text)!a} is none of {', '.join(choices)}")
+    return text
+
 
 _HELP = """\
 Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]
@@ -83,7 +201,7 @@ def _collect(argv: Sequence[str], command: str, directory: str) -> list[tuple[st
 
         return [("", collect_sweep(argv, environ, directory))]
     if command == "batch":
-        from slurm_colloc.cli.submit.batch_command import read_table
+        from slurm_colloc.cli.submit.batch_and_sweep import read_table
 
         return read_table(argv, environ, directory).list_calls()
     return [("", collect_call(argv, environ, directory, pack=command == "pack"))]

@@ -13,19 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.submission_answer import build_answer_json, tell_id
-from slurm_colloc.cli.submit.sweep_command import render_jobs
+from slurm_colloc.cli.submit.batch_and_sweep import render_jobs
+from slurm_colloc.cli.submit.place_call import build_answer_json, tell_id
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import ALL, MemberState, Selection
+from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, Options, merge_options, parse_command_line
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.pack_directory import write_record
 from slurm_colloc.submission.jobs.call_jobs import Candidate, build_call
-from slurm_colloc.submission.jobs.learn_options import SiteOptions
+from slurm_colloc.submission.jobs.directives import SiteOptions
 from slurm_colloc.submission.jobs.stored_jobs import (
     SERVED,
     change_job,
@@ -98,7 +97,7 @@ def run_retry(argv: Sequence[str]) -> int:
             hint="members that failed, or ran out of time or memory, can be; see csub history",
         )
     if request.options.flag("wait") and not request.options.flag("dry-run"):
-        from slurm_colloc.cli.change.wait_for_members import wait_for
+        from slurm_colloc.cli.change.hold_and_wait import wait_for
 
         return wait_for(session, [Selection.parse(name) for name in names])
     return 0

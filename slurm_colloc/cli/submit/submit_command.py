@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,29 +13,221 @@ from typing import TYPE_CHECKING
 from slurm_colloc import __version__
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.standard_streams import has_reader, is_one_stream
-from slurm_colloc.cli.submit.join_first import choose_packs_to_join, tell_joined
-from slurm_colloc.cli.submit.place_call import check_snapshot, place_call, prepare_call
-from slurm_colloc.cli.submit.refuse_options import refuse_options_of_others
-from slurm_colloc.cli.submit.submission_answer import answer
-from slurm_colloc.cli.submit.submission_notes import (
-    describe_nothing_shared,
-    list_missing_directories,
+from slurm_colloc.cli.submit.place_call import (
+    answer,
+    check_snapshot,
+    choose_packs_to_join,
+    place_call,
+    prepare_call,
+    tell_joined,
 )
-from slurm_colloc.cli.submit.submit_help import PACK_HELP, PROBE_HELP, render_submit_help
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.degree.probe_window import choose_patience
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.measurement import choose_patience
 from slurm_colloc.model.member import Selection
-from slurm_colloc.planning.opened_pack import find_refusal
+from slurm_colloc.model.plan import PackPlan, SharingMode
+from slurm_colloc.planning.unknown_packs import find_refusal
 from slurm_colloc.settings import read_given_environment
+from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Options
+from slurm_colloc.store.atomic_files import find_missing_directories
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
-from slurm_colloc.submission.plan.opening import choose_opening
+from slurm_colloc.submission.plan.plan_call import CallPlan, choose_opening
 
 if TYPE_CHECKING:
-    from slurm_colloc.model.usage.profile import (
-        ProfileRecord,
+    from slurm_colloc.model.usage_profile import ProfileRecord
+
+
+# ---- The help of what submits: `csub submit --help`, `csub pack --help`, `csub probe --help` -----
+
+_HEAD = """\
+Usage: csub [OPTIONS] SCRIPT [ARGUMENTS]         as with sbatch
+       csub pack [OPTIONS] SCRIPT...             scripts that share a GPU
+       csub sweep [OPTIONS] SCRIPT --lr 0.1,0.2  one job for each combination of values
+       csub batch [OPTIONS] TABLE                one job for each row of a table
+       csub retry ID [OPTIONS]                   again what did not complete
+       csub probe [OPTIONS] SCRIPT [ARGUMENTS]   alone, until its usage profile is known
+       csub plan [OPTIONS] SCRIPT [ARGUMENTS]    show what would share, and why; submit nothing
+       csub queue, show, logs, why, cancel, shell, ...: see csub --help
+
+csub takes the options of sbatch (22.05 to 26.05), #SBATCH lines and SBATCH_* variables. Jobs of one
+call share a GPU: the tasks of --array, the scripts of pack.
+"""
+
+_SECTIONS = (
+    (Concern.MEMBER, "These apply to each member separately:"),
+    (Concern.SHAPE, "Jobs with one GPU, one node and one task can share; others run alone:"),
+    (Concern.GROUP, "Jobs share a pack only if these are equal:"),
+    (Concern.ALONE, "A job with one of these runs alone:"),
+    (Concern.CALL, "These apply to this call:"),
+    (Concern.REFUSED, "Refused:"),
+)
+
+
+def render_submit_help() -> str:
+    """The text of `csub submit --help`."""
+    lines = [_HEAD, "csub's own options (also on #CSUB lines):"]
+    for option in OWN_OPTIONS:
+        value = "" if option.argument is Argument.NONE else "=VALUE"
+        lines += textwrap.wrap(
+            f"{f'--{option.name}{value}':<22} {option.reason}", 98,
+            initial_indent="  ", subsequent_indent=" " * 25, break_on_hyphens=False,
+        )  # fmt: skip
+    for concern, title in _SECTIONS:
+        names = [
+            f"--{option.name}"
+            for option in SBATCH_OPTIONS
+            if option.concern is concern and option.alias_of is None
+        ]
+        lines += ["", title]
+        lines += textwrap.wrap(
+            " ".join(names), 92, initial_indent="  ", subsequent_indent="  ",
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+PACK_HELP = """\
+Usage: csub pack [OPTIONS] SCRIPT...
+
+Submits several scripts as one submission whose jobs share GPUs. A script with arguments is one
+quoted word:
+
+  csub pack --gres=gpu:1 a.sh 'b.sh --lr 0.1' 'b.sh --lr 0.2'
+
+  --degree=N          how many run on a GPU at the same time; by default this is measured
+  --pack-size=N       how many members a pack has; those beyond the degree wait for a place
+  --gpus-per-pack=N   spread them over N GPUs of one Slurm job; node means all GPUs of a node
+  --nodes-per-pack=N  spread them over the GPUs of N nodes
+  --gpu-mem=10G       the GPU memory that each needs, so that different scripts fit together
+  --share=MODE        auto, mps, timeslice or exclusive; mps! allows no fallback
+  --dry-run           print which would share, and submit nothing; csub plan pack says why
+
+All other options are those of csub submit. They apply to each script unless its #SBATCH and #CSUB
+lines say otherwise. To submit one script many times, use csub sweep: csub sweep --help.
+"""
+
+PROBE_HELP = """\
+Usage: csub probe [OPTIONS] SCRIPT [ARGUMENTS]
+
+Runs a job alone on one GPU until its usage profile is known, for some minutes at most. The profile
+tells csub which jobs can share a GPU with it, and how much slower than alone it runs. The job is
+then ended and its work is lost.
+
+  --wait          wait for it, and print the usage profile; exit status 1 if there is none
+  --array=N       probe task N; its profile is used for the other tasks as relatives
+
+Then: csub profile show NAME, csub plan SCRIPT. All other options are those of csub submit.
+"""
+
+BATCH_HELP = """\
+Usage: csub batch [OPTIONS] TABLE
+
+Submits a job for each row of TABLE, as one submission whose jobs share GPUs.
+
+  *.csv, *.tsv             a header, and a row for each job
+  *.jsonl                  one JSON object per line
+  *.yaml, *.toml, *.json   a list of rows; values outside the list apply to all rows
+  any other name, or -     a list of commands, one per line (as for GNU parallel and disBatch)
+
+  columns script, arguments  what runs; or
+  column command             a command for a shell
+  columns named like an option (time, mem, gres, job-name, gpu-mem, ...) set that option
+  any other column           a parameter: {lr} in arguments, command, script, job-name, output
+                             or error stands for its value
+
+  --resume    submit only the rows that are neither done nor under way
+  --watch     keep running, and submit rows that are added later; Ctrl-C stops csub, not the jobs
+  --dry-run   print the jobs, and submit nothing
+
+Options before TABLE apply to each row that does not set them: csub submit --help.
+Tables for radT (Experiment, Workload, File, ...) are accepted as they are: rows of one workload
+share a GPU and start at the same moment; csub writes their status to TABLE.status.csv.
+"""
+
+
+# ----
+# What a submission tells a beginner: directories that are not there, and why nothing shares.
+
+_MARKS = ("runs alone: ", "takes no more members: ")
+
+
+def list_missing_directories(call: Call) -> list[str]:
+    """Directories that jobs name and that are not on this machine, a sentence each, once.
+
+    They are no error: a job may wait for another that makes them, and nodes may see more.
+    """
+    jobs = (candidate.job for candidate in call.candidates)
+    # The tasks of an array name the same, and to look may take a while.
+    asked = dict.fromkeys((job.script_name, job.directory, _list_outputs(job)) for job in jobs)
+    return list(
+        dict.fromkeys(
+            f"{script}: {text} here; unless it is made in time, the job fails"
+            for script, directory, patterns in asked
+            for text in find_missing_directories(directory, patterns)
+        )
     )
-    from slurm_colloc.submission.plan.plan_call import CallPlan
+
+
+def _list_outputs(job: Job) -> tuple[tuple[str, str], ...]:
+    named = (("output", job.output), ("error", job.error))
+    return tuple((option, pattern) for option, pattern in named if pattern is not None)
+
+
+def describe_nothing_shared(made: CallPlan) -> str:
+    """Why no job of a planned call shares a GPU; empty where one does, or that was asked for."""
+    if made.policy.mode is SharingMode.EXCLUSIVE or made.policy.degree_is_asked:
+        return ""
+    packs = made.plan.packs
+    if any(len(pack.members) > 1 for pack in packs):
+        return ""
+    if all(job.gpus == 0 for job in made.jobs):
+        return "no GPU is asked for (--gres=gpu:1), so there is nothing to share"
+    if len(packs) < 2:
+        return ""
+    why = _find_reason(packs)
+    return f"none of these jobs shares a GPU: {why}" if why else ""
+
+
+def _find_reason(packs: Sequence[PackPlan]) -> str:
+    for pack in packs:
+        for text in pack.reasons:
+            for mark in _MARKS:
+                if mark in text:
+                    return text.partition(mark)[2]
+    return ""
+
+
+# ---- Options that mean something to one of csub's commands, refused where another is called ------
+
+_OF_ONE_COMMAND = {
+    "zip": "sweep", "sample": "sweep", "from": "sweep",
+    "resume": "batch", "watch": "batch",
+}  # fmt: skip
+
+
+def refuse_options_of_others(options: Options, command: str, *, also: str = "") -> None:
+    """Refuse options that mean something to another of csub's commands alone.
+
+    Args:
+        options: The options of the call.
+        command: The command.
+        also: Another whose options it takes; empty for none.
+
+    Raises:
+        UsageProblem: One was given.
+    """
+    if "plan" not in (command, also) and options.flag("what-if"):
+        raise UsageProblem(
+            f"{options.origin('what-if')}: --what-if submits nothing",
+            hint="csub plan --what-if=... shows it",
+        )
+    for name, its_command in _OF_ONE_COMMAND.items():
+        if its_command not in (command, also) and options.flag(name):
+            raise UsageProblem(
+                f"{options.origin(name)}: --{name} is an option of csub {its_command} alone",
+                hint=f"csub {its_command} --help",
+            )
 
 
 def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) -> int:
@@ -81,7 +274,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
-        from slurm_colloc.submission.plan.measured_calls import as_probe
+        from slurm_colloc.submission.plan.plan_call import as_probe
 
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
@@ -94,7 +287,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
     opening = choose_opening(call, session.settings, joins=which, is_single=joins)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
-        from slurm_colloc.cli.submit.submission_answer import run_dry
+        from slurm_colloc.cli.submit.place_call import run_dry
 
         check_snapshot(call, session, directory)
         return run_dry(call, policy, session, directory, local=local, opening=opening)
@@ -110,7 +303,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         return _finish(call, session, placed.submitted)
     tell_joined(call.options, placed.joined)
     if call.options.flag("wait"):
-        from slurm_colloc.cli.change.wait_for_members import wait_for
+        from slurm_colloc.cli.change.hold_and_wait import wait_for
 
         return wait_for(session, [Selection.parse(str(placed.joined.member))], as_sbatch=True)
     return 0
@@ -144,7 +337,7 @@ def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int
     if call.candidates[0].job.only_probe:
         return finish_probe(call, session, submitted)
     if call.options.flag("wait"):
-        from slurm_colloc.cli.change.wait_for_members import wait_for
+        from slurm_colloc.cli.change.hold_and_wait import wait_for
 
         return wait_for(session, [Selection(submitted[0].job_id)], as_sbatch=True)
     return 0
@@ -182,8 +375,8 @@ def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -
                 f"then: csub profile show {job.name}"
             )
         return 0
-    from slurm_colloc.cli.change.wait_for_members import wait_for
-    from slurm_colloc.store.learned.faults import compute_signature
+    from slurm_colloc.cli.change.hold_and_wait import wait_for
+    from slurm_colloc.store.learned.profiles import compute_signature
 
     job_id, pack_id = submitted[0].job_id, submitted[0].records[0].pack_id
     chosen = [Selection(job_id, None)]

@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Mapping
 
-from slurm_colloc.host.system.trusted_paths import OPEN_DIRECTORY
+from slurm_colloc.host.system.directories import OPEN_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
+from slurm_colloc.host.hooks.run_directory import DEFAULT_RUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from slurm_colloc.host.hooks.epilog import UndoReport
     from slurm_colloc.host.hooks.recover_jobs import Recovered
-    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
 
 
 DRIVER_VARIABLE = "SLURM_COLLOC_DRIVER"

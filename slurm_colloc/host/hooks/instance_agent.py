@@ -29,7 +29,6 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.audit_log import write_audit
-from slurm_colloc.host.hooks.checkpoint import READY, SETUP, UNDOING, Checkpoint
 from slurm_colloc.host.hooks.instance_request import (
     REQUEST_S,
     InstanceRequest,
@@ -38,12 +37,11 @@ from slurm_colloc.host.hooks.instance_request import (
     receive,
 )
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, NodePolicy, read_policy
-from slurm_colloc.host.hooks.run_directory import RunDirectory
-from slurm_colloc.host.mig.change_instances import change_instances
+from slurm_colloc.host.hooks.run_directory import READY, SETUP, UNDOING, Checkpoint, RunDirectory
+from slurm_colloc.host.mig.change_instances import change_instances, describe_instances
 from slurm_colloc.host.mig.cut_gpu import read_one
-from slurm_colloc.host.mig.instance_records import describe_instances
-from slurm_colloc.host.mig.mig_claim import MigClaim
 from slurm_colloc.host.mig.mig_session import MigSession
+from slurm_colloc.host.mig.plan_cut import MigClaim
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
 

@@ -14,20 +14,20 @@ import time
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
-from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH
+from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH, read_mig_conflict
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
-from slurm_colloc.host.hooks.slurm_settings import read_mig_conflict
-from slurm_colloc.host.mig.cut_gpu import cut, read_one
-from slurm_colloc.host.mig.each_gpu import open_sessions, run_for_each
-from slurm_colloc.host.mig.instance_records import describe_gpu
-from slurm_colloc.host.mig.kept_modes import keep_mode
-from slurm_colloc.host.mig.mig_claim import CutFailed
+from slurm_colloc.host.hooks.run_directory import PREPARING, Checkpoint
+from slurm_colloc.host.mig.change_instances import describe_gpu
+from slurm_colloc.host.mig.cut_gpu import cut, open_sessions, read_one, run_for_each
+from slurm_colloc.host.mig.kept_modes import (
+    ModeAfterBoot,
+    keep_mode,
+    list_lost_modes,
+    restore_modes,
+)
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.mode_after_boot import ModeAfterBoot, list_lost_modes, restore_modes
-from slurm_colloc.host.mig.plan_cut import plan_cut
-from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
-from slurm_colloc.host.nvml.nvml_query import build_nvml_environment
+from slurm_colloc.host.mig.plan_cut import CutFailed, plan_cut
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, build_nvml_environment
 from slurm_colloc.host.system.child_programs import Confinement, start_program
 from slurm_colloc.host.system.node_processes import read_boot_id
 
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from slurm_colloc.host.mig.mig_claim import MigClaim
-    from slurm_colloc.host.mig.mig_state import MigGpu
+    from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu
 
 MIG = "mig"
 AGENT = "agent"

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
-from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
     TELL_S,
     HookPlace,
@@ -22,15 +20,15 @@ from slurm_colloc.host.hooks.hook_report import (
 from slurm_colloc.host.hooks.node_policy import MPS, Denied, NodePolicy, check_permission
 from slurm_colloc.host.hooks.prepare_job import is_prepared
 from slurm_colloc.host.hooks.recover_jobs import describe_divided, read_or_guess, recover
-from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.hooks.run_directory import READY, Checkpoint, HookJob, RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
-from slurm_colloc.model.comment_token import Token, parse_token
+from slurm_colloc.model.job import Token, parse_token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.hooks.undo_checkpoint import UndoReport
-    from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer
+    from slurm_colloc.host.hooks.epilog import UndoReport
+    from slurm_colloc.host.nvml.nvml_query import NvmlAnswer
 
 _LOCK_S = 2.0
 _HOLDERS_S = 0.5
@@ -100,7 +98,7 @@ class _Prolog:
         question: NvmlQuestion | None,
     ) -> None:
         # What takes long to load is loaded here, while NVML gets ready.
-        from slurm_colloc.host.hooks.prepare_mps import MpsPreparation
+        from slurm_colloc.host.hooks.prepare_job import MpsPreparation
 
         self._place = place
         self._question = question
@@ -255,7 +253,7 @@ class _Prolog:
 
     def _undo(self, checkpoint: Checkpoint) -> UndoReport:
         # Most prologs have nothing to undo.
-        from slurm_colloc.host.hooks.undo_checkpoint import MIG_UNDO_S, JobUndo
+        from slurm_colloc.host.hooks.epilog import MIG_UNDO_S, JobUndo
 
         undone = JobUndo(
             self._run,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport, describe_recovered
 from slurm_colloc.host.hooks.node_policy import MIG_SWITCH, NodePolicy, read_policy
 from slurm_colloc.host.hooks.recover_jobs import RECOVERY_S, read_or_guess, recover
-from slurm_colloc.host.hooks.run_directory import RunDirectory
+from slurm_colloc.host.hooks.run_directory import READY, RunDirectory
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.host.system.node_processes import list_processes, read_boot_id, read_uid
@@ -18,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from slurm_colloc.host.mig.mode_after_boot import ModeAfterBoot
+    from slurm_colloc.host.mig.kept_modes import ModeAfterBoot
 
 _MODES_S = 12.0
 """How long turning MIG on again may take; a mode takes about a second."""
@@ -52,7 +51,7 @@ def run_recover(place: HookPlace, node: str) -> tuple[HookReport, list[dict[str,
 
 def _list_lost_modes(place: HookPlace) -> tuple[tuple[str, ...], str]:
     """GPUs that had MIG on before the reboot, and why they are not known."""
-    from slurm_colloc.host.mig.mode_after_boot import list_lost_modes
+    from slurm_colloc.host.mig.kept_modes import list_lost_modes
 
     state = _read_policy(place).state_directory
     try:
@@ -64,8 +63,8 @@ def _list_lost_modes(place: HookPlace) -> tuple[tuple[str, ...], str]:
 def _restore_modes(
     place: HookPlace, node: str, run: RunDirectory, lost: tuple[str, ...]
 ) -> tuple[ModeAfterBoot, ...]:
+    from slurm_colloc.host.mig.kept_modes import ModeAfterBoot, restore_modes
     from slurm_colloc.host.mig.mig_session import MigSession
-    from slurm_colloc.host.mig.mode_after_boot import ModeAfterBoot, restore_modes
 
     if _is_slurmd_up():
         # Jobs may have these GPUs, with no process on them yet. A prolog knows whose they are.

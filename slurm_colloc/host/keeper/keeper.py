@@ -10,29 +10,338 @@ standard output. Signals that Slurm sends to the processes of a step are ignored
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import select
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from slurm_colloc.errors import CollocError
+from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.keeper.keeper_messages import (
+    ClientJoined,
+    ClientLeft,
     ControlProved,
+    DaemonDied,
+    DaemonTrouble,
+    Event,
     Failed,
+    Fault,
     Ready,
+    ServerClients,
+    ServerStatus,
+    Status,
     Stopped,
     Sweeping,
+    decode,
+    encode,
 )
-from slurm_colloc.host.keeper.keeper_process import Channel, collect_orphans, take_over
-from slurm_colloc.host.keeper.watch_daemon import DaemonWatch, wait_for_active
-from slurm_colloc.host.mps.mps_leftovers import sweep
-from slurm_colloc.host.mps.mps_log_files import write_logs
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
-from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
-from slurm_colloc.host.mps.stop_daemon import stop_daemon
-from slurm_colloc.host.system.own_directory import BASES
-from slurm_colloc.host.system.remove_directory import remove_at_once, remove_directory
+from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, ListedClient, parse_pids
+from slurm_colloc.host.mps.mps_logs import (
+    ClientConnected,
+    ClientDisconnected,
+    FaultSeen,
+    LogEvent,
+    Problem,
+    StatusChanged,
+    read_last_words,
+    write_logs,
+)
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
+from slurm_colloc.host.mps.start_daemon import (
+    NO_WORD,
+    RunningMps,
+    explain_end,
+    start_daemon,
+    start_server,
+)
+from slurm_colloc.host.mps.stop_daemon import stop_daemon, sweep
+from slurm_colloc.host.system.child_programs import Child
+from slurm_colloc.host.system.directories import BASES, remove_at_once, remove_directory
+from slurm_colloc.host.system.node_processes import (
+    is_alive,
+    list_session,
+    read_namespace_pids,
+    read_uid,
+)
+
+# ---- The keeper's process: what Slurm's signals, orphans and standard streams are to it ----------
+
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTSTP,
+)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def take_over() -> tuple[int, int]:
+    """Make this process one that outlives its runner and reaps what the daemon leaves.
+
+    Returns:
+        Descriptors of what were its standard input and output, for the channel to the runner.
+    """
+    os.umask(0o077)
+    os.chdir("/")
+    for number in _IGNORED:
+        # A function, not SIG_IGN: the daemon and its server must not inherit it.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The channels get other numbers than standard streams have: children must not inherit them.
+    stdin, stdout = (os.dup(number) for number in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    return stdin, stdout
+
+
+def collect_orphans(child: Child | None) -> None:
+    """Collect servers whose daemon has died: they come to the keeper, which is their reaper.
+
+    Args:
+        child: The daemon, whose exit status is kept; None where it is no child of this process.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return
+            if child is not None and found.si_pid == child.pid:
+                # Its status is needed.
+                child.poll()
+            else:
+                os.waitpid(found.si_pid, os.WNOHANG)
+
+
+_READ_BYTES = 65536
+
+
+class Channel:
+    """Requests in, events out.
+
+    Args:
+        requests: Descriptor of the runner's requests.
+        events: Descriptor for events.
+    """
+
+    def __init__(self, requests: int, events: int) -> None:
+        self._in = requests
+        self._out = events
+        self._partial = b""
+        self.requests: list[dict[str, Any]] = []
+        """What the runner has asked for and was not done yet."""
+        self.is_abandoned = False
+        """The runner has gone."""
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait for a request, or for the runner's end."""
+        if self.is_abandoned:
+            time.sleep(timeout_s)
+            return
+        poll = select.poll()
+        poll.register(self._in, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            return
+        data = os.read(self._in, _READ_BYTES)
+        self.is_abandoned = not data
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(CollocError):
+                request = decode(line)
+                if isinstance(request, dict):
+                    self.requests.append(request)
+
+    def say(self, event: Event) -> None:
+        """Tell the runner, if it is there."""
+        data = encode(event)
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(self._out, data) :]
+
+    def close_requests(self) -> None:
+        """In a forked child: leave the requests to its parent."""
+        os.close(self._in)
+
+
+# ---- Watching an MPS daemon: what its logs say and it answers, as messages of the keeper's -------
+
+_STATUS_S = 0.1
+_LOG_S = 0.005
+_SETTLE_S = 0.02
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; False where the caller has lost interest."""
+
+
+def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
+    """Wait until a server is ACTIVE.
+
+    Args:
+        running: The daemon; `events` takes what its logs say meanwhile.
+        pause: How to wait.
+
+    Returns:
+        The server's pid, or None where `pause` broke off.
+
+    Raises:
+        NodeError: No server becomes ACTIVE.
+    """
+    started = time.monotonic()
+    ask_at = started
+    # It may have failed already while the command was being answered.
+    _raise_if_failed(running.events)
+    while True:
+        if running.child is not None and (status := running.child.poll()) is not None:
+            raise NodeError(explain_end(status, running.directory, running.uid))
+        fresh = running.logs.read()
+        running.events += fresh
+        ready = any(isinstance(e, StatusChanged) and e.status == ACTIVE for e in fresh)
+        _raise_if_failed(fresh)
+        now = time.monotonic()
+        if ready or now >= ask_at:
+            for server_pid in running.control.read_servers() or ():
+                running.note_server(server_pid)
+                if running.control.read_server_status(server_pid) == ACTIVE:
+                    return server_pid
+            ask_at = time.monotonic() + _STATUS_S
+        if now - started > running.options.active_cap_s:
+            raise NodeError(
+                f"no MPS server became ACTIVE within {running.options.active_cap_s:g} s: "
+                f"{read_last_words(running.directory.descriptor, running.uid) or NO_WORD}"
+            )
+        if not pause(_LOG_S):
+            return None
+
+
+def _raise_if_failed(events: list[LogEvent]) -> None:
+    for event in events:
+        if isinstance(event, Problem):
+            raise NodeError(f"the MPS server cannot start: {event.text}")
+        if isinstance(event, StatusChanged) and event.status == EXITED:
+            raise NodeError(f"the MPS server ended before it was ACTIVE: {event.text}")
+
+
+class DaemonWatch:
+    """Watches one daemon.
+
+    Args:
+        running: The daemon.
+        say: Takes what happens to it.
+    """
+
+    def __init__(self, running: RunningMps, say: Callable[[Event], None]) -> None:
+        self.running = running
+        self.has_died = False
+        self._say = say
+        self._joined: set[int] = set()
+
+    def look(self) -> None:
+        """Say what has happened since the last time."""
+        running = self.running
+        self.follow(flushes=False)
+        child = running.child
+        collect_orphans(child)
+        # One that root has started is no child of this process.
+        has_ended = not is_alive(running.daemon) if child is None else child.poll() is not None
+        if not self.has_died and has_ended:
+            self.has_died = True
+            self.follow(flushes=True)
+            left = tuple(process.id.pid for process in list_session(running.daemon.pid))
+            self._say(DaemonDied(None if child is None else child.returncode, left))
+
+    def follow(self, *, flushes: bool) -> None:
+        """Say what the logs have said since the last time.
+
+        Args:
+            flushes: Say a fault whose last lines may still be missing.
+        """
+        logs = self.running.logs
+        mark = logs.lines_read
+        events = logs.read()
+        if logs.has_open_fault and (flushes or logs.lines_read == mark):
+            # It is written in one go; with nothing more to read it is complete.
+            if flushes:
+                time.sleep(_SETTLE_S)
+                events += logs.read()
+            events += logs.flush()
+        self.tell(events)
+
+    def tell(self, events: Iterable[LogEvent]) -> None:
+        """Say what a log has said."""
+        for event in events:
+            self._say(self._translate(event))
+
+    def _translate(self, event: LogEvent) -> Event:
+        if isinstance(event, StatusChanged):
+            self.running.note_server(event.server_pid)
+            return ServerStatus(event.server_pid, event.status, event.text)
+        if isinstance(event, ClientConnected):
+            self.running.note_client(event.client_pid)
+            self._joined.add(event.client_pid)
+            return ClientJoined(event.client_pid, event.server_pid)
+        if isinstance(event, ClientDisconnected):
+            self._joined.discard(event.client_pid)
+            return ClientLeft(event.client_pid, event.server_pid)
+        if isinstance(event, FaultSeen):
+            return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
+        return DaemonTrouble(event.pid, event.text)
+
+    def has_clients(self) -> bool:
+        """Whether a client that has connected still lives and has not left."""
+        clients = self.running.clients
+        return any(pid in self._joined and is_alive(who) for pid, who in clients.items())
+
+    def read_status(self) -> Status:
+        """Its servers and their clients; every fault in the logs has been said before."""
+        self.look()
+        if self.has_died:
+            return Status((), "the MPS daemon has ended")
+        answer = self.running.control.ask("get_server_list")
+        pids = parse_pids(answer)
+        if pids is None:
+            words = answer.problem or answer.stdout.strip()
+            return Status((), f"the MPS daemon does not answer: {words}")
+        status = _describe_servers(self.running, pids)
+        self.follow(flushes=True)
+        return status
+
+
+def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status:
+    """The servers of a daemon, each with its clients.
+
+    Args:
+        running: The daemon; the servers are noted in it.
+        server_pids: What it says its servers are.
+    """
+    control = running.control
+    rows = {(row.pid, row.server_pid): row for row in control.read_snapshot()}
+    problem = ""
+    servers = []
+    for server_pid in server_pids:
+        running.note_server(server_pid)
+        clients = control.read_clients(server_pid)
+        if clients is None:
+            problem = f"server {server_pid} does not tell its clients"
+        found = []
+        for pid in clients or ():
+            row = rows.get((pid, server_pid), ListedClient(pid, server_pid))
+            inner = read_namespace_pids(pid)
+            found.append(
+                ListedClient(pid, server_pid, row.device, row.namespace, row.command, inner)
+            )
+        status = control.read_server_status(server_pid)
+        servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
+    return Status(tuple(servers), problem)
+
 
 _TICK_S = 0.1
 

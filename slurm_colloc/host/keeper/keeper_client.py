@@ -21,9 +21,9 @@ from slurm_colloc.host.keeper.keeper_messages import (
     decode,
     encode,
 )
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
 from slurm_colloc.host.system.child_programs import DEVNULL, PIPE, Child, collect, start_program
-from slurm_colloc.host.system.own_directory import BASES
+from slurm_colloc.host.system.directories import BASES
 from slurm_colloc.host.system.signals import end_child
 
 _ROOT = os.path.dirname(os.path.dirname(slurm_colloc.__file__))
@@ -208,7 +208,7 @@ class KeeperClient:
         Args:
             grace_s: How long clients may take to leave.
         """
-        from slurm_colloc.host.mps.mps_leftovers import find_directories, recover
+        from slurm_colloc.host.mps.stop_daemon import find_directories, recover
 
         if not self._is_over:
             end_child(self._child.pid)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.mps.mps_answers import ListedClient
-from slurm_colloc.host.mps.mps_options import MpsOptions, StopReport
+from slurm_colloc.host.mps.mps_control import ListedClient
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
 
 
 @dataclass(frozen=True)

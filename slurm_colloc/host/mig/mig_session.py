@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Mapping
 
-from slurm_colloc.host.mig.mig_state import MigGpu, MigProblem, parse_mig_gpu
+from slurm_colloc.host.mig.plan_cut import MigGpu, MigProblem, parse_mig_gpu
 from slurm_colloc.host.nvml.nvml_query import build_nvml_environment
 from slurm_colloc.host.system.child_programs import PIPE, Child, collect, start_program
 from slurm_colloc.host.system.signals import end_child
-from slurm_colloc.model.mig.mig_profiles import Placement
+from slurm_colloc.model.mig_profiles import Placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,14 +15,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError
-from slurm_colloc.host.system.control_groups import Hierarchy, make_group, write_setting
-from slurm_colloc.host.system.device_program import (
+from slurm_colloc.host.system.child_programs import run_as
+from slurm_colloc.host.system.control_groups import (
     LAST_GPU_MINOR,
     NVIDIA_MAJOR,
+    Hierarchy,
     attach_device_program,
+    make_group,
+    write_setting,
 )
-from slurm_colloc.host.system.own_directory import Owner
-from slurm_colloc.host.system.run_as_user import run_as
+from slurm_colloc.host.system.directories import Owner
 
 DEVICES, HOST_MEMORY, PROCESSES, CPUS = "devices", "host memory", "processes", "CPUs"
 NEEDED = (DEVICES, HOST_MEMORY, PROCESSES)

@@ -8,18 +8,110 @@ told from an empty answer stands at `ControlProgram.ask`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps.mps_answers import ListedClient, parse_ps
+from slurm_colloc.errors import NodeError, UsageProblem
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.host.system.child_programs import Outcome, run_program
-from slurm_colloc.host.system.own_directory import Owner
+from slurm_colloc.host.system.directories import Owner
+
+# ----
+# What NVIDIA's control program prints, read: clients, percentages, limits, complaints; pure.
+
+
+@dataclass(frozen=True)
+class ListedClient:
+    """A process that uses the GPU through a server.
+
+    Args:
+        pid: Its pid, as seen from here.
+        server_pid: The server it is connected to.
+        device: The GPU, cut short by the daemon (`GPU-5a41ce45-e82a-a159`); None where not told.
+        namespace: Its pid namespace (inode number); None where not told.
+        command: Its program; None where not told.
+        namespace_pids: Its pids from this namespace inwards: the last is what it calls itself.
+    """
+
+    pid: int
+    server_pid: int
+    device: str | None = None
+    namespace: int | None = None
+    command: str | None = None
+    namespace_pids: tuple[int, ...] = ()
+
+
+def parse_ps(text: str) -> tuple[ListedClient, ...]:
+    """Read the table of `ps` by the names of its columns.
+
+    Args:
+        text: `PID ID SERVER DEVICE NAMESPACE COMMAND`, one line a context (550, 580).
+    """
+    columns: list[str] = []
+    clients: dict[tuple[int, int], ListedClient] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if "PID" in words and "SERVER" in words:
+            columns = words
+            continue
+        if not columns or len(words) < len(columns):
+            continue
+        # The command is last and may hold blanks.
+        words = [*words[: len(columns) - 1], " ".join(words[len(columns) - 1 :])]
+        row = {column: words[index] for index, column in enumerate(columns)}
+        with contextlib.suppress(ValueError):
+            namespace = row.get("NAMESPACE", "")
+            client = ListedClient(
+                pid=int(row["PID"]),
+                server_pid=int(row["SERVER"]),
+                device=row.get("DEVICE"),
+                namespace=int(namespace) if namespace.isdigit() else None,
+                command=row.get("COMMAND"),
+            )
+            clients.setdefault((client.pid, client.server_pid), client)
+    return tuple(clients.values())
+
+
+def parse_percentage(answer: Outcome) -> float | None:
+    """Read a thread percentage; None where the answer is not a number."""
+    with contextlib.suppress(ValueError):
+        return float(answer.stdout.strip())
+    return None
+
+
+def parse_limit_mb(answer: Outcome) -> int | None:
+    """Read a gpu_memory limit as the daemon shows it, in MiB; None where none is set.
+
+    The daemon rounds down to whole GiB: 1500M is shown as 1G (550, 580).
+    """
+    match = re.fullmatch(r"(\d+)([GM])B?", answer.stdout.strip())
+    if match is None:
+        return None
+    return int(match[1]) * (1024 if match[2] == "G" else 1)
+
+
+def is_limit_shown(wanted_mb: int, shown_mb: int | None) -> bool:
+    """Whether a limit that was set is what the daemon shows, rounded as it rounds."""
+    return shown_mb is not None and shown_mb in (wanted_mb, wanted_mb // 1024 * 1024)
+
+
+def find_complaints(lines: Iterable[str]) -> tuple[str, ...]:
+    """Find what the daemon writes to its log only, while the command's answer looks well."""
+    return tuple(line for line in lines if _COMPLAINT.search(line))
+
+
+_COMPLAINT = re.compile(
+    r"Invalid|Insufficient privileges|Not enough privilege|Failed to|Unknown command"
+    r"|not found|No default pinned|expected between|Internal error|requires?\b",
+    re.IGNORECASE,
+)
+
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -277,3 +369,172 @@ def parse_server_status(answer: Outcome) -> str | None:
     """Read a server's status."""
     word = answer.stdout.strip()
     return word if word in (ACTIVE, INITIALIZING, FAULT) else None
+
+
+# ---- Whether MPS can be used here, and with what limits; pure ------------------------------------
+
+PRE_VOLTA_CLIENTS = 16
+VOLTA_CLIENTS = 48
+NEWER_CLIENTS = 60
+"""Clients of one GPU: NVIDIA's MPS manual (r615); 48 observed on an H200 with CUDA 13.0, where the
+49th gets cudaErrorMpsMaxClientsReached."""
+
+CONTEXT_MB = 600
+"""What a CUDA context takes of a gpu_memory limit before the first allocation: 0.5 GiB and a little
+on an H200, where a limit of 100 MiB left no room for the context itself."""
+
+_OLDEST = (3, 5)
+_VOLTA = (7, 0)
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether MPS can be used.
+
+    Args:
+        is_possible: It can.
+        reason: Why, or why not.
+        client_cap: How many processes can be clients of one GPU; None where MPS cannot be used.
+        notes: What could not be read, or is worse than it might be.
+    """
+
+    is_possible: bool
+    reason: str
+    client_cap: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge_support(
+    programs: MpsPrograms | None, answer: NvmlAnswer, uuids: Sequence[str]
+) -> Support:
+    """Say whether MPS can be used on some GPUs.
+
+    What NVML does not say speaks against nothing: the daemon's start is the proof.
+
+    Args:
+        programs: NVIDIA's programs; None where they are not there.
+        answer: What NVML says.
+        uuids: The GPUs.
+    """
+    if programs is None:
+        return Support(False, "nvidia-cuda-mps-control is not installed on this node")
+    if not uuids:
+        return Support(False, "it is not known which GPUs are the job's")
+    if len(set(uuids)) != len(uuids):
+        return Support(False, f"a GPU is named twice: {', '.join(uuids)}")
+    notes: list[str] = []
+    caps = []
+    for uuid in uuids:
+        if uuid.startswith("MIG-"):
+            return Support(False, f"{uuid} is a part of a GPU (MIG)")
+        gpu = answer.find(uuid)
+        if gpu is None:
+            why = answer.problem or "NVML does not show it"
+            notes.append(f"{uuid} was not checked: {why}")
+            caps.append(VOLTA_CLIENTS)
+            continue
+        refusal = _find_refusal(gpu)
+        if refusal:
+            return Support(False, f"{uuid} {refusal}")
+        capability = gpu.compute_capability
+        if capability is not None and capability < _VOLTA:
+            notes.append(
+                f"{uuid} is older than Volta: MPS has no limits there, and a fault of one member "
+                "ends all"
+            )
+        caps.append(choose_client_cap(capability, answer.cuda_version))
+    return Support(
+        True, "NVIDIA's programs are there and the GPU allows it", min(caps), tuple(notes)
+    )
+
+
+def _find_refusal(gpu: Gpu) -> str:
+    capability = gpu.compute_capability
+    if capability is not None and capability < _OLDEST:
+        return f"has compute capability {capability[0]}.{capability[1]}, MPS needs 3.5 or more"
+    if gpu.mig_enabled:
+        return "has MIG on, where programs find nothing but instances"
+    if gpu.compute_mode == "PROHIBITED":
+        return "is in compute mode PROHIBITED"
+    return ""
+
+
+def choose_client_cap(capability: tuple[int, int] | None, cuda_version: str | None) -> int:
+    """How many processes can share one GPU; the smaller number where something is unknown.
+
+    Args:
+        capability: The GPU's compute capability.
+        cuda_version: The newest CUDA that the driver supports, such as 13.0.
+    """
+    if capability is not None and capability < _VOLTA:
+        return PRE_VOLTA_CLIENTS
+    if cuda_version is not None and _parse_version(cuda_version) >= (13, 1):
+        return NEWER_CLIENTS
+    return VOLTA_CLIENTS
+
+
+def _parse_version(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(".") if word.isdigit())
+
+
+def compute_default_thread_percentage(degree: int) -> int:
+    """What each member may use of the GPU's SMs when it is unknown, in percent.
+
+    Twice the fair share: on an H200 small and medium trainings gain most with it.
+
+    Args:
+        degree: Members at the same time.
+    """
+    return max(1, min(100, 200 // max(1, degree)))
+
+
+def build_member_environment(
+    *,
+    gpus: Sequence[str],
+    pipe_directory: str,
+    thread_percentage: float | None = None,
+    gpu_memory_limits_mb: Mapping[str, int] | None = None,
+    gpu_memory_totals_mb: Mapping[str, int] | None = None,
+) -> dict[str, str]:
+    """What makes a member a client with limits.
+
+    CUDA ignores a percentage beyond its range and a limit above the GPU's memory, and drops every
+    limit where one names a GPU that the process cannot see (H200, driver 580; NVIDIA's manual
+    r615). So nothing of that kind leaves here.
+
+    Args:
+        gpus: UUIDs that the member sees.
+        pipe_directory: The daemon's.
+        thread_percentage: Share of the SMs it may use; None for no limit.
+        gpu_memory_limits_mb: Limit on each GPU, in MiB, the CUDA context included; GPUs that the
+            member does not see are left out.
+        gpu_memory_totals_mb: The GPUs' memory, where known; a limit that is no less is left out.
+
+    Raises:
+        UsageProblem: A limit is out of range.
+    """
+    if not gpus:
+        raise UsageProblem("a member under MPS needs at least one GPU")
+    if thread_percentage is not None and not 0 < thread_percentage <= 100:
+        raise UsageProblem(
+            f"a thread percentage is above 0 and at most 100, not {thread_percentage:g}"
+        )
+    limits = []
+    for gpu, limit_mb in (gpu_memory_limits_mb or {}).items():
+        if limit_mb < CONTEXT_MB:
+            raise UsageProblem(
+                f"a gpu_memory limit of {limit_mb} MiB leaves no room for the CUDA context",
+                hint=f"give {CONTEXT_MB} MiB at least",
+            )
+        total_mb = (gpu_memory_totals_mb or {}).get(gpu)
+        if gpu in gpus and (total_mb is None or limit_mb < total_mb):
+            limits.append(f"{gpu}={limit_mb}M")
+    environment = {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "CUDA_MPS_PIPE_DIRECTORY": pipe_directory,
+    }
+    if thread_percentage is not None:
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{thread_percentage:g}"
+    if limits:
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
+    return environment

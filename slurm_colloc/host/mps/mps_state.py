@@ -12,14 +12,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.host.mps.mps_control import MpsPrograms
+from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id, read_pid_namespace
-from slurm_colloc.host.system.own_directory import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
 
 STATE = "state.json"
 SCHEMA = 1
@@ -130,3 +131,109 @@ def _parse(value: Mapping[str, Any]) -> DaemonState:
         pid_namespace=int(value["pid_namespace"]),
         made_at=float(value["made_at"]),
     )
+
+
+# ---- What a pack wants of its MPS daemon, and how a start or a stop went: values only ------------
+
+NODE_VARIABLE = "SLURMD_NODENAME"
+"""One machine may be several nodes, with GPUs of their own."""
+
+
+@dataclass(frozen=True)
+class MpsOptions:
+    """A private daemon for one pack and one set of GPUs.
+
+    Args:
+        gpus: UUIDs; daemon and members name GPUs by nothing else.
+        bases: Where its directory may lie, best first; empty for the usual ones.
+        default_thread_percentage: What a member without a limit of its own may use at most.
+        default_gpu_memory_limits_mb: Likewise, for each GPU, in MiB.
+        environment: Added to the daemon's clean environment; see `choose_passed_environment`.
+        path: Where NVIDIA's programs are looked for first, as a PATH.
+        logs_to: Directory for copies of the logs at the end; None to keep none.
+        label: Whose it is, for people.
+        needs_active: Ready means that a server is ACTIVE, not only that the daemon answers.
+        control_cap_s: How long the daemon may take to answer.
+        active_cap_s: How long a server may take to become ACTIVE.
+        orphan_grace_s: How long clients may go on when the runner has died.
+        guard_pid: The parent of the runner, which outlives it; as long as it does clients may go
+            on for longer than that. 0 for none.
+        adopt: Pipe directory of a daemon that root has prepared, to be watched instead of starting
+            one; empty for none.
+    """
+
+    gpus: tuple[str, ...]
+    bases: tuple[str, ...] = ()
+    default_thread_percentage: float | None = None
+    default_gpu_memory_limits_mb: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    logs_to: str | None = None
+    label: str = ""
+    needs_active: bool = True
+    control_cap_s: float = 5.0
+    active_cap_s: float = 30.0
+    orphan_grace_s: float = 35.0
+    guard_pid: int = 0
+    adopt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.gpus:
+            raise UsageProblem("an MPS daemon needs at least one GPU")
+        for gpu in self.gpus:
+            if not gpu.startswith(("GPU-", "MIG-")) or "," in gpu:
+                raise UsageProblem(f"{gpu!r} is not a GPU's UUID")
+        percentage = self.default_thread_percentage
+        if percentage is not None and not 0 < percentage <= 100:
+            raise UsageProblem(f"a thread percentage is above 0 and at most 100, not {percentage}")
+        for gpu, limit_mb in self.default_gpu_memory_limits_mb.items():
+            if gpu not in self.gpus or limit_mb <= 0:
+                raise UsageProblem(f"no gpu_memory limit of {limit_mb} MiB for {gpu}")
+
+
+def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment a daemon's clean one has, too, apart from a PATH.
+
+    Args:
+        environ: The runner's environment.
+    """
+    return build_node_environment(environ.get(NODE_VARIABLE, ""))
+
+
+def build_node_environment(node: str) -> dict[str, str]:
+    """The same where only Slurm's name of this node is known; empty for none."""
+    return {NODE_VARIABLE: node} if node else {}
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """How a daemon was ended.
+
+    Args:
+        elapsed_ms: How long it took in all.
+        quit_ms: How long `quit` took; None where it was not used or did not answer.
+        forced: Signals were needed.
+        unkillable: Pids that even SIGKILL does not end, stuck in the kernel (state D). This is the
+            one hard failure; directory and state are kept for it.
+        gpu_processes: Pids of this daemon's servers and clients that NVML still shows on its GPUs;
+            None where NVML cannot be read, and `notes` says why.
+        directory_removed: Its directory is gone.
+        left: What could not be removed, with reasons.
+        logs: Copies of logs.
+        notes: What else is worth telling.
+    """
+
+    elapsed_ms: float
+    quit_ms: float | None = None
+    forced: bool = False
+    unkillable: tuple[int, ...] = ()
+    gpu_processes: tuple[int, ...] | None = None
+    directory_removed: bool = False
+    left: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is left in the process table, in the file system or, if known, on the GPU."""
+        return not (self.unkillable or self.left or self.gpu_processes) and self.directory_removed

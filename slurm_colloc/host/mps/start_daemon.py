@@ -13,37 +13,33 @@ import time
 from dataclasses import dataclass, field, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.mps.mps_answers import (
-    find_complaints,
-    is_limit_shown,
-    parse_limit_mb,
-    parse_percentage,
-)
 from slurm_colloc.host.mps.mps_control import (
     COMMAND_S,
     ControlProgram,
     build_daemon_environment,
+    find_complaints,
     find_library_path,
     find_programs,
+    is_limit_shown,
+    parse_limit_mb,
+    parse_percentage,
     read_peer,
 )
-from slurm_colloc.host.mps.mps_options import MpsOptions
-from slurm_colloc.host.mps.mps_state import DaemonState, write_state
+from slurm_colloc.host.mps.mps_state import DaemonState, MpsOptions, write_state
 from slurm_colloc.host.system.child_programs import Child, Confinement, collect, start_program
-from slurm_colloc.host.system.node_processes import ProcessId, identify, read_process, read_uid
-from slurm_colloc.host.system.own_directory import (
+from slurm_colloc.host.system.directories import (
     BASES,
     DAEMON_LOG,
     Owner,
     PrivateDirectory,
     make_private_directory,
+    remove_directory,
 )
-from slurm_colloc.host.system.remove_directory import remove_directory
+from slurm_colloc.host.system.node_processes import ProcessId, identify, read_process, read_uid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.mps.mps_events import LogEvent
-    from slurm_colloc.host.mps.mps_log_files import LogFollower
+    from slurm_colloc.host.mps.mps_logs import LogEvent, LogFollower
 
 # From 580 on the daemon asks CUDA first, and ends without a word: 100 is CUDA_ERROR_NO_DEVICE.
 _SILENT_ENDS = {
@@ -171,7 +167,7 @@ def start_daemon(
             if owner is None:
                 write_state(directory.descriptor, state)
         # It takes the daemon longer to come up than to load this.
-        from slurm_colloc.host.mps.mps_log_files import LogFollower
+        from slurm_colloc.host.mps.mps_logs import LogFollower
 
         control = ControlProgram(programs, environment, owner)
         _prove(child, directory, uid, control, started + options.control_cap_s)
@@ -259,7 +255,7 @@ def _prove(
 
 
 def _read_last_words(directory: PrivateDirectory, uid: int) -> str:
-    from slurm_colloc.host.mps.mps_log_files import read_last_words
+    from slurm_colloc.host.mps.mps_logs import read_last_words
 
     return read_last_words(directory.descriptor, uid)
 
@@ -279,9 +275,8 @@ def explain_end(status: int, directory: PrivateDirectory, uid: int) -> str:
 
 def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None) -> None:
     # A daemon comes up nearly always.
-    from slurm_colloc.host.system.group_end import end_members
-    from slurm_colloc.host.system.process_groups import ProcessSession
-    from slurm_colloc.host.system.signals import KILL
+    from slurm_colloc.host.system.node_processes import ProcessSession
+    from slurm_colloc.host.system.signals import KILL, end_members
 
     leader = None if child is None else read_process(child.pid)
     if child is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_colloc.model.plan import KnownBy, SharingMode
-from slurm_colloc.planning.limits.hard_limits import Broken
+from slurm_colloc.planning.hard_limits import Broken
 
 
 @dataclass(frozen=True)

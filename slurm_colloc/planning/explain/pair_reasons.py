@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import OWN_RULES, Goal, PackPlan, Plan, Policy, Rule
-from slurm_colloc.planning.explain.explanation import PairExplanation
-from slurm_colloc.planning.explain.requested_separation import find_differences
-from slurm_colloc.planning.job_needs import Question, compute_needs, is_host_memory_assumed
-from slurm_colloc.planning.known_packs import is_known, weigh
-from slurm_colloc.planning.limits.broken_limits import (
+from slurm_colloc.planning.broken_limits import (
     Weighing,
     build_unknown,
     describe_goal,
@@ -18,18 +17,121 @@ from slurm_colloc.planning.limits.broken_limits import (
     format_apart,
     name_needy,
 )
-from slurm_colloc.planning.limits.gpu_limits import build_limits
-from slurm_colloc.planning.limits.hard_limits import Broken, find_broken
-from slurm_colloc.planning.other_rules import find_rule
-from slurm_colloc.planning.pack_request import compute_places_most, find_cut_gpu
-from slurm_colloc.planning.plan_packs import find_keys
-from slurm_colloc.planning.priced_packs import Subject
-from slurm_colloc.planning.unknown_packs import (
-    SPREAD,
-    compute_refusal,
-    find_late,
-    is_open_ended,
+from slurm_colloc.planning.explain.explanation import PairExplanation
+from slurm_colloc.planning.hard_limits import Broken, Subject, find_broken
+from slurm_colloc.planning.job_needs import (
+    Question,
+    build_limits,
+    build_subject,
+    choose_time_limit_s,
+    compute_needs,
+    forget_loads,
+    is_host_memory_assumed,
+    label_jobs,
 )
+from slurm_colloc.planning.known_packs import find_rule, is_known, weigh
+from slurm_colloc.planning.pack_request import compute_places_most, find_cut_gpu
+from slurm_colloc.planning.plan_packs import (
+    TIME_RATIO,
+    BucketKey,
+    compute_reason_to_run_alone,
+    find_keys,
+)
+from slurm_colloc.planning.unknown_packs import SPREAD, compute_refusal, find_late, is_open_ended
+
+# ---- Why two jobs are not planned together, whatever they take of a GPU; pure --------------------
+
+
+def find_differences(
+    question: Question, keys: Mapping[int, BucketKey], names: Sequence[str], i: int, j: int
+) -> tuple[Broken, ...]:
+    """What two jobs do not agree in that share a pack.
+
+    Args:
+        question: What planning was asked.
+        keys: From `find_keys`; those that do not share have none.
+        names: What the jobs are called, by index.
+        i: One job.
+        j: The other.
+
+    Returns:
+        The first that is found, or why each does not share; nothing where the two may be
+        planned together.
+    """
+    alone = {
+        index: compute_reason_to_run_alone(question.jobs[index], question.policy)
+        for index in (i, j)
+        if index not in keys
+    }
+    if alone:
+        if len(alone) == 2 and alone[i] == alone[j]:
+            return (_build_alone(question, i, f"each runs alone: {alone[i]}"),)
+        return tuple(
+            _build_alone(question, index, f"{names[index]} runs alone: {why}")
+            for index, why in alone.items()
+        )
+    one, other = keys[i], keys[j]
+    if (one.group, one.gpu_type) != (other.group, other.gpu_type):
+        text = "partition, account, QoS, GPU type or another sbatch option differs"
+        return (Broken("group", None, None, text),)
+    counts = [question.jobs[index].gpus for index in (i, j)]
+    if counts[0] != counts[1] and not question.policy.mixes_gpus:
+        text = (
+            f"{names[i]} needs {counts[0]} and {names[j]} {counts[1]} GPUs: they share a GPU set "
+            "where csub pack or --degree puts them together"
+        )
+        return (Broken("gpus", counts[0], counts[1], text),)
+    if one.is_over != other.is_over:
+        return (_build_over(question, names, i if one.is_over else j),)
+    if one.longest_s != other.longest_s:
+        return (_build_duration(question, keys, names, i, j),)
+    return ()
+
+
+def _build_alone(question: Question, index: int, text: str) -> Broken:
+    """Why a job does not share."""
+    have, limit = _find_numbers(question.jobs[index], question.policy)
+    return Broken("alone", have, limit, text)
+
+
+def _find_numbers(job: Job, policy: Policy) -> tuple[float | None, float | None]:
+    """Both numbers of why a job does not share, as `compute_reason_to_run_alone` finds it."""
+    if job.alone_because or not job.came_together:
+        return None, None
+    if job.gpus != 1:
+        return job.gpus, 1
+    if policy.degree == 1 and (policy.pack_size or 1) == 1:
+        return 2, 1
+    return job.time_limit_s, policy.pack_time_max_s
+
+
+def _build_over(question: Question, names: Sequence[str], index: int) -> Broken:
+    asked_s = question.jobs[index].time_limit_s
+    limit_s = question.capacity.time_limit_max_s
+    asked = "no time limit" if asked_s is None else f"{asked_s} s"
+    text = f"{names[index]} asks for {asked}, MaxTime here is {limit_s} s: Slurm will not start it"
+    return Broken("time", asked_s, limit_s, text)
+
+
+def _build_duration(
+    question: Question, keys: Mapping[int, BucketKey], names: Sequence[str], i: int, j: int
+) -> Broken:
+    """Their time limits are too different."""
+    asked = {
+        index: choose_time_limit_s(question.jobs[index], question.capacity) for index in (i, j)
+    }
+    if None in asked.values():
+        endless, limited = (i, j) if asked[i] is None else (j, i)
+        text = f"{names[limited]} asks for {asked[limited]} s, {names[endless]} for no time limit"
+        return Broken("duration", asked[limited], None, text)
+    short, long = sorted((i, j), key=lambda index: keys[index].longest_s or 0)
+    longest_s = keys[long].longest_s or 0
+    least_s = -(-longest_s // TIME_RATIO)
+    text = (
+        f"{names[short]} asks for {asked[short]} s, the jobs that share there for {least_s} to "
+        f"{longest_s} s: a short job should not wait as long as a long one"
+    )
+    return Broken("duration", asked[short], least_s, text)
 
 
 class PairReasons:
@@ -248,7 +350,7 @@ class PairReasons:
         """How many like a job of unknown load run at once by the plan, at most."""
         if not self._question.curves:
             return self._question.policy.degree
-        from slurm_colloc.planning.curve_packs import choose_groups
+        from slurm_colloc.planning.known_packs import choose_groups
 
         key = self.keys[index]
         alike = [i for i, own in self.keys.items() if own == key and not self._is_known(i)]
@@ -327,3 +429,147 @@ def add_alike(
     if known is not None:
         pair = dataclasses.replace(known, pairs=known.pairs + pair.pairs)
     found[key] = pair
+
+
+# ---- Which jobs are in different packs, a pair of kinds at a time --------------------------------
+
+PAIRS_MOST = 120
+"""Pairs that are told; the others are counted. All of 16 jobs are."""
+_EXPLAINED_MOST = 500
+"""Pairs of kinds that are explained: those that turn out to be alike are shown once."""
+_KINDS_MOST = 400
+
+
+def explain_pairs(
+    plan: Plan, question: Question, labels: Sequence[str] | None = None
+) -> tuple[tuple[PairExplanation, ...], int]:
+    """Say what keeps jobs in different packs, once for those that are alike in packs alike.
+
+    First it is looked whether the two may share at all, then whether the second may come on top
+    of the first one's pack, or the other way round; then what they would cost. Where exactly one
+    limit is named, raising that one alone makes the pair, or the pack with the job, legal.
+
+    Args:
+        plan: The plan.
+        question: What it answers.
+        labels: What its jobs are called in sentences; None where there are no further jobs that
+            they could be confused with.
+
+    Returns:
+        The pairs, those that are alike once, and how many pairs of jobs none of them stands for.
+    """
+    if question.policy.rule is Rule.FIRST_FIT:
+        question = forget_loads(question)
+    subjects = [build_subject(question, index) for index in range(len(question.jobs))]
+    if labels is None:
+        labels = label_jobs((job.name, job.number) for job in question.jobs)
+    reasons = PairReasons(plan, question, subjects, labels)
+    kinds = _divide_by_packs(_find_kinds(question, subjects, reasons.keys), plan, reasons.places)
+    found: dict[object, PairExplanation] = {}
+    explained = 0
+    for first, second in _list_pairs(kinds[:_KINDS_MOST]):
+        apart = _find_apart(first, second, reasons.places)
+        if apart is None:
+            continue
+        if len(found) == PAIRS_MOST or explained == _EXPLAINED_MOST:
+            break
+        explained += 1
+        pairs = _count_apart(first, second, reasons.places)
+        add_alike(found, reasons.explain(*apart, pairs), labels)
+    told = sum(pair.pairs for pair in found.values())
+    return tuple(found.values()), count_pairs_apart(plan) - told
+
+
+def count_pairs_apart(plan: Plan) -> int:
+    """How many pairs of jobs are in different packs."""
+    sizes = [len(pack.members) for pack in plan.packs]
+    return math.comb(sum(sizes), 2) - sum(math.comb(size, 2) for size in sizes)
+
+
+def _find_kinds(
+    question: Question, subjects: Sequence[Subject], keys: Mapping[int, BucketKey]
+) -> list[list[int]]:
+    """The jobs of the call, those together that planning takes for alike; in the user's order."""
+    kinds: dict[object, list[int]] = {}
+    durations: dict[object, set[int | None]] = {}
+    for own in keys.values():
+        durations.setdefault((own.group, own.gpu_type, own.is_over), set()).add(own.longest_s)
+    for index, (job, subject) in enumerate(zip(question.jobs, subjects, strict=True)):
+        why = compute_reason_to_run_alone(job, question.policy)
+        key = keys.get(index)
+        # What it asks for is told of one that asks for too much, or too little.
+        asked = None
+        if key is not None and (
+            key.is_over or len(durations[key.group, key.gpu_type, key.is_over]) > 1
+        ):
+            asked = (choose_time_limit_s(job, question.capacity),)
+        kind = (job.group, job.gpu_type, key, why, asked, subject.kind)
+        kinds.setdefault(kind, []).append(index)
+    return list(kinds.values())
+
+
+def _divide_by_packs(
+    kinds: Sequence[Sequence[int]], plan: Plan, places: Mapping[int, int]
+) -> list[list[list[int]]]:
+    """The jobs of each kind, those together whose packs are alike: one may be full, one not."""
+    kind_of = {index: number for number, jobs in enumerate(kinds) for index in jobs}
+    looks = [
+        (pack.degree, *sorted(kind_of[member.job_index] for member in pack.members))
+        for pack in plan.packs
+    ]
+    divided = []
+    for jobs in kinds:
+        alike: dict[object, list[int]] = {}
+        for index in jobs:
+            alike.setdefault(looks[places[index]], []).append(index)
+        divided.append(list(alike.values()))
+    return divided
+
+
+def _list_pairs(
+    kinds: Sequence[Sequence[list[int]]],
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Pairs of jobs of alike packs: one of every pair of kinds, then a second of each, ..."""
+    waiting = [
+        itertools.combinations_with_replacement(first, 2)
+        if first is second
+        else itertools.product(first, second)
+        for first, second in itertools.combinations_with_replacement(kinds, 2)
+    ]
+    while waiting:
+        left = []
+        for pairs in waiting:
+            pair = next(pairs, None)
+            if pair is not None:
+                yield pair
+                left.append(pairs)
+        waiting = left
+
+
+def _find_apart(
+    first: Sequence[int], second: Sequence[int], places: Mapping[int, int]
+) -> tuple[int, int] | None:
+    """A job of each kind that are in different packs."""
+    i = first[0]
+    for j in second:
+        if places[i] != places[j]:
+            return i, j
+    # All of the second kind are where the first job is; another of the first kind may not be.
+    for i in first:
+        if places[i] != places[second[0]]:
+            return i, second[0]
+    return None
+
+
+def _count_apart(first: Sequence[int], second: Sequence[int], places: Mapping[int, int]) -> int:
+    """How many pairs of two kinds are in different packs."""
+    counts: list[dict[int, int]] = []
+    for kind in (first, second):
+        counts.append({})
+        for index in kind:
+            counts[-1][places[index]] = counts[-1].get(places[index], 0) + 1
+    if first is second:
+        together = sum(n * (n - 1) // 2 for n in counts[0].values())
+        return len(first) * (len(first) - 1) // 2 - together
+    together = sum(n * counts[1].get(place, 0) for place, n in counts[0].items())
+    return len(first) * len(second) - together

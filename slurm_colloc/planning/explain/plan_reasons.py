@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from slurm_colloc.model.calibration import Calibration
-from slurm_colloc.model.degree.known_curve import KnownCurve
-from slurm_colloc.model.degree.probe_window import may_be_measured
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.measured_curve import KnownCurve
+from slurm_colloc.model.measurement import may_be_measured
 from slurm_colloc.model.plan import (
     Capacity,
     KnownBy,
@@ -20,27 +19,28 @@ from slurm_colloc.model.plan import (
     UsageProfile,
     is_watched,
 )
+from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
     PlanExplanation,
     SeatExplanation,
 )
-from slurm_colloc.planning.explain.separate_pairs import explain_pairs
-from slurm_colloc.planning.job_load import build_load, has_only_rate
+from slurm_colloc.planning.explain.pair_reasons import explain_pairs
+from slurm_colloc.planning.hard_limits import Limits, Setting, Subject, compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
     Question,
     are_timed,
+    build_load,
     build_subject,
+    has_only_rate,
     has_power,
     has_run_s,
 )
-from slurm_colloc.planning.limits.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.pack_prediction import predict_pack
 from slurm_colloc.planning.plan_packs import ask
 from slurm_colloc.planning.predict.pack_pricing import Pricing
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
-from slurm_colloc.planning.priced_packs import Limits, Setting, Subject
 
 _J_PER_WH = 3600
 _Number = TypeVar("_Number", int, float)

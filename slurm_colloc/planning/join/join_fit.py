@@ -20,23 +20,23 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.planning.hard_limits import Setting, Subject
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
+    build_limits,
     build_subject,
     choose_bound,
     choose_gpu_memory_mb,
     compute_needs,
 )
-from slurm_colloc.planning.limits.gpu_limits import build_limits
 from slurm_colloc.planning.pack_request import (
     compute_overload,
     compute_thread_percentage,
+    compute_wall_limit_s,
     find_cut_gpu,
 )
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
-from slurm_colloc.planning.priced_packs import Setting, Subject
-from slurm_colloc.planning.time_limits import compute_wall_limit_s
 from slurm_colloc.planning.unknown_packs import (
     build_unknown_pack,
     compute_refusal,
@@ -250,7 +250,7 @@ def _predict_join(
     pack: RunningPack, question: Question, subjects: Sequence[Subject], setting: Setting
 ) -> tuple[float | None, float | None] | str:
     """How slow the new one gets, also by the model alone; or whose bound that would break."""
-    from slurm_colloc.planning.limits.broken_limits import find_too_slow, predict_setting
+    from slurm_colloc.planning.broken_limits import find_too_slow, predict_setting
     from slurm_colloc.planning.pack_prediction import predict_by_model
 
     slowdowns = predict_setting(subjects, setting, question.calibration)

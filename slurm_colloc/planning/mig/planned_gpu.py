@@ -12,12 +12,10 @@ import functools
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.mig.layout_words import parse_layout, resolve_word
-from slurm_colloc.model.mig.mig_layout import place
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile
-from slurm_colloc.model.mig.mig_tables import MIG_TABLES, choose_mig_table
+from slurm_colloc.model.mig_layout import parse_layout, place, resolve_word
+from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile, choose_mig_table
+from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.limits.hard_limits import GPU_MEMORY_SHARE
 
 _NOMINAL = "H100-80"
 """Shapes of a GPU of which nothing is known: those of all GPUs with seven slices are the same."""

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.model.calibration import Load, ModeModel
+from slurm_colloc.model.usage_profile import Load, ModeModel
 
 _ROUNDS = 4
 _LEAST = 0.02

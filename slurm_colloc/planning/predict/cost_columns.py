@@ -5,27 +5,232 @@ Prices are those of pack_pricing. Imported only where a search needs it: it load
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.predict.array_arithmetic import Array, compute_spans_s
-from slurm_colloc.planning.predict.pack_duration import (
+from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.hard_limits import Priced, Subject
+from slurm_colloc.planning.predict.pack_pricing import SLACK, Key, Pricing, build_setting
+from slurm_colloc.planning.predict.sharing_ways import (
     KEPT_SHARE,
+    SETUP_S,
+    TIE,
     TINY_S,
+    Arithmetic,
+    Family,
     compute_base_j,
     compute_energy_j,
+    compute_percentages,
     compute_work_j,
-)
-from slurm_colloc.planning.predict.pack_pricing import SLACK, Key, Pricing, build_setting
-from slurm_colloc.planning.predict.sharing_trials import KindTable, Trials
-from slurm_colloc.planning.predict.sharing_ways import (
-    SETUP_S,
+    count_activity,
     is_tried,
+    predict_in,
 )
-from slurm_colloc.planning.priced_packs import Priced
+
+# ---- Arithmetic on arrays of many packs. Imported only where a search needs it: it loads numpy ---
+
+Array = np.ndarray[Any, Any]
+
+ARRAYS = Arithmetic(np.minimum, np.maximum, lambda table, index: np.asarray(table)[index])
+
+
+def compute_spans_s(
+    run_s: Array,
+    slowdowns: Array,
+    floors: Array,
+    rate: Callable[[Array], Array],
+    *,
+    taken: Array | None = None,
+    kept_share: tuple[int, int] = KEPT_SHARE,
+) -> tuple[Array, Array]:
+    """When packs end, and the sum of when their members do.
+
+    The same as durations.compute_ends_s; a row for each place, a column for each pack.
+
+    Args:
+        run_s: Seconds that each member takes alone.
+        slowdowns: While all run.
+        floors: Slowdown of each by its own limit, without neighbours.
+        rate: The slowdowns where only some still run, as flags.
+        taken: Which places have a member; None for all.
+        kept_share: When they are rated anew; see durations.KEPT_SHARE.
+    """
+    left = run_s.copy()
+    running = np.ones(run_s.shape, bool) if taken is None else taken.copy()
+    clock = np.zeros(run_s.shape[1], run_s.dtype)
+    ends = np.zeros(run_s.shape[1], run_s.dtype)
+    rated = running.sum(axis=0)
+    slowdowns = np.maximum(slowdowns, floors)
+    while True:
+        spans = left * slowdowns
+        spans[~running] = np.inf
+        step = spans.min(axis=0)
+        step[np.isinf(step)] = 0.0
+        ended = spans <= step * (1.0 + TIE)
+        clock += step
+        ends += clock * ended.sum(axis=0)
+        running &= ~ended
+        counts = running.sum(axis=0)
+        if not counts.any():
+            return clock, ends
+        left -= step / slowdowns
+        np.maximum(left, 0.0, out=left)
+        due = (counts * kept_share[1] <= rated * kept_share[0]) & (counts > 0)
+        if due.any():
+            rated[due] = counts[due]
+            np.copyto(slowdowns, np.maximum(rate(running), floors), where=due)
+
+
+# ----
+# Packs under ways of sharing that are tried: an array for each place, an element for each trial.
+#
+# Imported only where a search needs it: it loads numpy.
+
+_NARROWED = 0.8
+"""Where no more than this share of the places is taken, the others are not gone through."""
+
+_FIELDS = tuple(entry.name for entry in dataclasses.fields(Load))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Packs, each under one family of the same sharing mode, ordered by family.
+
+    Attributes:
+        table: What is known of the kinds.
+        families: The families, with how many trials each has.
+        kinds: The members' kinds: a row for each place, a column for each trial.
+        taken: Which places have a member.
+        loads: Of each place.
+        cpus: As `kinds`.
+        activities: As `kinds`.
+        run_s: As `kinds`.
+    """
+
+    table: KindTable
+    families: list[tuple[Family, int]]
+    kinds: Array
+    taken: Array
+    loads: list[Load]
+    cpus: Array
+    activities: Array
+    run_s: Array
+
+    def rate(self, running: Array) -> tuple[Array, Array]:
+        """Limits and slowdowns of those that run, in what is left of their packs."""
+        counts = np.maximum(running.sum(axis=0), 1)
+        totals = np.maximum((self.activities * running).sum(axis=0), 1)
+        percentages = np.empty(self.kinds.shape, np.int64)
+        begin = 0
+        for family, trials in self.families:
+            part = slice(begin, begin + trials)
+            begin += trials
+            percentages[:, part] = compute_percentages(
+                family, list(self.activities[:, part]), counts[part], totals[part], ARRAYS
+            )
+        slowdowns = self.predict(percentages, running)
+        return percentages, slowdowns
+
+    def predict(self, percentages: Array, running: Array) -> Array:
+        """Slowdowns of those that run, under given limits."""
+        weights = running.astype(self.cpus.dtype)
+        family = self.families[0][0]
+        limits = percentages
+        if family.mode is not SharingMode.MIG:
+            limits = percentages.astype(weights.dtype)
+        found = predict_in(
+            family,
+            self.loads,
+            list(limits),
+            ARRAYS,
+            weights=list(weights),
+            cores=np.maximum((self.cpus * running).sum(axis=0), self.cpus.dtype.type(1)),
+            power_room_w=self.table.power_room_w,
+            larger=np.maximum,
+        )
+        return _stack(found, weights)
+
+    def rate_left(self, running: Array) -> Array:
+        """Slowdowns of those that run; what is said of the others means nothing.
+
+        Where few are left, only as many places are gone through.
+        """
+        width = int(running.sum(axis=0).max())
+        if width > len(running) * _NARROWED:
+            return self.rate(running)[1]
+        places = np.argsort(~running, axis=0, kind="stable")[:width]
+        kinds = np.take_along_axis(self.kinds, places, axis=0)
+        taken = np.take_along_axis(running, places, axis=0)
+        narrow = self.table.build_trials(self.families, kinds, taken, self.cpus.dtype)
+        slowdowns = np.ones(running.shape, self.cpus.dtype)
+        np.put_along_axis(slowdowns, places, narrow.rate(taken)[1], axis=0)
+        return slowdowns
+
+    def compute_floors(self, percentages: Array) -> Array:
+        """Slowdowns by the own limit, without neighbours."""
+        # All places in one row: as many packs of one.
+        kinds = self.kinds.reshape(1, -1)
+        everyone = np.ones(kinds.shape, bool)
+        each = self.table.build_trials(self.families, kinds, everyone, self.cpus.dtype)
+        return each.predict(percentages.reshape(1, -1), everyone).reshape(self.kinds.shape)
+
+
+class KindTable:
+    """What is known of kinds of subjects, by number of the kind.
+
+    Attributes:
+        power_room_w: Power limit of the GPU above its idle power; None where unknown.
+    """
+
+    def __init__(self, kinds: Sequence[Subject], power_room_w: float | None) -> None:
+        loads = [kind.load or Load(0.0, 0.0, 0.0) for kind in kinds]
+        self._shares = {name: np.array([getattr(x, name) for x in loads]) for name in _FIELDS}
+        self._activities = np.array([count_activity(load) for load in loads])
+        self._cpus = np.array([kind.cpus for kind in kinds])
+        self._run_s = np.array([kind.run_s for kind in kinds])
+        self.power_room_w = power_room_w
+
+    def build_trials(
+        self, families: list[tuple[Family, int]], kinds: Array, taken: Array, precision: Any
+    ) -> Trials:
+        """Trials of packs under families of one mode.
+
+        Args:
+            families: With how many trials each has, one after the other.
+            kinds: A row for each place, a column for each trial.
+            taken: Which places have a member.
+            precision: The type of floating-point numbers.
+        """
+        return Trials(
+            self,
+            families,
+            kinds,
+            taken,
+            [self._build_load(row, precision) for row in kinds],
+            self._cpus[kinds].astype(precision),
+            self._activities[kinds],
+            (self._run_s[kinds] * taken).astype(precision),
+        )
+
+    def _build_load(self, kinds: Array, precision: Any) -> Load:
+        columns: dict[str, Any] = {}
+        for name, shares in self._shares.items():
+            column = shares[kinds].astype(precision)
+            columns[name] = column if column.any() else 0.0
+        return Load(**columns)
+
+
+def _stack(rows: Sequence[Any], like: Array) -> Array:
+    result = np.empty_like(like)
+    for place, row in enumerate(rows):
+        result[place] = row
+    return result
+
 
 _CHUNK = 1024
 _SMALL = 8

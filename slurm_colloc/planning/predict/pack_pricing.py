@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slurm_colloc.model.calibration import Calibration, Load
-from slurm_colloc.model.plan import Goal, SharingMode
-from slurm_colloc.planning.limits.hard_limits import Broken, find_broken, find_broken_instances
-from slurm_colloc.planning.predict.pack_duration import (
-    TINY_S,
-    compute_base_j,
-    compute_ends_s,
-    compute_energy_j,
-    compute_work_j,
+from slurm_colloc.model.plan import (
+    MPS_CLIENTS_MAX,
+    Goal,
+    PackPlan,
+    Plan,
+    SharingMode,
+    WaitEstimate,
+    WaitTable,
+)
+from slurm_colloc.model.usage_profile import Calibration, Load
+from slurm_colloc.planning.hard_limits import (
+    Broken,
+    Limits,
+    Priced,
+    Setting,
+    Subject,
+    find_broken,
+    find_broken_instances,
 )
 from slurm_colloc.planning.predict.sharing_ways import (
     PLAIN,
     SETUP_S,
+    TINY_S,
     Family,
     build_families,
+    compute_base_j,
+    compute_ends_s,
+    compute_energy_j,
     compute_percentages,
+    compute_work_j,
     count_activity,
     is_tried,
     predict_in,
 )
-from slurm_colloc.planning.priced_packs import Limits, Priced, Setting, Subject
 
 Key = tuple[int, ...]
 """A pack without names: its members' kinds, ascending."""
@@ -297,4 +311,142 @@ def _order_content(subject: Subject) -> tuple[object, ...]:
         subject.max_slowdown,
         subject.margin,
         subject.bound_margin,
+    )
+
+
+# ---- What packs cost, asked for many at once, for a search that need not be exact ----------------
+
+GAIN_MIN = 1e-9
+"""A smaller relative gain is rounding."""
+
+RATINGS_MAX = 8
+_CALL = 300
+"""So many packs are priced in the time that it takes to call for one."""
+_MEMO_MAX = 200_000
+_THOROUGH_MAX, _THOROUGH_WIDTH = 400, 12
+"""Of so many subjects, at most, every pack is priced closely that has no more members."""
+
+
+class Costs:
+    """Costs of packs, many at once, and of packs seen before from memory.
+
+    Attributes:
+        pricing: The prices.
+        members_max: Members of a pack at most: one MPS server takes no more, whatever is allowed.
+        effort: How many members have been rated, roughly: a measure of the time that was taken
+            which is the same on every machine.
+    """
+
+    def __init__(self, pricing: Pricing) -> None:
+        from slurm_colloc.planning.predict.cost_columns import Columns, choose_width
+
+        self.pricing = pricing
+        self.members_max = pricing.limits.members or MPS_CLIENTS_MAX
+        self._columns = Columns(pricing)
+        self._choose_width = choose_width
+        self._is_small = len(pricing.subjects) <= _THOROUGH_MAX
+        self._known: dict[Key, float] = {(): 0.0}
+        self.effort = 0
+
+    def look_up(self, packs: Sequence[Key]) -> list[float]:
+        """The cost of each; infinite where it is not legal."""
+        if len(self._known) > _MEMO_MAX:
+            self._known = {(): 0.0}
+        new: dict[int, dict[Key, None]] = {}
+        for pack in packs:
+            if pack in self._known:
+                continue
+            if len(pack) == 1:
+                self._known[pack] = self.pricing.compute_cost_alone(pack)
+            elif len(pack) > self.members_max:
+                self._known[pack] = math.inf
+            else:
+                new.setdefault(self._choose_width(len(pack)), {})[pack] = None
+        for width, alike in new.items():
+            thorough = self._is_small and width <= _THOROUGH_WIDTH
+            found = self._columns.compute_costs(list(alike), thorough=thorough)
+            self._known.update(zip(alike, found, strict=True))
+            self.effort += (len(alike) + _CALL) * width * min(width, RATINGS_MAX)
+        return [self._known[pack] for pack in packs]
+
+    def remember(self, packs: Iterable[Key]) -> None:
+        """Let the Pricing know the full prices of these."""
+        self._columns.remember(set(packs))
+
+    def measure_length_s(self, pack: Key) -> float:
+        """How long a pack lasts at least: its longest member alone."""
+        return max(self.pricing.kinds[kind].run_s for kind in pack)
+
+
+# ---- What a plan wins or loses in the queue, as far as the waits of earlier jobs tell; pure ------
+
+SAME_GPU_TIME = 0.05
+"""Plans whose GPU times differ by no more are as good as each other for the cluster."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What a plan comes to with the queue before it.
+
+    Attributes:
+        gpu_s: Seconds for which its packs hold GPUs.
+        mean_wait_s: Mean over its jobs: median wait of their pack's request, in seconds.
+        mean_finish_s: The same of the wait and the time of their pack.
+    """
+
+    gpu_s: float
+    mean_wait_s: float
+    mean_finish_s: float
+
+
+def estimate_wait(pack: PackPlan, waits: WaitTable) -> WaitEstimate | None:
+    """How long a pack waits; None where nothing tells."""
+    if pack.request is not None:
+        return waits.estimate(pack.request.gpus, pack.request.time_limit_s)
+    return waits.estimate(1, pack.members[0].wall_limit_s)
+
+
+def foresee(plan: Plan, waits: WaitTable) -> Outlook | None:
+    """What a plan comes to, by median waits; None where a pack's wait or time is unknown."""
+    gpu_s = wait_s = finish_s = 0.0
+    jobs = 0
+    for pack in plan.packs:
+        wait = estimate_wait(pack, waits)
+        if wait is None or pack.predicted_finish_s is None:
+            return None
+        gpu_s += pack.predicted_finish_s
+        wait_s += len(pack.members) * wait.median_s
+        finish_s += len(pack.members) * (wait.median_s + pack.predicted_finish_s)
+        jobs += len(pack.members)
+    return Outlook(gpu_s, wait_s / jobs, finish_s / jobs) if jobs else None
+
+
+def choose_by_queue(plans: Sequence[Plan], waits: WaitTable) -> tuple[Plan, str]:
+    """The plan whose jobs end first among those that take as little GPU time as the first.
+
+    Args:
+        plans: The plan by its own merits, then others.
+        waits: How long requests wait.
+
+    Returns:
+        It, and why it is not the first; empty where it is.
+    """
+    first = foresee(plans[0], waits)
+    if first is None:
+        return plans[0], ""
+    best, best_outlook = plans[0], first
+    for plan in plans[1:]:
+        outlook = foresee(plan, waits)
+        if outlook is None or outlook.gpu_s > first.gpu_s * (1 + SAME_GPU_TIME):
+            continue
+        if outlook.mean_finish_s < best_outlook.mean_finish_s:
+            best, best_outlook = plan, outlook
+    if best is plans[0]:
+        return best, ""
+    return best, (
+        f"{len(best.packs)} packs instead of {len(plans[0].packs)}: with the queue as it was "
+        f"lately, jobs end after {best_outlook.mean_finish_s / 60:.0f} min on average instead of "
+        f"{first.mean_finish_s / 60:.0f} min (of which they wait "
+        f"{best_outlook.mean_wait_s / 60:.0f} and {first.mean_wait_s / 60:.0f} min), for "
+        f"{best_outlook.gpu_s / 3600:.2f} instead of {first.gpu_s / 3600:.2f} GPU hours"
     )

@@ -11,16 +11,21 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
-from slurm_colloc.model.calibration import Calibration
 from slurm_colloc.model.plan import PackPlan, Policy
+from slurm_colloc.model.usage_profile import Calibration
+from slurm_colloc.planning.broken_limits import Weighing, find_too_slow, predict_setting
+from slurm_colloc.planning.hard_limits import Setting, Subject
 from slurm_colloc.planning.job_needs import Need, Question, label_jobs
-from slurm_colloc.planning.limits.broken_limits import Weighing, find_too_slow, predict_setting
-from slurm_colloc.planning.pack_description import describe_setting, describe_sources
-from slurm_colloc.planning.pack_prediction import build_lone, build_prediction, forget_packs
+from slurm_colloc.planning.pack_prediction import (
+    build_lone,
+    build_prediction,
+    describe_setting,
+    describe_sources,
+    forget_packs,
+)
 from slurm_colloc.planning.pack_request import build_pack, choose_degree, find_cut_gpu
 from slurm_colloc.planning.predict.pack_pricing import SLACK
 from slurm_colloc.planning.predict.sharing_ways import SETUP_S
-from slurm_colloc.planning.priced_packs import Setting, Subject
 from slurm_colloc.planning.unknown_packs import fill_packs
 
 _ALIKE = 0.1

@@ -12,29 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
-from slurm_colloc.model.argument_parameters import read_parameters
+from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import ALL, LAST, Selection
 from slurm_colloc.model.sbatch.quantities import parse_age_s
-from slurm_colloc.report.best_members import list_metric_names, read_metric
-from slurm_colloc.report.data.data_columns import (
+from slurm_colloc.report.data.data_tables import (
     MEMBER_COLUMNS,
     PACK_COLUMNS,
     ColumnKind,
     DataColumn,
+    build_member_rows,
+    build_pack_rows,
 )
-from slurm_colloc.report.data.data_rows import build_member_rows, build_pack_rows
 from slurm_colloc.report.ended_members import list_changed_since
-from slurm_colloc.report.last_submission import find_last
-from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.report.member_survey import find_last, survey_packs
 from slurm_colloc.report.member_views import PackView
-from slurm_colloc.report.summary.sample_tables import read_table
-from slurm_colloc.report.summary.stored_summary import find_summary
-from slurm_colloc.report.summary.summary_shape import Summary
+from slurm_colloc.report.report_view import list_metric_names, read_metric
+from slurm_colloc.report.summary.pack_samples import read_table
+from slurm_colloc.report.summary.summary_file import Summary, find_summary
 from slurm_colloc.settings import load_settings
-from slurm_colloc.store.all_packs import open_state
-from slurm_colloc.store.pack.sample_files import GPU_COLUMNS, list_sample_files
-from slurm_colloc.store.pack.sample_files import MEMBER_COLUMNS as SAMPLE_COLUMNS
-from slurm_colloc.store.pack_reading import StateReader
+from slurm_colloc.store.all_packs import StateReader, open_state
+from slurm_colloc.store.pack.report_files import GPU_COLUMNS, list_sample_files
+from slurm_colloc.store.pack.report_files import MEMBER_COLUMNS as SAMPLE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd

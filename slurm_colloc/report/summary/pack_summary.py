@@ -3,41 +3,187 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.model.degree.measured_curve import CurvePoint, DegreeState, RateAlone
+from slurm_colloc.metrics.presence import attribute_whole
+from slurm_colloc.metrics.rates import describe_values
+from slurm_colloc.model.measured_curve import CurvePoint, DegreeState, RateAlone
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.report.member_views import (
-    PackView,
-)
+from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.show_view import read_fallbacks
-from slurm_colloc.report.summary.gpu_figures import (
-    build_gpu_use,
-    build_gpus,
-    build_imbalance,
-    build_throttled,
+from slurm_colloc.report.summary.member_figures import (
+    Figures,
+    build_layout,
+    compute_figures,
+    measure_together,
 )
-from slurm_colloc.report.summary.instance_figures import build_layout
-from slurm_colloc.report.summary.member_figures import Figures, compute_figures
-from slurm_colloc.report.summary.member_metrics import add_metrics
-from slurm_colloc.report.summary.member_summary import build_member
-from slurm_colloc.report.summary.open_pack import build_open
-from slurm_colloc.report.summary.pack_run import PackRun
-from slurm_colloc.report.summary.read_pack_run import read_run
-from slurm_colloc.report.summary.shared_slowdown import measure_together
+from slurm_colloc.report.summary.member_summary import add_metrics, build_member
+from slurm_colloc.report.summary.pack_run import PackRun, read_run
+from slurm_colloc.report.summary.pack_samples import GpuSamples
 from slurm_colloc.report.summary.sharing_summary import (
     build_pack,
     build_unexplained,
     compute_energy,
 )
-from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, summary_path
-from slurm_colloc.report.summary.summary_shape import Summary
-from slurm_colloc.report.words.degree_words import describe_degree
+from slurm_colloc.report.summary.summary_file import SUMMARY_SCHEMA, Summary, summary_path
+from slurm_colloc.report.words.speed_words import describe_degree
+from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import make_directory, write_json
-from slurm_colloc.store.pack.sample_files import report_directory
-from slurm_colloc.store.pack_reading import StateReader
+from slurm_colloc.store.pack.report_files import GPU_METRICS, report_directory
+
+# ----
+# Each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/report.md.
+
+_COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
+_BUSY = ("sm_active", "utilization")
+"""What tells how busy a GPU was, the best first."""
+
+
+def build_gpus(run: PackRun) -> list[dict[str, Any]]:
+    """The pack's GPUs, in the order in which its members see them."""
+    return [_build_gpu(run, uuid) for uuid in run.gpu_uuids]
+
+
+def _build_gpu(run: PackRun, uuid: str) -> dict[str, Any]:
+    samples = run.join_gpus((uuid,))
+    models = (run.monitor or {}).get("gpu_models") or {}
+    model = models.get(uuid) or {}
+    details = run.gpu_details if uuid == run.gpu_uuid else (None, None)
+    return {
+        "index": model.get("index"),
+        "uuid": uuid,
+        "model": model.get("name") or details[0],
+        "memory_mb": model.get("memory_mb") or details[1],
+        "members": [
+            one.number for one in run.members if one.stays and uuid in run.find_gpus_of(one)
+        ],
+        "use": build_gpu_use(run, samples),
+        "throttled_s": build_throttled([samples]),
+        "energy_j": _measure_energy(run, samples),
+    }
+
+
+def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, Any]:
+    """What was measured of some GPUs as of one, from the first start of a member to the last end.
+
+    Args:
+        run: The pack.
+        samples: Of its GPUs, or of one of them.
+    """
+    word = attribute_whole([member for member in run.members if member.stays]).value
+    found: dict[str, Any] = {}
+    for metric in GPU_METRICS:
+        track = samples.get(metric)
+        if metric in _COUNTERS or track is None or run.window is None:
+            continue
+        spread = describe_values(track.select([run.window]))
+        found[metric] = None if spread is None else {
+            "mean": spread.mean,
+            "p50": spread.p50,
+            "p95": spread.p95,
+            "max": spread.max,
+            "attribution": word,
+        }  # fmt: skip
+    return found
+
+
+def build_throttled(gpus: Sequence[GpuSamples]) -> dict[str, float | None]:
+    """For how long the clocks were held down, by reason; of several GPUs the one held longest."""
+    found: dict[str, float | None] = {}
+    for metric in _COUNTERS[1:]:
+        rises = [rise for samples in gpus if (rise := _count_rise(samples, metric)) is not None]
+        name = metric.removeprefix("throttle_").removesuffix("_s")
+        found[name] = max(rises, default=None)
+    return found
+
+
+def _count_rise(samples: GpuSamples, metric: str) -> float | None:
+    track = samples.get(metric)
+    values = [value for value in (track.values if track else ()) if value is not None]
+    rise = values[-1] - values[0] if values else None
+    return None if rise is None or rise < 0 else rise
+
+
+def _measure_energy(run: PackRun, samples: GpuSamples) -> float | None:
+    track = samples.get("energy_j")
+    if track is None or run.window is None or not track.at:
+        return None
+    begin, end = max(run.window[0], track.at[0]), min(run.window[1], track.at[-1])
+    return track.compute_increase((begin, end)) if end > begin else None
+
+
+def build_imbalance(run: PackRun) -> dict[str, Any] | None:
+    """How unevenly the GPUs were used; None for one GPU, and where that is unknown of one."""
+    if len(run.gpu_uuids) < 2 or run.window is None:
+        return None
+    for metric in _BUSY:
+        means = {}
+        for uuid in run.gpu_uuids:
+            track = run.join_gpus((uuid,)).get(metric)
+            spread = None if track is None else describe_values(track.select([run.window]))
+            if spread is not None:
+                means[uuid] = spread.mean
+        if len(means) == len(run.gpu_uuids):
+            least, most = (choose(means, key=means.__getitem__) for choose in (min, max))
+            return {
+                "metric": metric,
+                "least": {"uuid": least, "mean": means[least]},
+                "most": {"uuid": most, "mean": means[most]},
+            }
+    return None
+
+
+# ----
+# What a pack that was open for others asked for and its members did not: part of summary.json.
+
+_MB_PER_GB = 1024
+
+
+def build_open(run: PackRun) -> dict[str, Any] | None:
+    """Hours of CPUs and host memory, asked of Slurm and by the members' users; None for others.
+
+    Counted from the pack's first start to its last end. Each figure is None where unknown.
+    """
+    record = run.view.record
+    if not record.open_for:
+        return None
+    request = record.request
+    held_h = None if run.window is None else (run.window[1] - run.window[0]) / 3600
+    cpus = None if request is None else request.cpus
+    memory_mb = None if request is None else request.host_memory_mb
+    times = [sum(stay.end - stay.begin for stay in m.stays) / 3600 for m in run.members]
+    jobs = [member.view.spec.job for member in run.members]
+    return {
+        "for": record.open_for,
+        "joined": sum(bool(member.view.spec.joined) for member in run.members),
+        "cpu_hours": {
+            "asked": None if cpus is None or held_h is None else cpus * held_h,
+            "used": _add(zip((job.cpus for job in jobs), times, strict=True)),
+        },
+        "host_memory_gb_hours": {
+            "asked": None
+            if memory_mb is None or held_h is None
+            else memory_mb / _MB_PER_GB * held_h,
+            "used": _add(
+                (None if job.host_memory_mb is None else job.host_memory_mb / _MB_PER_GB, time_h)
+                for job, time_h in zip(jobs, times, strict=True)
+                if time_h > 0
+            ),
+        },
+    }
+
+
+def _add(parts: Iterable[tuple[float | None, float]]) -> float | None:
+    """The sum of amounts times hours; None where an amount is unknown."""
+    total = 0.0
+    for amount, time_h in parts:
+        if amount is None:
+            return None
+        total += amount * time_h
+    return total
+
 
 _GAPS_MOST = 50
 

@@ -7,29 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.metrics.attribution import compute_rest
-from slurm_colloc.metrics.energy import (
+from slurm_colloc.metrics.presence import compute_rest, find_crowded
+from slurm_colloc.metrics.rates import Window, measure_windows, sum_known
+from slurm_colloc.metrics.sharing_cost import (
+    SHORT_S,
     EnergyPhase,
     EnergySplit,
-    compute_saving,
-    measure_energy,
-    split_energy,
-)
-from slurm_colloc.metrics.presence import find_crowded
-from slurm_colloc.metrics.rates import sum_known
-from slurm_colloc.metrics.series import Window, measure_windows
-from slurm_colloc.metrics.slowdown import (
-    SHORT_S,
     SharedStay,
     compare_with_serial,
     complete_solo_times,
     compute_antt,
     compute_fairness,
     compute_mean_stp,
+    compute_saving,
+    measure_energy,
+    split_energy,
 )
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.report.summary.instance_figures import compute_instance_sm, find_instance
-from slurm_colloc.report.summary.member_figures import Figures
+from slurm_colloc.report.summary.member_figures import Figures, compute_instance_sm, find_instance
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power
 

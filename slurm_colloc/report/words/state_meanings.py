@@ -7,8 +7,7 @@ import difflib
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_survey import (
     HELD as HELD_REASON,
@@ -18,7 +17,7 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.why_line import Facts, explain_why
-from slurm_colloc.report.words.report_words import WORDS, find_word
+from slurm_colloc.report.words.report_sentences import WORDS, find_word
 from slurm_colloc.report.words.waiting_reasons import REASONS, Reason, find_reason
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_colloc.store.pack.member_pauses import PARKED
+from slurm_colloc.store.pack.member_states import PARKED
 
 
 @dataclass(frozen=True)

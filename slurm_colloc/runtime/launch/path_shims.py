@@ -13,15 +13,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from slurm_colloc.host.system.node_processes import find_ancestor, read_small
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.model.sbatch.job_values import iterate_set, speaks_of_a_member
 from slurm_colloc.runtime import programs
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.launch.member_environment import MemberContext
-from slurm_colloc.slurm.real_command import SHIM_MARK
-from slurm_colloc.slurm.tables.job_command import describe_command
+from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.slurm.run_command import SHIM_MARK
+from slurm_colloc.slurm.scontrol_records import describe_command
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -143,3 +148,194 @@ def give_shims(folder: Path, inside: Mapping[str, str], bash_env: str) -> None:
             folder / "bash_env": bash_env.encode("utf-8", "surrogateescape"),
         }
     )
+
+
+# ---- What keeps a member's shims in reach of bash, whatever becomes of PATH; pure ----------------
+#
+# A login shell sets PATH anew (`#!/bin/bash -l` with Debian's /etc/profile), and so does
+# `module load` or the script itself. bash reads BASH_ENV after the login files and in every script
+# (bash(1), INVOCATION): there PATH is put back, and commands that are called by their path become
+# functions. Where the site's profile sets BASH_ENV itself, exported functions are left. srun and
+# salloc get none: `srun ... & kill $!` must find srun itself.
+#
+# A job that `/usr/bin/sbatch` submits inherits all of it, and takes it back: it has another id.
+
+_AS_FUNCTIONS = ("scancel", "scontrol", "squeue", "sbatch")
+_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
+
+
+def build_bash_variables(
+    environment: Mapping[str, str], shims: str, bash_env: str
+) -> dict[str, str]:
+    """BASH_ENV, and functions in the form in which bash exports them.
+
+    In the member's own job they never become Slurm's commands: that its shims cannot be seen is
+    then a fault of the file system, and Slurm's scancel would end the whole pack.
+
+    Args:
+        environment: The member's; functions that the user has exported stay.
+        shims: The directory of its shims.
+        bash_env: The file that bash is to read.
+    """
+    variables = {"BASH_ENV": bash_env}
+    job_id = environment.get("SLURM_JOB_ID")
+    is_own = f'[ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ] || ' if job_id else ""
+    for name in _AS_FUNCTIONS:
+        shim = shlex.quote(f"{shims}/{name}")
+        body = f'if {is_own}[ -x {shim} ]; then {shim} "$@"; else command {name} "$@"; fi'
+        if (variable := f"BASH_FUNC_{name}%%") not in environment:
+            variables[variable] = f"() {{  {body}\n}}"
+    return variables
+
+
+def render_bash_env(
+    environment: Mapping[str, str], job_id: str, shims: str, real: Sequence[str]
+) -> str:
+    """The text of a member's BASH_ENV.
+
+    Args:
+        environment: The member's, complete.
+        job_id: Slurm's id of the pack, as its processes see it.
+        shims: The directory of its shims.
+        real: Paths of the real commands, as far as they are known.
+    """
+    paths = {*real, *(f"{folder}/{name}" for folder in _FOLDERS for name in _AS_FUNCTIONS)}
+    by_path = [
+        f'    function {path} {{ {shlex.quote(f"{shims}/{name}")} "$@"; }}'
+        for path in sorted(paths)
+        if (name := path.rpartition("/")[2]) in _AS_FUNCTIONS and shlex.quote(path) == path
+    ]
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    behind = "|".join(f"*:{shlex.quote(folder)}:*" for folder in folders)
+    is_own = (
+        f'[ "${{SLURM_JOB_ID-}}" = {shlex.quote(job_id)} ]'
+        ' || { [ -z "${SLURM_JOB_ID-}" ] && [ -d "$csub_shims" ]; }'
+    )
+    lines = [
+        f"# Written by csub for member {environment['SLURM_COLLOC_MEMBER']}: each bash inside it",
+        "# reads this. A job that it submits inherits the variable and takes everything back.",
+        f"csub_shims={shlex.quote(shims)}",
+        # In the own job a look that fails is one of the file system.
+        f"if {is_own}; then",
+        # Where no real command comes before them the order is left to the script, which may count
+        # on what it has put first.
+        f'    case ":$PATH:" in *":$csub_shims:"*) case ":${{PATH%%"$csub_shims"*}}" in {behind})',
+        '        PATH=$csub_shims:${PATH//"$csub_shims:"/};; esac;;',
+        "    *) PATH=$csub_shims:$PATH;; esac",
+        *by_path,
+        "else",
+        '    PATH=${PATH//"$csub_shims:"/}',
+        *_render_taking_back(environment),
+        "fi",
+        "unset csub_shims",
+        *_render_users_own(environment),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _render_taking_back(environment: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name, value, before in iterate_set(environment):
+        function = name.removeprefix("BASH_FUNC_").removesuffix("%%")
+        if function != name:
+            lines.append(f"    unset -f {function}")
+        elif before is None:
+            lines.append(f'    [ "${{{name}-}}" != {shlex.quote(value)} ] || unset {name}')
+        else:
+            restore = f"{name}={shlex.quote(before)}"
+            lines.append(f'    [ "${{{name}-}}" != {shlex.quote(value)} ] || {restore}')
+    own = sorted(name for name in environment if speaks_of_a_member(name))
+    return [*lines, f"    unset {' '.join(own)}"]
+
+
+def _render_users_own(environment: Mapping[str, str]) -> list[str]:
+    """The BASH_ENV that bash would have read; it expands the value (bash(1), BASH_ENV)."""
+    before = {name: before for name, _, before in iterate_set(environment)}.get("BASH_ENV")
+    if not before:
+        return []
+    assignment = f'csub_bash_env="{before}"'
+    return [
+        f"eval {shlex.quote(assignment)}",
+        'if [ -r "$csub_bash_env" ]; then . "$csub_bash_env"; fi',
+        "unset csub_bash_env",
+    ]
+
+
+# ---- Notices members whose programs do not find csub's own commands any more ---------------------
+#
+# A shell other than bash, or a program, may set PATH anew; its `scancel $SLURM_JOB_ID` would then
+# end the whole pack. Nothing can be done about it there, so the pack's log says it while it runs.
+
+LOOKS_S = (5.0, 60.0)
+"""How long after it was first seen running a member is looked at."""
+
+_ENVIRONMENT_MOST = 1 << 18
+
+
+class PathWatch:
+    """Looks at the programs of running members, twice for each start.
+
+    Args:
+        journal: The pack's log.
+        looks_s: When.
+    """
+
+    def __init__(self, journal: Journal, looks_s: tuple[float, ...] = LOOKS_S) -> None:
+        self._journal = journal
+        self._looks_s = looks_s
+        self._due: dict[str, list[float]] = {}
+        self._told: dict[str, set[str]] = {}
+
+    def look(self, members: Iterable[Member]) -> None:
+        """Look at the members whose time it is; say what was found, once for each program."""
+        now = time.monotonic()
+        due: dict[int, Member] = {}
+        for member in members:
+            if member.pid is None:
+                continue
+            moments = self._due.setdefault(
+                member.prefix, [now + after_s for after_s in self._looks_s]
+            )
+            if moments and now >= moments[0]:
+                del moments[0]
+                if os.path.lexists(find_shims(Path(member.prefix).parent)):
+                    due[member.pid] = member
+        if due:
+            self._look_at(due)
+
+    def _look_at(self, due: dict[int, Member]) -> None:
+        lost: dict[str, set[str]] = {}
+        for entry in os.listdir("/proc"):
+            member = find_ancestor(int(entry), due) if entry.isdigit() else None
+            if member is None:
+                continue
+            if has_lost_path(int(entry), find_shims(Path(member.prefix).parent)):
+                with contextlib.suppress(OSError):
+                    name = os.fsdecode(read_small(f"/proc/{entry}/comm")).rstrip("\n")
+                    lost.setdefault(member.prefix, set()).add(name)
+        for member in due.values():
+            told = self._told.setdefault(member.prefix, set())
+            names = lost.get(member.prefix, set()) - told
+            told |= names
+            if names:
+                self._journal.write(
+                    "path_lost",
+                    member=member.number,
+                    programs=sorted(names),
+                    effect="their scancel or scontrol requeue of the own job is Slurm's, and "
+                    "concerns the whole pack",
+                )
+
+
+def has_lost_path(pid: int, shims: str) -> bool:
+    """The PATH with which a process was started leads to another scancel than the member's own."""
+    try:
+        block = read_small(f"/proc/{pid}/environ", _ENVIRONMENT_MOST)
+    except OSError:
+        return False
+    for pair in block.split(b"\0"):
+        if pair.startswith(b"PATH="):
+            folders = os.fsdecode(pair[5:]).split(":")
+            first = next((one for one in folders if os.access(f"{one}/scancel", os.X_OK)), shims)
+            return first != shims
+    return False

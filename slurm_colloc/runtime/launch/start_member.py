@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from slurm_colloc.model.sbatch.export import SET_VARIABLE
-from slurm_colloc.model.sbatch.output_patterns import (
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.sbatch.job_values import (
+    SET_VARIABLE,
     PatternValues,
     choose_output_paths,
     expand_pattern,
 )
-from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.gpu.member_limits import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.gpu.mps_clients import MpsClients
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.launch import member_environment as environments
-from slurm_colloc.runtime.launch.bash_protection import build_bash_variables, render_bash_env
 from slurm_colloc.runtime.launch.path_shims import (
     SHIMMED,
+    build_bash_variables,
     build_inside,
     find_shims,
     give_shims,
+    render_bash_env,
     tell_later_start,
     write_shims,
 )
@@ -35,15 +40,15 @@ from slurm_colloc.runtime.launch.step_command import (
     build_wrapper_argv,
     start_process,
 )
+from slurm_colloc.runtime.launch.stop_member import read_started
+from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
-from slurm_colloc.runtime.queue.members import Member, PackPlace
-from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.slurm.run_command import find_real_command
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_states import GpuUse
-from slurm_colloc.store.pack.pack_directory import parse_environment_block
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.member_states import GpuUse, is_held
+from slurm_colloc.store.pack.pack_directory import PackRecord, parse_environment_block
 
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
@@ -340,3 +345,88 @@ def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, in
             with contextlib.suppress(OSError):
                 found[path] = 0 if truncates else os.stat(path).st_size
     return tuple(found.items())
+
+
+# ---- Members whose wrappers have come up: their start is written down, and their time runs -------
+
+
+class StartCollector:
+    """Notes the starts of members.
+
+    Args:
+        allocation: The allocation.
+        members: The members.
+        states: Writes their states.
+        journal: The pack's log.
+        keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
+        clients: Follows those that run under MPS.
+        steps: Keeps one member's start apart from those of the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocation: Allocation,
+        members: PackMembers,
+        states: StateWriter,
+        journal: Journal,
+        keeps_time: bool,
+        clients: MpsClients,
+        steps: GuardedSteps,
+    ) -> None:
+        self._steps = steps
+        self._allocation = allocation
+        self._members = members
+        self._states = states
+        self._journal = journal
+        self._keeps_time = keeps_time
+        self._clients = clients
+
+    def collect(self) -> None:
+        """Note the members whose wrappers have come up."""
+        for member in self._members.with_process():
+            self._steps.run(f"the start of member {member.number}", partial(self.note, member))
+
+    def note(self, member: Member) -> None:
+        """Note the start of a member, if its wrapper has come up since the last look."""
+        started = read_started(member) if member.is_starting else None
+        if started is None:
+            return
+        plan = member.spec.plan
+        member.pid = started["pid"]
+        member.wrapper_pid = started["wrapper_pid"]
+        place = self._members.place_of(member.number)
+        bound = place.choose_cpus(plan.cpus) if place else ()
+        step = started["step"]
+        if self._keeps_time:
+            member.begin_time(time.monotonic())
+        self._states.write(
+            member,
+            MemberState.RUNNING,
+            starts=member.record.starts + 1,
+            started_at=started["at"],
+            ended_at=None,
+            exit_code=None,
+            node=self._allocation.node,
+            gpus=self._allocation.gpus,
+            cpus=bound,
+            step=None if step is None else f"{self._allocation.job_id}.{step}",
+            wall_limit_s=plan.wall_limit_s,
+            reason="",
+            gpu=member.gpu,
+            cause="",
+            at_door=member.is_at_door,
+        )
+        if member.gpu is not None and member.gpu.is_under_mps:
+            self._clients.watch(member)
+        use = None if member.gpu is None else dataclasses.asdict(member.gpu)
+        self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
+
+    def note_clients(self) -> None:
+        """Write down which members have become MPS clients."""
+        while self._clients.news:
+            number, is_client = self._clients.news.popitem()
+            member = self._members.by_number.get(number)
+            if member is not None and member.process is not None and member.gpu is not None:
+                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                self._states.write(member, member.record.state, gpu=member.gpu)

@@ -6,16 +6,21 @@ slurmctld gives it; runtime.outcome.send_mail runs it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shlex
+import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError
+from slurm_colloc.model.job import build_parameter_variables
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
-from slurm_colloc.model.parameters import build_parameter_variables
-from slurm_colloc.model.sbatch.mail_types import (
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.job_values import (
     TIME_SHARES,
     MailEvent,
     MailRequest,
@@ -25,24 +30,178 @@ from slurm_colloc.model.sbatch.mail_types import (
     describe_ends,
     format_mail_time,
 )
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.outcome.mail_bodies import (
-    TaskEnd,
-    describe_member,
-    describe_run_time,
-    describe_tasks,
-)
-from slurm_colloc.runtime.outcome.send_mail import Mail, Outbox
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.mail_text import read_mail_text
-from slurm_colloc.store.pack.member_home import name_member
-from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import list_members
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack_reading import StateReader
+from slurm_colloc.store.pack.member_states import StateRecord, name_member, read_attempt, read_state
+from slurm_colloc.store.pack.pack_directory import PackRecord, list_members
+from slurm_colloc.store.pack.report_files import read_mail_text
+
+# ----
+# What stands in the mails of members that have ended; pure, and harmless in any mail program.
+
+_LINE_MOST = 1000
+_EVIDENCE_MOST = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEnd:
+    """How a task of an array has ended.
+
+    Attributes:
+        number: Its number.
+        state: Its state.
+        code: Its exit code.
+        starts: How often it was started.
+    """
+
+    number: int
+    state: MemberState
+    code: ExitCode
+    starts: int
+
+
+def describe_member(shown_job_id: str, member: Member) -> str:
+    """What became of a member, in a few lines.
+
+    Each begins with a word of csub's or with blanks: mail programs take some signs at the
+    beginning of a line for orders.
+    """
+    record, job, name = member.record, member.spec.job, member.name(shown_job_id)
+    code = f", exit code {record.exit_code}" if record.exit_code is not None else ""
+    where = f" on {record.node}" if record.node else ""
+    lines = [
+        f"{name} {shlex.join((job.script_name, *job.arguments))}",
+        f"{record.state.value}{code}{where}{f': {record.reason}' if record.reason else ''}",
+        *(f"  {line}" for line in record.evidence[:_EVIDENCE_MOST]),
+        f"csub report {name.job} tells how fast it was",
+    ]
+    return "".join(f"{cut(escape_controls(line), _LINE_MOST)}\n" for line in lines)
+
+
+def describe_tasks(shown_job_id: str, ends: Sequence[TaskEnd]) -> str:
+    """How the tasks of an array have ended, a line each: where no summary was made in time."""
+    return "".join(f"{shown_job_id}/{end.number}  {end.state.value}  {end.code}\n" for end in ends)
+
+
+def describe_run_time(record: StateRecord) -> str:
+    """`Run time 00:10:00`; empty for a member that was never started."""
+    if record.started_at is None:
+        return ""
+    ended = record.ended_at if record.state in FINAL_STATES else None
+    return f"Run time {format_mail_time((ended or time.time()) - record.started_at)}"
+
+
+# ---- Sending mails: the site's MailProg is run on this node, as the user -------------------------
+#
+# It never holds the runner up: a few at a time, each with a deadline, and at the end of the pack
+# only for a moment.
+
+AT_ONCE = 4
+DEADLINE_S = 120.0
+"""As slurmctld's MAIL_PROG_TIMEOUT."""
+
+
+LAST_WAIT_S = 5.0
+"""How long the end of a pack waits for its last mails, counted from its last member's end: its GPU
+is held meanwhile, and no other can send them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mail:
+    """A mail as MailProg is given it.
+
+    Attributes:
+        user: Whom it is for.
+        subject: Its subject.
+        environment: The variables that slurmctld would set.
+        body: Its text, given to MailProg on standard input; slurmctld gives none.
+    """
+
+    user: str
+    subject: str
+    environment: Mapping[str, str]
+    body: str = ""
+
+
+class Outbox:
+    """Mails that wait to be sent, and those that are being sent.
+
+    Args:
+        program: The site's MailProg; empty where it is not known.
+        journal: The pack's log.
+    """
+
+    def __init__(self, program: str, journal: Journal) -> None:
+        self._program = program
+        self._journal = journal
+        self._waiting: deque[Mail] = deque()
+        self._sending: list[tuple[StartedProcess, Mail, float]] = []
+
+    def put(self, mail: Mail) -> None:
+        """Take a mail, to be sent by `work`."""
+        self._waiting.append(mail)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits, and nothing is being sent."""
+        return not self._waiting and not self._sending
+
+    def work(self) -> None:
+        """Send what waits, and look after what is being sent; never waits."""
+        now = time.monotonic()
+        for process, mail, deadline in list(self._sending):
+            status = process.poll()
+            if status is None and now < deadline:
+                continue
+            self._sending.remove((process, mail, deadline))
+            if status is None:
+                _kill(process)
+                self._give_up(mail, f"it was ended after {DEADLINE_S:g} s")
+            elif status:
+                self._give_up(mail, f"it ended with status {status}")
+        while self._waiting and len(self._sending) < AT_ONCE:
+            self._send(self._waiting.popleft(), now)
+
+    def give_up(self) -> None:
+        """The pack is over: end what is being sent, and drop what waits."""
+        for process, mail, _ in self._sending:
+            _kill(process)
+            self._give_up(mail, f"it was not done {LAST_WAIT_S:g} s after the end of the pack")
+        for mail in self._waiting:
+            self._give_up(mail, "the pack was over")
+        self._sending.clear()
+        self._waiting.clear()
+
+    def _send(self, mail: Mail, now: float) -> None:
+        if not self._program:
+            self._give_up(mail, "Slurm's MailProg is not known here")
+            return
+        try:
+            process = start_process(
+                [self._program, "-s", mail.subject, mail.user],
+                mail.environment,
+                os.devnull,
+                stdin=mail.body.encode("utf-8", "replace"),
+            )
+        except OSError as error:
+            self._give_up(mail, f"{self._program}: {os.strerror(error.errno or 0)}")
+            return
+        self._sending.append((process, mail, now + DEADLINE_S))
+
+    def _give_up(self, mail: Mail, reason: str) -> None:
+        self._journal.write("mail_failed", to=mail.user, subject=mail.subject, reason=reason)
+
+
+def _kill(process: StartedProcess) -> None:
+    """End a mail program and what it has started: it leads a process group of its own."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - its own
+
 
 _PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLURM_JOB_ID",

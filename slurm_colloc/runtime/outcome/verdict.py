@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.model.exit_record import ExitRecord
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.member import ExitCode, ExitRecord, MemberState, SlurmJobState
 
 
 class StopReason(enum.Enum):

@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, SlurmUnreachable
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState, effective_state
-from slurm_colloc.model.sbatch.dependency import (
+from slurm_colloc.model.sbatch.job_values import (
     Condition,
     ConditionOutlook,
     Dependency,
@@ -24,15 +24,13 @@ from slurm_colloc.model.sbatch.dependency import (
     reduce_dependency,
     remove_job,
 )
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import PackMembers
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_home import find_guest
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
+from slurm_colloc.store.pack.member_states import find_guest, is_held, read_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_slurm_job_id
 from slurm_colloc.store.pack.runner_requests import Dependent, forget_dependent, list_dependents
 from slurm_colloc.store.pack.written_ends import find_written_end

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.runtime.guarded_steps import GuardedSteps
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.launch.stop_member import MemberControl
+from slurm_colloc.runtime.guarded_steps import DeliberateEnd, GuardedSteps, Journal
+from slurm_colloc.runtime.launch.stop_member import MemberControl, kill
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
+from slurm_colloc.store.pack.inbox import find_taker, format_number
+from slurm_colloc.store.pack.member_states import read_attempt
 from slurm_colloc.store.pack.runner_requests import (
     Action,
     Request,
@@ -22,7 +23,7 @@ from slurm_colloc.store.pack.runner_requests import (
     hand_on_requests,
     list_requests,
 )
-from slurm_colloc.store.pack.take_over import find_taker
+from slurm_colloc.store.pack.written_ends import was_killed
 
 
 class RequestHandler:
@@ -140,3 +141,49 @@ class RequestHandler:
 
 def _cancels(request: Request, number: int) -> bool:
     return request.action is Action.CANCEL and request.number == number
+
+
+# ----
+# An attempt of a pack ends as soon as a newer one has started elsewhere, or it counts as gone.
+
+
+class Fenced(DeliberateEnd):
+    """A newer attempt of this pack has started elsewhere."""
+
+    exit_code = 1
+
+
+class AttemptFence:
+    """Between an attempt and the ones after it.
+
+    Args:
+        pack: The pack's directory.
+        attempt: The attempt's number.
+        members: Its members.
+        restarts: How often Slurm has restarted the job.
+    """
+
+    def __init__(self, pack: Path, attempt: int, members: PackMembers, restarts: int = 0) -> None:
+        self._pack = pack
+        self._restarts = restarts
+        self._attempt = attempt
+        self._members = members
+
+    def check(self) -> None:
+        """End the members at once where this attempt is not to go on.
+
+        Raises:
+            Fenced: A newer one has started, or its guard takes it for dead.
+        """
+        newest = read_attempt(self._pack)
+        if newest > self._attempt:
+            self._end(f"attempt {newest} of this pack has started; attempt {self._attempt} ends")
+        if was_killed(self._pack, self._restarts):
+            self._end(
+                f"this node counts as one that has left the job; attempt {self._attempt} ends"
+            )
+
+    def _end(self, why: str) -> NoReturn:
+        for member in self._members.with_process():
+            kill(member)
+        raise Fenced(why)

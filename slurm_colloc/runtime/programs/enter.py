@@ -21,7 +21,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from slurm_colloc.runtime.programs.own_descendants import end_leftovers, reap
+from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
 
 POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1

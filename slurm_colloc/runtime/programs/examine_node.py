@@ -21,14 +21,13 @@ from typing import Any, NoReturn
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import CollocError
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import MIG_CHOICES, MIG_OFF
+from slurm_colloc.host.hooks.run_directory import DEFAULT_RUN
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import find_programs
-from slurm_colloc.host.mps.mps_options import MpsOptions, choose_passed_environment
-from slurm_colloc.host.nvml.nvml_answer import NvmlAnswer, choose_job_gpus
-from slurm_colloc.host.nvml.nvml_query import probe_gpus
+from slurm_colloc.host.mps.mps_state import MpsOptions, choose_passed_environment
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, choose_job_gpus, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.model.examination import (
     Examination,
@@ -39,8 +38,8 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
-from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
-from slurm_colloc.runtime.gpu.node_daemon import (
+from slurm_colloc.runtime.gpu.gpu_mode import judge_finding
+from slurm_colloc.runtime.gpu.pack_daemon import (
     POLICY_VARIABLE,
     RUN_VARIABLE,
     PreparedFinding,

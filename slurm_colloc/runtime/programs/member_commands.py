@@ -12,16 +12,161 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from slurm_colloc.runtime.programs.own_member import find_member, is_inside, is_other_task
-from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.slurm.run_command import find_real_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-    from slurm_colloc.runtime.programs.own_member import OwnMember
+
+# ----
+# Whose shim this is, and whether its member's own job is meant: by its path, not by variables.
+#
+# A program may have cleared its environment, and a job that a member submits inherits it. What a
+# shim knows stands in a file in its member's directory (runtime.launch.path_shims).
+#
+# Imports nothing but os and time, for the sake of the shims that start often.
+
+_DEPTH_MAX = 64
+_PATIENCE_S = 5.0
+_POLL_S = 0.1
+
+
+class OwnMember:
+    """What a shim knows of its member.
+
+    Args:
+        folder: The member's directory, PACK/members/NNNN.
+        values: What stands in its file `inside`; runtime.launch.path_shims says what.
+    """
+
+    def __init__(self, folder: str, values: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.pack = folder.rsplit("/", 2)[0]
+        self.values = values
+        self.job_id = values["job_id"]
+        self.name = values["member"]
+
+    @property
+    def number(self) -> int:
+        """Its number in the pack, which is that of its directory."""
+        return int(self.folder.rpartition("/")[2])
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids by which a script means its own job."""
+        return frozenset({self.job_id, self.name, self.values.get("task_id", "")} - {""})
+
+
+def find_member(shim: str, environment: Mapping[str, str]) -> OwnMember | None:
+    """The member in which a shim was called.
+
+    Args:
+        shim: The path by which it was called; where it names no member (a link that was resolved),
+            the environment and then the processes above this one tell.
+        environment: The environment.
+
+    Returns:
+        None where there is none.
+
+    Raises:
+        OSError: The file system does not say now.
+    """
+    folders = [os.path.dirname(os.path.dirname(os.path.abspath(shim)))]
+    if "SLURM_COLLOC_START" in environment:
+        folders.append(os.path.dirname(environment["SLURM_COLLOC_START"]))
+    for folder in folders:
+        if (member := read_member(folder)) is not None:
+            return member
+    launch = find_launch_file()
+    return None if launch is None else read_member(os.path.dirname(launch))
+
+
+def read_member(folder: str) -> OwnMember | None:
+    """A member by its directory; None where it has no shims.
+
+    Raises:
+        OSError: It cannot be told. Then it is not known to be none: Slurm's own scancel would end
+            the whole pack.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            text = _read(f"{folder}/inside")
+            break
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return None
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+    pairs = [item.partition("=") for item in text.split("\0")]
+    values = {name: value for name, separator, value in pairs if separator}
+    return OwnMember(folder, values) if {"job_id", "member"} <= values.keys() else None
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return file.read()
+
+
+def is_inside(member: OwnMember, environment: Mapping[str, str]) -> bool:
+    """This process belongs to the member's job, not to one that the member has submitted."""
+    shown = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
+    if shown:
+        return shown == member.job_id
+    job_id = read_control_group_job()
+    if job_id is not None:
+        return job_id == member.job_id
+    launch = find_launch_file()
+    return launch is not None and os.path.dirname(launch) == member.folder
+
+
+def is_other_task(word: str, member: OwnMember) -> bool:
+    """A word of a command that names a task, `4711_3` or `4711_[1-3]`, but not the own one."""
+    return any(
+        one[:1].isdecimal() and "_" in one and one not in member.ids
+        for one in word.rpartition("=")[2].split(",")
+    )
+
+
+def read_control_group_job() -> str | None:
+    """The Slurm job in whose control group this process is; None where Slurm made it none."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            parts = file.read().replace("\n", "/").split("/")
+    except OSError:
+        return None
+    for part in parts:
+        if part.startswith("job_") and part[4:].isdigit():
+            return part[4:]
+    return None
+
+
+def find_launch_file() -> str | None:
+    """What the wrapper above this process was started with; None where there is none."""
+    pid = os.getppid()
+    for _ in range(_DEPTH_MAX):
+        if pid <= 1:
+            return None
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                # The name, in parentheses, may hold anything.
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+        # See runtime.launch.step_command.build_wrapper_argv.
+        if len(words) > 1 and any(word.endswith(b"/wrapper.py") for word in words):
+            for word in words:
+                if word.endswith(b".launch"):
+                    return os.fsdecode(word)
+    return None
+
 
 _SUBMITTING = ("sbatch", "salloc", "srun")
 _ACTING = ("scancel", "scontrol", "srun")
@@ -56,7 +201,7 @@ def main(shim: str, arguments: Sequence[str]) -> int:
         if status is not None:
             return status
     if name in _SUBMITTING:
-        from slurm_colloc.model.sbatch.export import remove_member_variables
+        from slurm_colloc.model.sbatch.job_values import remove_member_variables
 
         environment = remove_member_variables(environment)
     return become(real, call, environment)
@@ -83,11 +228,11 @@ def _act(
     if is_question and any(is_other_task(word, member) for word in arguments):
         return _ask_about_others(member, real, call, environment)
     if name == "squeue":
-        from slurm_colloc.runtime.programs.own_queue_row import answer_squeue
+        from slurm_colloc.runtime.programs.own_rows import answer_squeue
 
         return answer_squeue(member, real, arguments, environment)
     if is_question:
-        from slurm_colloc.runtime.programs.own_job_record import answer_show_job
+        from slurm_colloc.runtime.programs.own_rows import answer_show_job
 
         return answer_show_job(member, real, arguments, environment)
     # A step needs the job's variables: without them srun asks for a job, as it does under sbatch.
@@ -114,7 +259,7 @@ def _ask_about_others(
     member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
 ) -> int:
     from slurm_colloc.errors import CollocError
-    from slurm_colloc.runtime.programs.other_members import build_call
+    from slurm_colloc.runtime.programs.member_requests import build_call
 
     try:
         become(*build_call(member, real, call, environment))
@@ -149,3 +294,155 @@ def read_own_environment() -> dict[str, str]:
         if b"\0LC_CTYPE=" not in given:
             del environment["LC_CTYPE"]
     return environment
+
+
+# ----
+# What Slurm's questions answer about a member, in Slurm's own forms; and how they are asked.
+
+# SIGPIPE and SIGXFSZ, here by number: the module signal takes longer to import than all others.
+_IGNORED_BY_PYTHON = (13, 25)
+_STANDARD = "%Y-%m-%dT%H:%M:%S"
+
+
+class OwnAnswers:
+    """The member's values.
+
+    Args:
+        member: The member.
+        now: The time, in seconds since the epoch.
+        pack_left_s: How long the pack may still run; None for no limit, or where it is not known.
+        time_format: SLURM_TIME_FORMAT, empty where it is not set.
+    """
+
+    def __init__(
+        self,
+        member: OwnMember,
+        now: float,
+        pack_left_s: int | None = None,
+        time_format: str = "",
+    ) -> None:
+        self._values = values = member.values
+        self._format = _STANDARD if time_format in ("", "standard") else time_format
+        self.started_at = int(values["started_at"])
+        self.used_s = max(0, int(now) - self.started_at)
+        limit = values.get("wall_limit_s")
+        self.limit_s = None if limit is None else int(limit)
+        left_s = None if self.limit_s is None else max(0, self.limit_s - self.used_s)
+        if left_s is not None and pack_left_s is not None:
+            # The pack may end before the member's own limit does.
+            left_s = min(left_s, pack_left_s)
+        self.left_s = left_s
+        self.ends_at = None if left_s is None else int(now) + left_s
+
+    def text(self, name: str) -> str | None:
+        """One of what the member's file says; None where it does not."""
+        return self._values.get(name)
+
+    @property
+    def host_memory(self) -> str | None:
+        """Its limit as Slurm writes it: `1500M`, `2G`; None for no limit of its own."""
+        text = self._values.get("host_memory_mb")
+        if text is None:
+            return None
+        amount, unit = int(text), "M"
+        for larger in ("G", "T"):
+            if amount and amount % 1024 == 0:
+                amount, unit = amount // 1024, larger
+        return f"{amount}{unit}"
+
+    def moment(self, at: int | None) -> str | None:
+        """A moment as Slurm writes it; None where it is not known, or asked for as `relative`."""
+        if at is None or "%" not in self._format:
+            return None
+        return time.strftime(self._format, time.localtime(at))
+
+    def task(self, part: str) -> str | None:
+        """`job`, `index` or `whole` of its place in the user's array; None where it has none."""
+        whole = self._values.get("task_id")
+        if whole is None:
+            return None
+        job, _, index = whole.partition("_")
+        return {"job": job, "index": index, "whole": whole}[part]
+
+
+def format_span(seconds: int | None) -> str | None:
+    """`1-02:03:04`, `2:03:04` or `3:04`, as squeue writes it (`secs2time_str`)."""
+    if seconds is None:
+        return None
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def parse_span(text: str) -> int | None:
+    """The inverse; None for `UNLIMITED`, `NOT_SET` and anything else that is no time."""
+    days, dash, rest = text.strip().rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        return None
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + int(part)
+    return seconds + int(days or 0) * 86400
+
+
+def spawn(
+    real: str,
+    call: Sequence[str],
+    environment: Mapping[str, str],
+    actions: Sequence[tuple[int, ...]] = (),
+) -> int:
+    """Start a command; its process id. It gets the signals that Python ignores."""
+    return os.posix_spawn(
+        real, list(call), dict(environment), file_actions=actions, setsigdef=_IGNORED_BY_PYTHON
+    )
+
+
+def read_output(
+    real: str, call: Sequence[str], environment: Mapping[str, str], *, is_silent: bool = False
+) -> tuple[int, str]:
+    """Run a command; its exit status and what it wrote to standard output.
+
+    Args:
+        real: Its path.
+        call: Its words.
+        environment: Its environment.
+        is_silent: What it writes to standard error goes nowhere, not where this process's goes.
+    """
+    reading, writing = os.pipe()
+    # The other end closes by itself when the command is executed.
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, writing, 1)]
+    if is_silent:
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        actions.append((os.POSIX_SPAWN_DUP2, nowhere, 2))
+    pid = spawn(real, call, environment, actions)
+    if is_silent:
+        os.close(nowhere)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        text = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
+
+
+def write_output(text: str) -> bool:
+    """Write text to standard output, byte for byte; False where that cannot be done.
+
+    A reader that has gone ends this process by SIGPIPE, as it would end the real command.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        import signal
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)  # noqa: TID251 - itself
+        return False
+    except OSError as error:
+        sys.stderr.write(f"csub: error: cannot write to standard output: {error.strerror}\n")
+        return False
+    return True

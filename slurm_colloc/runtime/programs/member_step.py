@@ -10,10 +10,10 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
-from slurm_colloc.planning.cpu_division import format_cpu_mask
+from slurm_colloc.planning.hard_limits import format_cpu_mask
 from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
-from slurm_colloc.runtime.programs.member_commands import become
-from slurm_colloc.runtime.programs.own_member import OwnMember
+from slurm_colloc.runtime.programs.member_commands import OwnMember, become
+from slurm_colloc.slurm.option_table import ask_argument
 from slurm_colloc.slurm.options import (
     Concern,
     Given,
@@ -22,7 +22,6 @@ from slurm_colloc.slurm.options import (
     parse_srun_line,
     render_arguments,
 )
-from slurm_colloc.slurm.site_options import ask_argument
 
 # What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
 # fails alongside the job's own GPU request (srun(1); seen on 22.05 and 26.05).

@@ -26,8 +26,13 @@ if __name__ == "__main__":
     # The package lies four directories up; -I keeps even this file's own off the path.
     sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
 
-from slurm_colloc.runtime.programs.own_descendants import end_leftovers, reap, signal_all
-from slurm_colloc.runtime.programs.own_oom_kills import count_oom_kills, read_oom_kills
+from slurm_colloc.runtime.programs.own_processes import (
+    count_oom_kills,
+    end_leftovers,
+    read_oom_kills,
+    reap,
+    signal_all,
+)
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED
 
 TYPE_CHECKING = False
@@ -298,7 +303,7 @@ def end_pause(launch: dict[str, Any]) -> None:
     # Tasks of an srun in its script are not below this process. What finds them may lie on the very
     # file system that does not answer.
     with contextlib.suppress(Exception):
-        from slurm_colloc.runtime.pausing.step_processes import continue_member
+        from slurm_colloc.runtime.pause_members import continue_member
 
         folder = launch["prefix"].rpartition("/")[0]
         pack, number = folder.rpartition("/members/")[::2]

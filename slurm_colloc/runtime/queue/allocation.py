@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_colloc.planning.cpu_division import split_cpus
+from slurm_colloc.planning.hard_limits import split_cpus
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
 

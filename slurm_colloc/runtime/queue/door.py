@@ -19,18 +19,18 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
-from slurm_colloc.model.degree.degree_reasons import DOOR_FIRST
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.why_not_now import DOOR_FIRST
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.store.pack.member_pauses import AT_DOOR, append_change
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.member_states import AT_DOOR, append_change
+from slurm_colloc.store.pack.pack_directory import PackRecord
 
 
 @dataclasses.dataclass

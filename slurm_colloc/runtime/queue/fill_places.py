@@ -8,30 +8,25 @@ from functools import partial
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.model.end_causes import EndCause
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.gpu_share import BELOW_NORMAL, NORMAL, GpuShare
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, is_passing
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.gpu.member_limits import BELOW_NORMAL, NORMAL, GpuShare
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal, is_passing
 from slurm_colloc.runtime.launch.start_member import MemberStarter
-from slurm_colloc.runtime.outcome.end_member import MemberEnds
+from slurm_colloc.runtime.outcome.collect_ends import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
+from slurm_colloc.runtime.pack.guard import tell_of_restart
 from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom
 from slurm_colloc.runtime.queue.sister_packs import JobSets
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_home import read_home
-from slurm_colloc.store.pack.member_states import StateRecord, read_state
+from slurm_colloc.store.pack.member_states import StateRecord, is_held, read_home, read_state
 from slurm_colloc.store.pack.pack_directory import read_spec
-from slurm_colloc.store.pack.runner_kills import RunnerKill
-from slurm_colloc.store.pack.written_ends import find_written_end
+from slurm_colloc.store.pack.written_ends import RunnerKill, find_written_end
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

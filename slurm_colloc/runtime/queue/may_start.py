@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.dependency import ConditionOutlook
+from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
     CHANGING_INSTANCES,
     PREPARING_GPU,
@@ -24,18 +24,18 @@ from slurm_colloc.model.why_not_now import (
     why_not_now,
 )
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.outcome.collect_ends import SlurmDecision
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.member_dependencies import Judge
-from slurm_colloc.runtime.pack.slurm_decision import SlurmDecision
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
-from slurm_colloc.store.pack.member_holds import is_held, leave_behind, write_held
+from slurm_colloc.store.pack.member_states import is_held, leave_behind, write_held
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
 
 if TYPE_CHECKING:
-    from slurm_colloc.runtime.gpu.mig.pack_instances import PackInstances
+    from slurm_colloc.runtime.gpu.pack_instances import PackInstances
 
 
 PASSES_MOST = 8

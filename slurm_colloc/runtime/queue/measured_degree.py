@@ -13,18 +13,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.degree_reasons import BEING_MEASURED, say_at_once, say_no_more
-from slurm_colloc.model.degree.describe_curve import describe_curve
-from slurm_colloc.model.degree.measured_curve import DegreeDecision, DegreeState
-from slurm_colloc.model.degree.measurement import describe_seldom_lines, measure_degree
-from slurm_colloc.model.degree.measurement_windows import DegreeMeasurement
-from slurm_colloc.model.degree.measuring_reason import AGAIN_S, find_measuring_reason, may_cost
-from slurm_colloc.model.degree.shorter_end import choose_for_the_end
+from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
+from slurm_colloc.model.measurement import (
+    AGAIN_S,
+    DegreeMeasurement,
+    choose_for_the_end,
+    describe_seldom_lines,
+    find_measuring_reason,
+    may_cost,
+    measure_degree,
+)
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.why_not_now import BEING_MEASURED, say_at_once, say_no_more
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.members_to_measure import (
     MembersToMeasure,
@@ -33,10 +37,9 @@ from slurm_colloc.runtime.queue.members_to_measure import (
 )
 from slurm_colloc.runtime.queue.pause_windows import PauseWindows
 from slurm_colloc.runtime.queue.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
-from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
-from slurm_colloc.store.pack.degree_record import KEPT, DegreeRecord, write_degree
-from slurm_colloc.store.pack.member_pauses import PARKED
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, StepCount, WindowRates
+from slurm_colloc.store.pack.member_states import PARKED
+from slurm_colloc.store.pack.runner_requests import KEPT, DegreeRecord, write_degree
 
 AFTER_SIGNAL_S = 60.0
 """What was sent to a parked member may have been its end: it has its time for that (KillWait)."""

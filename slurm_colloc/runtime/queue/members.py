@@ -13,10 +13,8 @@ from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.launch.step_command import StartedProcess
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.queue.allocation import Allocation, choose_places
-from slurm_colloc.store.pack.member_home import HomeRecord
-from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
-from slurm_colloc.store.pack.pack_directory import list_members, read_spec
-from slurm_colloc.store.pack.pack_records import MemberSpec
+from slurm_colloc.store.pack.member_states import GpuUse, HomeRecord, StateRecord
+from slurm_colloc.store.pack.pack_directory import MemberSpec, list_members, read_spec
 
 
 @dataclasses.dataclass

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.degree.measured_curve import RateAlone, RateSource
-from slurm_colloc.model.degree.measurement_windows import PausableMember
+from slurm_colloc.model.measured_curve import RateAlone, RateSource
+from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number
-from slurm_colloc.runtime.pausing.pause_members import MemberPauser
-from slurm_colloc.runtime.pausing.pause_obstacles import find_parking_obstacle
+from slurm_colloc.runtime.pause_members import MemberPauser, find_parking_obstacle
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom
-from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.runtime.watch.window_rates import StepCount, WindowRates
+from slurm_colloc.runtime.watch.member_progress import ProgressReader, StepCount, WindowRates
 
 FIRST_STEP_S = 90.0
 """How long a member is waited for that has made no step: the others are measured without it."""

@@ -12,21 +12,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.model.degree.measurement_windows import (
+from slurm_colloc.model.measurement import (
     SETTLE_S,
     DegreeMeasurement,
     MeasurementCutShort,
     Measuring,
+    ProbeProgress,
     Window,
     WindowResult,
+    choose_patience,
+    judge_window,
 )
-from slurm_colloc.model.degree.probe_window import ProbeProgress, choose_patience, judge_window
-from slurm_colloc.runtime.journal import Journal
-from slurm_colloc.runtime.pausing.pause_members import MemberPauser
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.watch.latest_json import read_latest
-from slurm_colloc.runtime.watch.window_rates import WindowRates
-from slurm_colloc.store.pack.member_pauses import PARKED
+from slurm_colloc.runtime.watch.member_progress import WindowRates, read_latest
+from slurm_colloc.store.pack.member_states import PARKED
 
 LATE_S = 1.0
 """A window that is ended so much later than it should was disturbed: it is measured again."""

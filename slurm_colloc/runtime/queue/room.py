@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurm_colloc.model.degree.degree_reasons import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
-from slurm_colloc.model.end_causes import RESUBMISSIONS
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import RESUBMISSIONS
 from slurm_colloc.model.sbatch.quantities import format_elapsed
-from slurm_colloc.planning.gpu_memory_parts import PART_OF_GPU, FreeMemory, count_starts
+from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
+from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.member_states import is_held
+from slurm_colloc.store.pack.pack_directory import PackRecord
 
 ALIKE_MOST = 8
 """Members that are alike have threads as if no more than these shared: a quarter of the GPU's.

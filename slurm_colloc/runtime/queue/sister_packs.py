@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
-from slurm_colloc.model.degree.measured_curve import DegreeState
+from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Rule, SharingMode
 from slurm_colloc.planning.join.same_kind import (
@@ -24,25 +24,28 @@ from slurm_colloc.planning.join.same_kind import (
     compute_reason_to_stay,
     find_difference,
 )
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import PackMembers
-from slurm_colloc.slurm.output_formats import SlurmJob, find_job_of
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import is_there
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, find_job_of
+from slurm_colloc.store.all_packs import State, list_gpu_set_packs, list_node_packs
+from slurm_colloc.store.atomic_files import hold_lock, is_there
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.degree_record import read_degree
-from slurm_colloc.store.pack.emptied_pack import empty_pack, has_left_to_run
-from slurm_colloc.store.pack.idle_set import forget_idle, is_idle, mark_idle
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
-from slurm_colloc.store.pack.node_setup import read_setup
-from slurm_colloc.store.pack.pack_directory import list_claimed, read_ended, read_slurm_job_id
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_kills import read_kill, was_killed
-from slurm_colloc.store.pack.runner_process import read_runner
-from slurm_colloc.store.pack_reading import list_gpu_set_packs, list_node_packs
+from slurm_colloc.store.pack.inbox import forget_idle, format_number, is_idle, mark_idle
+from slurm_colloc.store.pack.member_states import (
+    empty_pack,
+    has_left_to_run,
+    read_attempt,
+    read_state,
+)
+from slurm_colloc.store.pack.pack_directory import (
+    PackRecord,
+    list_claimed,
+    read_ended,
+    read_setup,
+    read_slurm_job_id,
+)
+from slurm_colloc.store.pack.runner_requests import read_degree
+from slurm_colloc.store.pack.written_ends import read_kill, read_runner, was_killed
 
 
 @dataclasses.dataclass(frozen=True)

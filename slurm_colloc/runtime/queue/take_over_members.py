@@ -20,7 +20,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberId, MemberState, is_guest
 from slurm_colloc.planning.job_needs import choose_bound
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.fill_places import MemberIntake
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers
@@ -37,25 +37,30 @@ from slurm_colloc.runtime.queue.sister_packs import (
     read_sister,
 )
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import is_there
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack import inbox, take_over
-from slurm_colloc.store.pack.emptied_pack import (
-    is_being_cancelled,
-    read_emptied,
-)
+from slurm_colloc.store.atomic_files import hold_lock, is_there
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_home import (
+from slurm_colloc.store.pack.member_states import (
     HomeRecord,
+    StateRecord,
     choose_guest_number,
     find_guest,
+    is_being_cancelled,
+    is_held,
+    read_attempt,
+    read_emptied,
     read_home,
+    read_state,
     write_home,
 )
-from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import read_ended, read_moved, read_spec, write_spec
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack.pack_directory import (
+    MemberSpec,
+    PackRecord,
+    read_ended,
+    read_moved,
+    read_spec,
+    write_spec,
+)
 from slurm_colloc.store.pack.runner_requests import (
     hand_on_requests,
     is_cancel_asked,
@@ -287,7 +292,7 @@ class MemberTakeOver:
                 there = self._number_here(sister, number)
                 if there is None:
                     break
-                if take_over.decide(str(sister.path), str(self.pack), number, there):
+                if inbox.decide(str(sister.path), str(self.pack), number, there):
                     self._decided[sister.path, number] = there
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
@@ -341,10 +346,10 @@ class MemberTakeOver:
         if self._has_looked_back:
             return
         for source in self._list_sources():
-            for number, taking in take_over.list_leaving(str(source)).items():
+            for number, taking in inbox.list_leaving(str(source)).items():
                 if taking.taker == self.pack.name:
                     self._decided[source, number] = taking.number
-        for there in take_over.list_arrived(str(self.pack)):
+        for there in inbox.list_arrived(str(self.pack)):
             self._decided[self._find_home(there)] = there
         self.intake.adopt_taken()
         self._has_looked_back = True
@@ -368,14 +373,14 @@ class MemberTakeOver:
             StateError: Likewise.
         """
         for (source, number), there in list(self._decided.items()):
-            if not take_over.move(str(source), str(self.pack), number, there):
+            if not inbox.move(str(source), str(self.pack), number, there):
                 # It was cancelled, or given back.
                 if not is_there(source / "members" / inbox.format_number(number)):
                     del self._decided[source, number]
                 continue
             if source != self.pack and source.is_dir():
                 hand_on_requests(source, number, self.pack, there)
-            if take_over.accept(str(self.pack), there):
+            if inbox.accept(str(self.pack), there):
                 self.intake.adopt(there)
                 self.journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]

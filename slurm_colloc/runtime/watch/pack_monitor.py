@@ -16,18 +16,17 @@ import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import VARIABLE
 from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
-from slurm_colloc.runtime.journal import Journal
+from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
 from slurm_colloc.runtime.queue.allocation import Allocation, read_host_memory_mb
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
-from slurm_colloc.store.kept_tracker_runs import keep_tracker_runs
-from slurm_colloc.store.learned.due_summaries import note_due
+from slurm_colloc.store.indexes import note_due
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.kept_metrics import keep_metrics, keep_own_outputs
-from slurm_colloc.store.pack.pack_records import PackRecord
+from slurm_colloc.store.pack.pack_directory import PackRecord
 from slurm_colloc.store.pack.progress_counters import write_follow_request
+from slurm_colloc.store.pack.report_files import keep_metrics, keep_own_outputs, keep_tracker_runs
 
 START_AFTER_S = 3.0
 """After the first member; what is over before has nothing to show but its accounting."""

@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.degree.known_curve import KnownCurve
+from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.store.atomic_files import explain_os_errors, write_json
-from slurm_colloc.store.file_locks import locked_folder
+from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json
 from slurm_colloc.store.learned.profiles import slug_gpu_model
 from slurm_colloc.store.record_files import read_record
 

@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.usage.observation import (
+from slurm_colloc.model.usage_profile import (
     Completion,
+    Feedback,
     MeasuredBy,
     Observation,
-)
-from slurm_colloc.model.usage.prediction_feedback import Feedback, learn
-from slurm_colloc.model.usage.profile import (
     ProfileRecord,
+    learn,
 )
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
+    locked_folder,
     write_all,
     write_atomic,
 )
-from slurm_colloc.store.file_locks import locked_folder
-from slurm_colloc.store.learned.profile_format import build_profile_mapping
-from slurm_colloc.store.learned.profile_index import (
+from slurm_colloc.store.learned.profiles import (
     FOLDER,
     ProfileNames,
     add_to_index,
+    build_profile_mapping,
     keep_in_index,
+    profile_path,
+    read_profile_file,
 )
-from slurm_colloc.store.learned.profiles import profile_path, read_profile_file
 
 _Told = TypeVar("_Told")
 

@@ -6,6 +6,7 @@ pack requeued or takes it for lost reads this first: a member that has ended by 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,18 +14,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_colloc.model.end_causes import EndCause, choose_plain_cause
-from slurm_colloc.model.exit_record import ExitRecord
-from slurm_colloc.model.member import MemberState
-from slurm_colloc.store.atomic_files import explain_os_errors, read_bytes
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.member import EndCause, ExitRecord, MemberState, choose_plain_cause
+from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_bytes, write_json
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
-    StateRecord,
-    read_attempt,
-    read_state,
-    write_state,
-)
+from slurm_colloc.store.pack.member_states import StateRecord, read_attempt, read_state, write_state
 from slurm_colloc.store.pack.pack_directory import list_members, read_spec
+from slurm_colloc.store.record_files import read_record
 
 EVIDENCE = "its wrapper wrote how it ended when no runner was there to note it"
 
@@ -170,3 +166,150 @@ def _may_have_lost_its_daemon(
     if not is_under_mps or killed_at is None:
         return False
     return written.ended_at is None or written.ended_at >= killed_at
+
+
+# ----
+# killed.N.json: a runner that died of a signal or with its node, and what its guard made of it.
+#
+# N is Slurm's restart count of the job, so every start of the batch script has a file of its own,
+# also one whose runner was killed before it could begin an attempt. The guard alone writes it, for
+# a node that has left the job that of the first node. A runner that finds it has been taken for
+# dead.
+
+_PREFIX, _SUFFIX = "killed.", ".json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerKill:
+    """A runner that was killed.
+
+    Attributes:
+        restarts: Slurm's restart count of the job at that time.
+        attempt: The newest attempt at that time: that of the runner, if it had begun one.
+        signal: What it died of; 0 where its node has left the job.
+        at: When, in seconds since the epoch.
+        refusal: Why its pack does not start again; empty where Slurm was asked to requeue it.
+        node: The node that has left the job; empty where it died of a signal.
+    """
+
+    restarts: int
+    attempt: int
+    signal: int
+    at: float
+    refusal: str = ""
+    node: str = ""
+
+    def __str__(self) -> str:
+        return f"its runner was {self.how}"
+
+    @property
+    def how(self) -> str:
+        """What became of it."""
+        if self.node:
+            return f"on {self.node}, which left the job"
+        return f"killed by signal {self.signal}"
+
+    @property
+    def outcome(self) -> str:
+        """What follows."""
+        return self.refusal or "its pack was requeued"
+
+
+def write_kill(pack: Path | str, kill: RunnerKill) -> None:
+    """Write down what became of a pack's runner.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    write_json(f"{pack}/{_PREFIX}{kill.restarts}{_SUFFIX}", dataclasses.asdict(kill))
+
+
+def forget_kill(pack: Path | str, restarts: int) -> None:
+    """Take it back: Slurm was ending the job anyway."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}")
+
+
+def read_kill(pack: Path | str, restarts: int) -> RunnerKill | None:
+    """What is known of the runner that ran at a restart count; None where it was not killed.
+
+    Raises:
+        StateError: The file is damaged.
+    """
+    return read_record(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}", RunnerKill)
+
+
+def was_killed(pack: Path | str, restarts: int) -> bool:
+    """Whether the runner of a restart count is known to be gone; nothing is read."""
+    return is_there(f"{pack}/{_PREFIX}{restarts}{_SUFFIX}")
+
+
+def list_kills(pack: Path | str) -> list[RunnerKill]:
+    """All runners of a pack that were killed, oldest first.
+
+    Raises:
+        StateError: A file is damaged.
+    """
+    try:
+        names = os.listdir(pack)
+    except OSError:
+        return []
+    counts = [name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in names
+              if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]  # fmt: skip
+    kills = [read_kill(pack, int(count)) for count in counts if count.isdigit()]
+    return sorted((kill for kill in kills if kill is not None), key=lambda kill: kill.restarts)
+
+
+def find_kill(pack: Path | str, attempt: int) -> RunnerKill | None:
+    """The killed runner of an attempt; None where it was not killed, or that was not seen.
+
+    Raises:
+        StateError: A file is damaged.
+    """
+    return next((kill for kill in reversed(list_kills(pack)) if kill.attempt == attempt), None)
+
+
+# ---- runner.json: which process runs a pack, so that no other one is taken for it ----------------
+#
+# A pid says nothing on another host that sees the same path, nor after the process has ended.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerProcess:
+    """The process of a pack's newest runner.
+
+    Attributes:
+        host: Where it runs, as uname(2) has it.
+        pid: Its process id there.
+        start_ticks: Its start, in clock ticks after boot (proc(5)).
+    """
+
+    host: str
+    pid: int
+    start_ticks: int
+
+
+def write_runner(pack: Path | str, runner: RunnerProcess) -> None:
+    """Write down which process runs a pack.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    write_json(f"{pack}/runner.json", dataclasses.asdict(runner))
+
+
+def read_runner(pack: Path | str) -> RunnerProcess | None:
+    """Which process runs a pack, or has; None where none wrote it down.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    return read_record(f"{pack}/runner.json", RunnerProcess)
+
+
+def is_of_another_host(pack: Path | str) -> bool:
+    """A pack's newest runner runs, or has run, on another machine that sees the same path."""
+    with contextlib.suppress(StateError):
+        runner = read_runner(pack)
+        return runner is not None and runner.host != os.uname().nodename
+    return False

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.dependency import names_singleton
-from slurm_colloc.model.sbatch.export import choose_batch_export
-from slurm_colloc.model.sbatch.gres import GpuRequest, parse_gpu_request
-from slurm_colloc.model.sbatch.mail_types import MailRequest, parse_mail_types
-from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
+from slurm_colloc.model.sbatch.job_values import (
+    MailRequest,
+    PatternValues,
+    choose_batch_export,
+    choose_output_paths,
+    expand_pattern,
+    is_device,
+    names_singleton,
+    parse_mail_types,
+)
+from slurm_colloc.model.sbatch.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
 from slurm_colloc.model.setting_values import SLOWDOWN_MOST
 from slurm_colloc.slurm.options import Concern, Options
 
@@ -317,3 +327,163 @@ def parse_progress_regex(text: str) -> str:
     if compiled.match("") is not None and not compiled.groupindex:
         raise ValueError("it matches empty text, so every line would count as a step")
     return text
+
+
+# ----
+# The files that members write their output to: none is a directory, and none is a neighbour's.
+
+
+def refuse_directories(options: Options, job: Job) -> None:
+    """Refuse an `--output` or `--error` that is a directory: Slurm would fail the job.
+
+    Raises:
+        UsageProblem: It is one; the message says where it was given.
+    """
+    for name, pattern in (("output", job.output), ("error", job.error)):
+        if pattern is None:
+            continue
+        path = expand_pattern(pattern, _choose_values(job))
+        if os.path.isdir(os.path.join(job.directory, path)):
+            raise UsageProblem(
+                f"{options.origin(name)}: --{name}={pattern} is a directory, and a file is needed",
+                hint=f"--{name}={pattern.rstrip('/')}/%x-%a.out names one in it",
+            )
+
+
+def list_output_files(job: Job, *, alone: bool, job_id: str = "%j") -> set[str]:
+    """Where a member writes, as absolute paths; devices are left out, who writes there is many.
+
+    Args:
+        job: The job.
+        alone: It is named as sbatch would, see `MemberSpec.names_alone`.
+        job_id: The id of its Slurm job; where it is not known yet, the pattern for it.
+    """
+    output, error = choose_output_paths(
+        job.output, job.error, _choose_values(job, job_id), alone=alone
+    )
+    return {
+        os.path.normpath(os.path.join(job.directory, path))
+        for path in (output, error)
+        if path is not None and not is_device(path)
+    }
+
+
+def refuse_shared_files(jobs: Iterable[Job]) -> None:
+    """Refuse members of one call that would write one file, as `x1%a` and `x%a` may.
+
+    Args:
+        jobs: Jobs that share, each in a pack with others.
+
+    Raises:
+        UsageProblem: Two of them would.
+    """
+    jobs = list(jobs)
+    patterns = {(job.directory, job.output) for job in jobs}
+    if len(patterns) <= 1 and all(job.error is None for job in jobs):
+        # The number alone makes them differ.
+        return
+    writers: dict[str, Job] = {}
+    for job in jobs:
+        for path in list_output_files(job, alone=False):
+            other = writers.setdefault(path, job)
+            if other is not job:
+                raise UsageProblem(
+                    f"member {other.number} ({other.script_name}) and member {job.number} "
+                    f"({job.script_name}) would both write {path}",
+                    hint="use --output and --error patterns that differ in more than the number",
+                )
+
+
+def _choose_values(job: Job, job_id: str = "%j") -> PatternValues:
+    """What is not known before the start stands for itself."""
+    return PatternValues(
+        job_id=job_id,
+        number=job.number,
+        is_array=job.array_task is not None,
+        name=job.name,
+        node="%N",
+        user="%u",
+    )
+
+
+# ---- `{lr}` in arguments, names and commands: where parameters go; pure --------------------------
+
+_NAME = "[A-Za-z_][A-Za-z0-9_.-]*"
+_PLACEHOLDER = re.compile(rf"\{{(\{{{_NAME}\}})\}}|(?<!\$)\{{({_NAME})\}}")
+"""`{{lr}}` stands for `{lr}` itself; `${HOME}` is the shell's, and `{"a": {}}` nothing special."""
+
+_FILLED_OPTIONS = ("job-name", "output", "error", "chdir")
+
+
+@dataclass
+class Filler:
+    """Puts the parameters of one job into its texts, and notes which were taken.
+
+    Attributes:
+        parameters: The job's parameters.
+        place: Where they stand, for messages.
+        taken: Those that a placeholder has taken.
+    """
+
+    parameters: Mapping[str, str]
+    place: str
+    taken: set[str] = field(default_factory=set)
+
+    def fill(self, text: str, *, quoted: bool = False) -> str:
+        """A text with the values instead of the placeholders.
+
+        Args:
+            text: The text.
+            quoted: It is a command for a shell: each value is one word of it, whatever is in it.
+
+        Raises:
+            UsageProblem: There is no such parameter.
+        """
+        if "{" not in text:
+            return text
+
+        def put(match: re.Match[str]) -> str:
+            literal, name = match[1], match[2]
+            if literal is not None:
+                return literal
+            if name not in self.parameters:
+                raise UsageProblem(
+                    f"{self.place}: {{{cut(name)}}} stands in {cut(text)}, and there is no such "
+                    "parameter",
+                    hint=f"write {{{{{cut(name)}}}}} for the braces themselves",
+                )
+            self.taken.add(name)
+            value = self.parameters[name]
+            return shlex.quote(value) if quoted else value
+
+        return _PLACEHOLDER.sub(put, text)
+
+    def fill_job(self, job: Job) -> Job:
+        """A job whose name, files and directory have the values.
+
+        Raises:
+            UsageProblem: There is no such parameter.
+        """
+        shape = tuple(
+            (name, self.fill(value) if name in _FILLED_OPTIONS else value)
+            for name, value in job.shape
+        )
+        return replace(
+            job,
+            name=self.fill(job.name),
+            directory=self.fill(job.directory) if "chdir" in dict(job.shape) else job.directory,
+            output=None if job.output is None else self.fill(job.output),
+            error=None if job.error is None else self.fill(job.error),
+            shape=shape,
+        )
+
+
+def find_placeholders(texts: Iterable[str]) -> list[str]:
+    """The parameters that texts name, in order, each once."""
+    names = (match[2] for text in texts for match in _PLACEHOLDER.finditer(text) if match[2])
+    return list(dict.fromkeys(names))
+
+
+def keep_literally(text: str) -> str:
+    """A text that filling turns into this one."""
+    return re.sub(rf"(?<!\$)\{{({_NAME})\}}", r"{{\1}}", text)

@@ -9,11 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.parameters import (
-    check_parameter_name,
-    check_parameter_value,
-    find_equal_variables,
-)
+from slurm_colloc.model.job import check_parameter_name, check_parameter_value, find_equal_variables
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.options import (
     COMMAND_LINE,
@@ -23,29 +19,30 @@ from slurm_colloc.slurm.options import (
     read_environment,
 )
 from slurm_colloc.submission.jobs.call_jobs import (
+    COMMAND_SCRIPT,
     Call,
     Candidate,
     build_call,
     build_candidate,
     merge_for_script,
+    read_call_script,
 )
-from slurm_colloc.submission.jobs.job_options import read_option
-from slurm_colloc.submission.jobs.learn_options import SiteOptions
-from slurm_colloc.submission.jobs.placeholders import (
+from slurm_colloc.submission.jobs.directives import SiteOptions
+from slurm_colloc.submission.jobs.job_options import (
     Filler,
     find_placeholders,
     keep_literally,
+    read_option,
 )
-from slurm_colloc.submission.jobs.scripts import COMMAND_SCRIPT, read_call_script
-from slurm_colloc.submission.jobs.table_formats import parse_table
-from slurm_colloc.submission.jobs.table_text import read_table_text
-from slurm_colloc.submission.jobs.value_lists import (
+from slurm_colloc.submission.jobs.table_formats import (
     Axis,
     ParameterSetting,
     build_axis,
     combine,
     list_numbers,
     parse_sample,
+    parse_table,
+    read_table_text,
     split_values,
 )
 

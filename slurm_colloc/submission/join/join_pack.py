@@ -20,16 +20,21 @@ from slurm_colloc.model.member import MemberId
 from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.file_locks import Lock, hold_lock
+from slurm_colloc.store.atomic_files import Lock, hold_lock
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_home import find_next_number, name_member
-from slurm_colloc.store.pack.member_states import read_attempt, remove_environment
+from slurm_colloc.store.pack.member_states import (
+    find_next_number,
+    name_member,
+    read_attempt,
+    remove_environment,
+)
 from slurm_colloc.store.pack.pack_directory import (
+    MemberSpec,
     NewMember,
+    PackRecord,
     drop_claimed,
     drop_unentered,
     has_entered,
@@ -38,7 +43,6 @@ from slurm_colloc.store.pack.pack_directory import (
     write_record,
     write_spec,
 )
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.join.join_terms import (
     Chosen,
@@ -48,9 +52,9 @@ from slurm_colloc.submission.join.join_terms import (
     list_candidates,
 )
 from slurm_colloc.submission.packs.build_packs import encode_environment
-from slurm_colloc.submission.packs.grow_request import Growth
-from slurm_colloc.submission.packs.hook_token import HookChoice, extend_comment
-from slurm_colloc.submission.plan.measured_calls import compute_measure_s
+from slurm_colloc.submission.packs.call_batches import HookChoice, extend_comment
+from slurm_colloc.submission.packs.open_job import Growth
+from slurm_colloc.submission.plan.plan_call import compute_measure_s
 from slurm_colloc.submission.plan.target_nodes import Destinations
 from slurm_colloc.submission.upkeep.sweep import OpenPack
 

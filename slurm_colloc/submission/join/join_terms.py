@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.degree.degree_reasons import say_no_more
-from slurm_colloc.model.degree.describe_curve import describe_measured
-from slurm_colloc.model.degree.measured_curve import DegreeState
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.model.why_not_now import say_no_more
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join.join_fit import (
     RunningPack,
@@ -25,20 +24,30 @@ from slurm_colloc.planning.join.join_fit import (
     settle_bound,
 )
 from slurm_colloc.planning.join.same_kind import compute_contradiction, find_difference
-from slurm_colloc.planning.opened_pack import keep_open
+from slurm_colloc.planning.unknown_packs import keep_open
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.degree_record import DegreeRecord, read_degree
-from slurm_colloc.store.pack.member_holds import is_held
-from slurm_colloc.store.pack.member_home import find_next_number, name_member
-from slurm_colloc.store.pack.member_states import read_attempt, read_state
-from slurm_colloc.store.pack.node_setup import read_setup
-from slurm_colloc.store.pack.pack_directory import list_claimed, list_members, read_ended, read_spec
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.pack.member_states import (
+    find_next_number,
+    is_held,
+    name_member,
+    read_attempt,
+    read_state,
+)
+from slurm_colloc.store.pack.pack_directory import (
+    MemberSpec,
+    PackRecord,
+    list_claimed,
+    list_members,
+    read_ended,
+    read_setup,
+    read_spec,
+)
+from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
 from slurm_colloc.submission.jobs.call_jobs import Candidate
-from slurm_colloc.submission.jobs.output_files import list_output_files
+from slurm_colloc.submission.jobs.job_options import list_output_files
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.split_call import complete_capacity
 from slurm_colloc.submission.plan.target_nodes import (

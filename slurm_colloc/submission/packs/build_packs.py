@@ -2,26 +2,308 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from slurm_colloc.model.mig.planned_seat import PlannedSeat
+from slurm_colloc.errors import SlurmError, SlurmRefused, StateError
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
+from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.plan import PackRequest, Policy
-from slurm_colloc.model.runner_settings import RunnerSettings
+from slurm_colloc.model.sbatch.job_values import add_condition, expand_array_id
+from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
 from slurm_colloc.planning.join.same_kind import compute_own_meaning
-from slurm_colloc.store.job_index import build_pack_id
-from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, build_environment_block
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
-from slurm_colloc.store.pack_reading import name_gpu_set
-from slurm_colloc.submission.packs.call_batches import ONLY_ONE, Batch, PlaceInCall
-from slurm_colloc.submission.packs.sbatch_options import (
-    GROWABLE,
-    SbatchOptions,
+from slurm_colloc.slurm.options import takes_value
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store.all_packs import State, name_gpu_set
+from slurm_colloc.store.atomic_files import hold_lock
+from slurm_colloc.store.indexes import build_pack_id
+from slurm_colloc.store.pack.pack_directory import (
+    MemberSpec,
+    NewMember,
+    NewPack,
+    PackRecord,
+    build_environment_block,
+    write_record,
 )
-from slurm_colloc.submission.packs.shorten_limits import choose_requests
-from slurm_colloc.submission.plan.planned_pack import PlannedPack
+from slurm_colloc.submission.packs.call_batches import (
+    ONLY_ONE,
+    Batch,
+    HookChoice,
+    PlaceInCall,
+    build_hook_request,
+    find_wait,
+)
+from slurm_colloc.submission.plan.plan_call import PlannedPack
+
+# ---- The options with which sbatch is called for the packs of one Slurm job; pure ----------------
+
+GROWABLE = frozenset(
+    {"chdir", "cpus-per-task", "error", "gpus", "gpus-per-node", "gres", "input", "mail-type",
+     "mail-user", "mem", "mem-per-cpu", "nodes", "ntasks", "ntasks-per-node", "open-mode",
+     "output", "time"}
+)  # fmt: skip
+"""Options of a lone job that `scontrol update` can overrule, or that its runner can do itself,
+once another job has joined it."""
+
+
+@dataclass(frozen=True)
+class SbatchOptions:
+    """The options of sbatch for a batch.
+
+    Attributes:
+        words: As they stand on its command line.
+        notes: What could not be asked for, and why; a sentence each.
+    """
+
+    words: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def build_options(
+    batch: Batch,
+    submission: str,
+    log: str,
+    *,
+    hooks: HookChoice | None = None,
+    shown_id: str = "",
+    after_job: str = "",
+) -> SbatchOptions:
+    """The options of sbatch.
+
+    Args:
+        batch: The packs of this Slurm job.
+        submission: The submission's id.
+        log: Path of the pack's log, `%a` in it for the element.
+        hooks: Whether packs ask for the hooks of their nodes.
+        shown_id: The id that its members are named after; empty for the one that Slurm gives.
+        after_job: The Slurm job of the call that must be over first; empty for none.
+
+    Raises:
+        UsageProblem: The user's comment leaves no room for csub's mark, or their dependency none
+            for `after_job`.
+    """
+    first = batch.packs[0].candidates[0].job
+    group = dict(batch.group)
+    words = []
+    if batch.is_array:
+        limit = f"%{batch.packs_at_once}" if batch.packs_at_once is not None else ""
+        words.append(f"--array={format_task_ids(batch.indices)}{limit}")
+    words.append(f"--job-name={batch.name}")
+    group.pop("job-name", None)
+    plans = [pack.plan for pack in batch.packs]
+    asked = build_hook_request(
+        plans, group, submission, hooks or HookChoice(), gpu_sets=batch.gpu_sets
+    )
+    words.append(f"--comment={asked.comment}")
+    group.pop("comment", None)
+    if asked.constraint is not None:
+        group["constraint"] = asked.constraint
+    if batch.request is None:
+        # As the user wrote it; the log is the member's own output.
+        shape = name_outputs(first, shown_id) if shown_id else first.shape
+        words += [_option(name, value) for name, value in shape]
+    else:
+        words += build_request_options(batch.request, 1 + max(batch.set_nodes, default=0))
+        words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
+    wait = find_wait(batch.elements[0])
+    if wait is not None:
+        # Slurm knows no members: see model.sbatch.dependency.
+        group["dependency"] = wait
+    if after_job:
+        group["dependency"] = add_condition(group.get("dependency", ""), f"afterany:{after_job}")
+    if not group.get("dependency", "-"):
+        del group["dependency"]
+    words += [_option(name, value) for name, value in sorted(group.items())]
+    if "export" not in group:
+        words.append("--export=ALL")
+    return SbatchOptions(tuple(words), asked.notes)
+
+
+def name_outputs(job: Job, shown_id: str) -> tuple[tuple[str, str], ...]:
+    """The shape of a task alone, with `%A` in its files as in those of the submission's others.
+
+    Args:
+        job: The job.
+        shown_id: The submission's id, which is that of another Slurm job.
+    """
+    if job.array_task is None:
+        return job.shape
+    shape = dict(job.shape)
+    shape["output"] = expand_array_id(job.output or "slurm-%A_%a.out", shown_id)
+    if job.error is not None:
+        shape["error"] = expand_array_id(job.error, shown_id)
+    return tuple(shape.items())
+
+
+def build_request_options(request: PackRequest, nodes: int = 1) -> list[str]:
+    """The options that ask for a pack's resources.
+
+    Args:
+        request: What it needs on each node.
+        nodes: How many nodes. If one of several fails the others are to go on.
+    """
+    kind = f"{request.gpu_type}:" if request.gpu_type else ""
+    options = [
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *(["--no-kill"] if nodes > 1 else []),
+        f"--cpus-per-task={request.cpus}",
+        f"--gres=gpu:{kind}{request.gpus}",
+    ]
+    if request.host_memory_mb is not None:
+        options.append(f"--mem={request.host_memory_mb}M")
+    if request.is_unlimited or request.time_limit_s is not None:
+        options.append(f"--time={format_time_limit(request.time_limit_s)}")
+    return options
+
+
+def _option(name: str, value: str) -> str:
+    # Without its value, empty as it is, such an option would take the next word for it.
+    return f"--{name}={value}" if value or takes_value(name) else f"--{name}"
+
+
+# ---- Time limits of the packs of one job array: each its own, as far as Slurm lets it ------------
+#
+# sbatch asks for one time limit for all elements, the longest. A short pack would wait for a gap as
+# long as that, so elements that need clearly less are lowered once sbatch has answered. A user may
+# lower a job's limit at any time, of one that runs too (seen on 22.05 to 26.05), and it is never
+# lowered below what was planned for its members from the pack's start.
+
+COMMANDS_MAX = 20
+"""Calls of scontrol for one array; more different limits are rounded up to so many."""
+
+WORTH_IT = 0.9
+"""A limit above this part of the array's own is left at that."""
+
+_MINUTE_S = 60
+"""Slurm counts time limits in whole minutes, and rounds up."""
+_LOCK_WAIT_S = 1.0
+_REFUSED_ELEMENT = re.compile(r"^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$", re.ASCII | re.MULTILINE)
+
+
+def choose_requests(batch: Batch) -> list[list[PackRequest | None]]:
+    """What Slurm will have been asked for in the end, of each GPU set of each element; pure.
+
+    Elements of an array ask for the same CPUs and host memory, the largest of each, and for time
+    limits of their own where that is worth it. The GPU sets of one element have one time limit.
+    """
+    merged = batch.request
+    if merged is None:
+        return [[None] * len(element) for element in batch.elements]
+    if merged.time_limit_s is None:
+        return [list(batch.requests) for _ in batch.elements]
+    limits = [merged.time_limit_s]
+    if batch.is_array:
+        limits = _choose_limits(
+            [_find_longest_s(element) for element in batch.elements], merged.time_limit_s
+        )
+    return [
+        [dataclasses.replace(request, time_limit_s=limit) for request in batch.requests]
+        for limit in limits
+    ]
+
+
+def _find_longest_s(element: Sequence[PlannedPack]) -> int | None:
+    """How long the longest of an element's GPU sets asks for; None where one does not say."""
+    limits = [pack.plan.request.time_limit_s if pack.plan.request else None for pack in element]
+    return None if None in limits else max(limit for limit in limits if limit is not None)
+
+
+def _choose_limits(wanted: Sequence[int | None], longest_s: int) -> list[int]:
+    """The limit of each element, in seconds: whole minutes, or that of all."""
+    minutes = [-(-(seconds or longest_s) // _MINUTE_S) for seconds in wanted]
+    short = sorted({m for m in minutes if m * _MINUTE_S <= WORTH_IT * longest_s})
+    each = -(-len(short) // COMMANDS_MAX) or 1
+    rounded = {m: part[-1] for part in _cut(short, each) for m in part}
+    return [rounded[m] * _MINUTE_S if m in rounded else longest_s for m in minutes]
+
+
+def _cut(values: Sequence[int], length: int) -> list[Sequence[int]]:
+    return [values[at : at + length] for at in range(0, len(values), length)]
+
+
+def shorten(
+    slurm: SlurmAccess, state: State, job_id: str, batch: Batch, records: Sequence[PackRecord]
+) -> list[PackRecord]:
+    """Lower the time limits of an array's elements; best effort.
+
+    Args:
+        slurm: Slurm.
+        state: The state directory.
+        job_id: The array.
+        batch: Its packs.
+        records: The same, with the limits that they are to have (`choose_requests`).
+
+    Returns:
+        The packs as they are now: what Slurm refuses is noted in them.
+    """
+    if not batch.is_array or batch.request is None:
+        return list(records)
+    longest_s = batch.request.time_limit_s
+    groups: dict[int, list[int]] = {}
+    for record in records:
+        limit_s = record.request.time_limit_s if record.request else None
+        if limit_s is not None and limit_s != longest_s and record.gpu_set == 0:
+            groups.setdefault(limit_s, []).append(record.index)
+    refused = _lower(slurm, job_id, groups)
+    return [
+        _note_refusal(state, record, refused[record.index], longest_s)
+        if record.index in refused
+        else record
+        for record in records
+    ]
+
+
+def _lower(slurm: SlurmAccess, job_id: str, groups: Mapping[int, Sequence[int]]) -> dict[int, str]:
+    """Ask for limits in seconds, each for some elements; why not, by element."""
+    refused: dict[int, str] = {}
+    left = sorted(groups.items())
+    while left:
+        limit_s, indices = left.pop()
+        elements = f"[{format_task_runs(indices)}]" if len(indices) > 1 else f"{indices[0]}"
+        try:
+            slurm.update_job(f"{job_id}_{elements}", {"TimeLimit": format_time_limit(limit_s)})
+        except SlurmRefused as error:
+            refused |= _find_refused(error, indices)
+        except SlurmError as error:
+            # A controller that does not answer is not asked again.
+            for _, rest in [(limit_s, indices), *left]:
+                refused |= dict.fromkeys(rest, error.message)
+            break
+    return refused
+
+
+def _find_refused(error: SlurmRefused, indices: Sequence[int]) -> dict[int, str]:
+    """The elements that Slurm names as refused; all where it names none."""
+    named = {int(index): words for index, words in _REFUSED_ELEMENT.findall(error.stderr)}
+    found = {index: words for index, words in named.items() if index in indices}
+    return found or dict.fromkeys(indices, error.message)
+
+
+def _note_refusal(
+    state: State, record: PackRecord, words: str, longest_s: int | None
+) -> PackRecord:
+    if record.request is None:
+        return record
+    wanted = format_time_limit(record.request.time_limit_s)
+    request = dataclasses.replace(record.request, time_limit_s=longest_s)
+    reason = f"Slurm did not lower its time limit to {wanted}: {words}"
+    path = state.pack_path(record.pack_id)
+    with contextlib.suppress(StateError), hold_lock(path / "lock", _LOCK_WAIT_S) as locked:
+        # Its runner may have written there meanwhile.
+        now = state.read_pack(record.pack_id) if locked else None
+        if now is not None:
+            reasons = (*now.reasons, reason)
+            write_record(path, dataclasses.replace(now, request=request, reasons=reasons))
+    return dataclasses.replace(record, request=request, reasons=(*record.reasons, reason))
 
 
 def build_packs(

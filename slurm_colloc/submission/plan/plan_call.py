@@ -3,28 +3,96 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import PackPlan, Plan, Policy, Rule, SharingMode
-from slurm_colloc.model.queue_waits import WaitTable, build_wait_table
-from slurm_colloc.planning.gpu_sets.gpus_per_pack import (
+from slurm_colloc.model.measurement import PROBE_TIME_S, may_be_measured
+from slurm_colloc.model.plan import (
+    MPS_CLIENTS_MAX,
+    WATCHED_FROM_MB,
+    Capacity,
+    PackPlan,
+    Plan,
+    Policy,
+    Rule,
+    SharingMode,
+    WaitTable,
+    build_wait_table,
+)
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.planning.explain.explanation import (
+    PackExplanation,
+    PairExplanation,
+    PlanExplanation,
+)
+from slurm_colloc.planning.explain.pair_reasons import (
+    PAIRS_MOST,
+    count_pairs_apart,
+    explain_pairs,
+    merge_alike,
+)
+from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.gpu_set_packs import (
     choose_gpus_per_pack,
+    number_slurm_jobs,
     widen_for_limit,
 )
-from slurm_colloc.planning.gpu_sets.slurm_jobs import number_slurm_jobs
-from slurm_colloc.planning.plan_packs import ask, describe_groups, find_buckets, find_first, plan
+from slurm_colloc.planning.job_needs import Question, label_jobs
+from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.plan_packs import (
+    ask,
+    compute_reason_to_run_alone,
+    describe_groups,
+    find_buckets,
+    find_first,
+    plan,
+)
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_history
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.learned.kept_answers import keep, read_kept
-from slurm_colloc.submission.jobs.call_jobs import Call
-from slurm_colloc.submission.jobs.output_files import refuse_shared_files
+from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
+from slurm_colloc.submission.jobs.job_options import refuse_shared_files
 from slurm_colloc.submission.plan.known_jobs import Knowledge
-from slurm_colloc.submission.plan.planned_pack import PlannedPack, add_candidates
 from slurm_colloc.submission.plan.split_call import Part, divide_call
 from slurm_colloc.submission.plan.target_nodes import Destinations, describe_asked_type
+
+# ---- A pack of a plan, with the jobs that are its members ----------------------------------------
+
+
+@dataclass(frozen=True)
+class PlannedPack:
+    """A pack as it is submitted.
+
+    Attributes:
+        plan: Its plan.
+        candidates: Its members' jobs with what travels alongside them, in the order of the plan's
+            members.
+    """
+
+    plan: PackPlan
+    candidates: tuple[Candidate, ...]
+
+
+def add_candidates(
+    packs: Iterable[PackPlan], candidates: Sequence[Candidate]
+) -> tuple[PlannedPack, ...]:
+    """Packs with their members' jobs.
+
+    Args:
+        packs: The packs, whose members are counted among these candidates.
+        candidates: The jobs that were planned.
+    """
+    return tuple(
+        PlannedPack(pack, tuple(candidates[member.job_index] for member in pack.members))
+        for pack in packs
+    )
+
 
 _CHOSEN_AMONG_MOST = 100
 """For more jobs no second plan is made: it would take as long as the first."""
@@ -148,7 +216,7 @@ def _plan_part(
     if slurm is not None and (smaller is not None or looks_at_queue):
         waits = look_up_waits(dict(part.jobs[0].group).get("partition"), settings.state_path)
         if smaller is not None and waits.cells:
-            from slurm_colloc.planning.predict.queue_gain import choose_by_queue
+            from slurm_colloc.planning.predict.pack_pricing import choose_by_queue
 
             other = _plan(part, smaller)
             chosen, reason = choose_by_queue((chosen, other), waits)
@@ -281,3 +349,290 @@ def look_up_waits(partition: str | None, root: Path) -> WaitTable:
     table = WaitTable(0, {}, unknown) if unknown else build_wait_table(jobs)
     keep(root, name, partition, table)
     return table
+
+
+# ---- Whether a call's only job is to ask for more than it needs, so that others can join it ------
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """How a single job is opened for others.
+
+    Attributes:
+        places: How many places it is to have, its own among them; None for as many as one GPU's
+            share of a node has room for.
+        is_wanted: It was asked for, so that Slurm is not asked what it costs.
+    """
+
+    places: int | None = None
+    is_wanted: bool = False
+
+
+def choose_opening(
+    call: Call, settings: Settings, *, joins: str, is_single: bool
+) -> Opening | None:
+    """How a call's job is opened for others; None where it is not.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        joins: Which packs the job may join: `auto`, `pending` or `never`.
+        is_single: A job by itself was called for.
+
+    Raises:
+        UsageProblem: `--open` has a wrong value, or cannot be.
+    """
+    given = call.options.given("open")
+    if given is not None and given.value == "never":
+        return None
+    is_single = is_single and len(call.candidates) == 1 and call.array is None
+    obstacle = _find_obstacle(call, settings, is_single=is_single)
+    if given is not None:
+        places = None if given.value is None else _read_places(given.value, given.origin)
+        if obstacle:
+            raise UsageProblem(f"{given.origin}: --open: {obstacle}", hint="leave --open out")
+        return Opening(places, is_wanted=True)
+    if obstacle or settings.open == "never" or settings.join == "never":
+        return None
+    if settings.open == "always":
+        return Opening(is_wanted=True)
+    return Opening() if joins == "auto" else None
+
+
+def _read_places(text: str, origin: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= 3
+    if is_number and 2 <= int(text) <= MPS_CLIENTS_MAX:
+        return int(text)
+    raise UsageProblem(
+        f"{origin}: --open={escape_controls(cut(text))}: a number of jobs that run at the same "
+        f"time is needed, from 2 to {MPS_CLIENTS_MAX}, or never",
+        hint=f"sbatch's option is --open-mode={text}" if text in ("append", "truncate") else "",
+    )
+
+
+def _find_obstacle(call: Call, settings: Settings, *, is_single: bool) -> str:
+    """Why no job could join it while it runs; empty where one could."""
+    if not is_single:
+        return "packs of several jobs ask for what they need, only a job by itself is opened"
+    if call.options.flag("local"):
+        return "without Slurm (--local) there is nothing to ask for"
+    if call.candidates[0].job.only_probe:
+        return "a job that is probed runs alone"
+    if not settings.state_shared:
+        return "packs that travel in their batch script (state_shared = false) cannot be joined"
+    if call.options.text("join") == "never":
+        return "--join=never keeps other jobs away"
+    if settings.caps.join != "auto":
+        return f"this site lets no job join a running pack (caps.join = {settings.caps.join})"
+    return ""
+
+
+# ----
+# What of a call is measured: jobs that are unknown, as they start, and the job of `csub probe`.
+
+MEASURE_S = 60
+"""What a pack of unknown jobs asks for on top, for being measured as it starts."""
+
+
+def compute_measure_s(candidates: Sequence[Candidate], settings: Settings) -> int:
+    """Seconds that a pack of these jobs asks for on top, because it is measured as it starts."""
+    return MEASURE_S if has_unknown(candidates, settings) else 0
+
+
+def may_measure(settings: Settings) -> bool:
+    """Whether packs are measured by pausing their members as they run."""
+    return settings.pause and settings.monitor and settings.state_shared
+
+
+def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
+    """Whether one of the jobs would be measured first: it has no usage profile.
+
+    On which GPU model it will run is not known yet, so a usage profile on any of them counts.
+    """
+    if not may_measure(settings):
+        return False
+    from slurm_colloc.store.learned.profiles import ProfileNames, tells_of_family
+
+    asked = [
+        candidate
+        for candidate in candidates
+        if candidate.job.gpus
+        and not candidate.job.alone_because
+        and may_be_measured(candidate.job, instruments=settings.instrument)
+    ]
+    if not asked:
+        return False
+    root = settings.state_path
+    names = ProfileNames(root)
+    # The tasks of an array share their script and arguments.
+    kinds = {(id(c.script), c.job.arguments): c for c in asked}
+    return not all(tells_of_family(root, c.script, c.job, names) for c in kinds.values())
+
+
+def as_probe(call: Call, settings: Settings) -> Call:
+    """The call as one that runs its job alone until its rate is known.
+
+    Raises:
+        UsageProblem: There is nothing to probe, or nothing would be measured.
+    """
+    job = call.candidates[0].job
+    if len(call.candidates) > 1:
+        raise UsageProblem(
+            "csub probe takes one job",
+            hint="--array=N probes task N, and the other tasks are its relatives",
+        )
+    if job.gpus != 1:
+        asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
+        raise UsageProblem(
+            f"csub probe: {job.script_name} {asked}, and usage profiles are for jobs with one",
+            hint="--gres=gpu:1",
+        )
+    obstacle = find_obstacle_to_measuring(call, settings)
+    if obstacle:
+        raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
+    time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
+    shape = {name: value for name, value in job.shape if name != "time-min"}
+    shape["time"] = format_time_limit(time_limit_s)
+    probe = dataclasses.replace(
+        job,
+        time_limit_s=time_limit_s,
+        shape=tuple(shape.items()),
+        came_together=False,
+        # What is started again has been probed already.
+        requeue=False,
+        only_probe=True,
+        alone_because="it is only probed",
+    )
+    candidate = dataclasses.replace(call.candidates[0], job=probe)
+    return dataclasses.replace(
+        call,
+        candidates=(candidate,),
+        degree=None,
+        pack_size=None,
+        shares=(("exclusive", "csub probe"),),
+    )
+
+
+def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
+    """Why nothing would be measured of a call's first job; empty where it would."""
+    job = call.candidates[0].job
+    if not settings.monitor:
+        return "monitor = false in the settings"
+    if not settings.state_shared and not call.options.flag("local"):
+        return "state_shared = false in the settings, so nothing comes back from the node"
+    if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
+        asked_mb = job.host_memory_mb
+        return (
+            f"--mem is {asked_mb} MB, and only packs with {WATCHED_FROM_MB} MB or more are watched"
+        )
+    if not (settings.instrument and job.instrument) and job.progress_regex is None:
+        return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
+    return ""
+
+
+# ---- Why the plan of a call looks as it does: each of its parts by what that was planned with ----
+
+
+def explain_call_plan(call_plan: CallPlan) -> PlanExplanation:
+    """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
+    labels = label_jobs((job.name, job.number) for job in call_plan.jobs)
+    own = [_explain_part(planned, labels) for planned in call_plan.parts]
+    by_first = {
+        pack.members[0].job_index: pack for explanation in own for pack in explanation.packs
+    }
+    # The parts' Slurm jobs are numbered through the whole call, as its plan has them.
+    packs = [
+        dataclasses.replace(by_first[pack.members[0].job_index], slurm_job=pack.slurm_job)
+        for pack in call_plan.plan.packs
+    ]
+    pairs = [pair for explanation in own for pair in explanation.pairs]
+    for first, second in itertools.combinations(call_plan.parts, 2):
+        found = _explain_across(first, second, call_plan, labels, most=PAIRS_MOST - len(pairs))
+        pairs = list(merge_alike((*pairs, *found), labels))
+    told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
+    return PlanExplanation(
+        tuple(packs),
+        tuple(told),
+        count_pairs_apart(call_plan.plan) - sum(pair.pairs for pair in told),
+        call_plan.plan.reasons,
+        call_plan.plan.packs_at_once,
+    )
+
+
+def _explain_across(
+    first: PlannedPart,
+    second: PlannedPart,
+    call_plan: CallPlan,
+    labels: Sequence[str],
+    *,
+    most: int,
+) -> list[PairExplanation]:
+    """What keeps jobs of two parts apart, a pair of kinds at a time.
+
+    That is what Slurm is asked, or that one of them does not share, so no limit counts.
+    """
+    kinds = [_find_kinds(planned, call_plan) for planned in (first, second)]
+    found = []
+    for mine, theirs in itertools.islice(itertools.product(*kinds), max(0, most)):
+        (i, one), (j, other) = sorted(
+            [(mine[0], _find_job(first, mine[0])), (theirs[0], _find_job(second, theirs[0]))],
+            key=lambda indexed: indexed[0],
+        )
+        jobs = (one, other)
+        lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
+        question = Question(jobs, {}, Capacity(), call_plan.policy)
+        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
+        count = len(mine) * len(theirs)
+        found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
+    return found
+
+
+def _find_job(planned: PlannedPart, index: int) -> Job:
+    return planned.part.jobs[planned.part.indices.index(index)]
+
+
+def _find_kinds(planned: PlannedPart, call_plan: CallPlan) -> list[list[int]]:
+    """The jobs of a part, by their indices in the call: those of one name together."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, job in zip(planned.part.indices, planned.part.jobs, strict=True):
+        why = compute_reason_to_run_alone(job, call_plan.policy)
+        kinds.setdefault((job.name, why), []).append(index)
+    return list(kinds.values())
+
+
+def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanation:
+    """A part's explanation, with its jobs counted among all of the call."""
+    part = planned.part
+    found = build_explanation(
+        planned.plan,
+        part.jobs,
+        part.knowledge.profiles,
+        part.capacity,
+        planned.policy,
+        part.knowledge.calibration,
+        [labels[index] for index in part.indices],
+        curves=part.knowledge.curves,
+    )
+    if part.indices == tuple(range(len(part.indices))):
+        return found
+    return dataclasses.replace(
+        found,
+        packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),
+        pairs=tuple(_renumber_pair(pair, part.indices) for pair in found.pairs),
+    )
+
+
+def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplanation:
+    members = (
+        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
+    )
+    return dataclasses.replace(pack, members=tuple(members))
+
+
+def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
+    return dataclasses.replace(
+        pair,
+        first_index=indices[pair.first_index],
+        second_index=indices[pair.second_index],
+        pack_indices=tuple(indices[index] for index in pair.pack_indices),
+    )

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity
-from slurm_colloc.model.qos_limits import QosTable, UserLimits
+from slurm_colloc.model.plan import Capacity, QosTable, UserLimits
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos
-from slurm_colloc.slurm.output_formats import NodeShape
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import NodeShape, SlurmAccess
+from slurm_colloc.slurm.slurm_nodes import ask_cluster_name, describe_client, read_cluster_name
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.learned.kept_answers import keep, read_kept
 from slurm_colloc.store.learned.profiles import slug_gpu_model
-from slurm_colloc.submission.plan.this_cluster import find_cluster
+
+# ---- The name of the cluster on which csub is called, at the price of one question an hour -------
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterName:
+    """As Slurm has told it."""
+
+    name: str
+
+
+def find_cluster(root: Path, environ: Mapping[str, str] | None = None) -> str:
+    """The cluster's name; empty where it is not known, and then no pack is taken for one of it.
+
+    Args:
+        root: The state directory, where the answer is kept.
+        environ: The environment; None for this process's.
+    """
+    environ = os.environ if environ is None else environ
+    if name := read_cluster_name(environ):
+        return name
+    client = describe_client(environ)
+    if not client:
+        return ""
+    place = f"cluster-of-{client.partition(':')[0]}"
+    if kept := read_kept(root, place, client, ClusterName):
+        return kept.name
+    if name := ask_cluster_name():
+        keep(root, place, client, ClusterName(name))
+        return name
+    # These commands do not change their cluster; only that they answer is not certain.
+    old = read_kept(root, place, client, ClusterName, math.inf)
+    return "" if old is None else old.name
+
 
 _NARROWING = ("constraint", "exclude", "nodefile", "reservation")
 """Options by which a user chooses nodes, so that a GPU type on top might leave none."""

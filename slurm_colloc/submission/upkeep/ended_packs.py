@@ -6,32 +6,34 @@ import contextlib
 import fnmatch
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
-from slurm_colloc.model.end_causes import RESUBMISSIONS
-from slurm_colloc.model.member import MemberState, SlurmJobState, is_guest
-from slurm_colloc.model.sbatch.arrays import format_task_ids
+from slurm_colloc.model.job_ids import format_task_ids
+from slurm_colloc.model.member import RESUBMISSIONS, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.atomic_files import is_there, write_atomic
-from slurm_colloc.store.file_locks import hold_lock
-from slurm_colloc.store.pack import take_over
-from slurm_colloc.store.pack.emptied_pack import CANCELLING
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store.all_packs import State, StateReader, list_member_files
+from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
+from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_holds import cancel_left
-from slurm_colloc.store.pack.member_home import group_by_home, name_member, read_home
 from slurm_colloc.store.pack.member_states import (
+    CANCELLING,
     begin_attempt,
+    cancel_left,
+    group_by_home,
+    name_member,
     put_environment_aside,
     read_attempt,
+    read_home,
     read_state,
     remove_environment,
 )
 from slurm_colloc.store.pack.pack_directory import (
+    PackRecord,
     drop_unfinished,
     list_members,
     read_ended,
@@ -40,11 +42,63 @@ from slurm_colloc.store.pack.pack_directory import (
     read_spec,
     write_ended,
 )
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_requests import is_cancel_asked
+from slurm_colloc.store.pack.runner_requests import Action, is_cancel_asked, list_requests
 from slurm_colloc.store.pack.written_ends import write_down_ends
-from slurm_colloc.store.pack_reading import list_member_files
-from slurm_colloc.submission.upkeep.sister_look import SisterLook
+
+# ---- What the packs of a submission hold for each other, looked at once for a whole sweep --------
+#
+# Of an array in a thousand packs each would otherwise look at the thousand others.
+
+
+@dataclass(frozen=True)
+class Sisters:
+    """The packs of one submission.
+
+    Attributes:
+        sources: By the id of a pack: those out of which members are on their way to it.
+        cancelled: The numbers of members that a runner of theirs was asked to cancel.
+    """
+
+    sources: Mapping[str, tuple[Path, ...]]
+    cancelled: frozenset[int]
+
+
+class SisterLook:
+    """Looks at the packs of each submission once.
+
+    It is for packs whose Slurm job is over: their runners take nothing over any more, so that what
+    is on its way to one of them was so at the look.
+
+    Args:
+        state: The state directory.
+    """
+
+    def __init__(self, state: StateReader) -> None:
+        self._state = state
+        self._found: dict[str, Sisters] = {}
+
+    def find(self, record: PackRecord) -> Sisters:
+        """The packs of a pack's submission, itself among them."""
+        key = record.shown_id or record.submission
+        found = self._found.get(key)
+        if found is None:
+            paths = map(self._state.pack_path, self._state.list_sisters(record))
+            found = self._found[key] = _look_at([path for path in paths if is_there(path)])
+        return found
+
+
+def _look_at(paths: list[Path]) -> Sisters:
+    sources: dict[str, list[Path]] = {}
+    cancelled: set[int] = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            for taker in {taking.taker for taking in inbox.list_leaving(str(path)).values()}:
+                sources.setdefault(taker, []).append(path)
+        cancelled |= {
+            request.number for request in list_requests(path) if request.action is Action.CANCEL
+        }
+    return Sisters({taker: tuple(own) for taker, own in sources.items()}, frozenset(cancelled))
+
 
 OVER = frozenset(
     {
@@ -137,18 +191,18 @@ class Ending:
         sources = map(self._state.pack_path, self._state.list_sources(own))
         for other in (*self._look.find(self._record).sources.get(own, ()), *sources):
             with contextlib.suppress(OSError):
-                for number, taking in take_over.list_leaving(str(other)).items():
+                for number, taking in inbox.list_leaving(str(other)).items():
                     if taking.taker == own:
-                        take_over.move(str(other), path, number, taking.number)
-        for number, (taker, there) in take_over.list_leaving(path).items():
+                        inbox.move(str(other), path, number, taking.number)
+        for number, (taker, there) in inbox.list_leaving(path).items():
             target = self._state.pack_path(taker)
-            if take_over.give_back(path, number, str(target)):
+            if inbox.give_back(path, number, str(target)):
                 continue
             with hold_lock(target / "lock", 0) as locked:
-                if locked and take_over.move(path, str(target), number, there):
+                if locked and inbox.move(path, str(target), number, there):
                     # Its books may be closed; the next look sees what has come.
                     write_atomic(self._state.open / taker, b"")
-        return not take_over.list_leaving(path)
+        return not inbox.list_leaving(path)
 
     def _cancel_asked(self, never: Sequence[int]) -> list[int]:
         """Those of which no cancel was asked; for the others no runner came to do it."""
@@ -235,7 +289,7 @@ class Ending:
             return self._find_reason_in_options(never) if all(map(is_guest, never)) else None
         if self._last is SlurmJobState.COMPLETED:
             # What came by itself after its runner had ended was never refused.
-            if all(take_over.find_taker(str(self._path), number) for number in never):
+            if all(inbox.find_taker(str(self._path), number) for number in never):
                 return self._find_reason_in_options(never)
             return "their pack completed without them"
         return self._find_reason_in_its_end() or self._find_reason_in_options(never)

@@ -11,21 +11,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NotFound
-from slurm_colloc.model.mig.planned_seat import name_seat
+from slurm_colloc.model.job_ids import LARGEST_TASK_ID
+from slurm_colloc.model.mig_layout import name_seat
 from slurm_colloc.model.plan import PackPlan
-from slurm_colloc.model.sbatch.arrays import LARGEST_TASK_ID
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
-from slurm_colloc.slurm.slurm_access import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.job_index import build_pack_id
-from slurm_colloc.store.pack.member_home import read_home
-from slurm_colloc.store.pack.pack_directory import read_spec, write_moved
-from slurm_colloc.store.pack.pack_records import MemberSpec, PackRecord
+from slurm_colloc.store.indexes import build_pack_id
+from slurm_colloc.store.pack.member_states import read_home
+from slurm_colloc.store.pack.pack_directory import MemberSpec, PackRecord, read_spec, write_moved
 from slurm_colloc.submission.jobs.stored_jobs import SERVED, read_stored_job
 from slurm_colloc.submission.packs.call_batches import group_into_batches
 from slurm_colloc.submission.packs.submit_batch import submit_batch
-from slurm_colloc.submission.plan.planned_pack import add_candidates
+from slurm_colloc.submission.plan.plan_call import add_candidates
 
 
 def resubmit(

@@ -15,37 +15,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.comment_token import is_of_submission
+from slurm_colloc.model.job import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.output_formats import SlurmJob, compute_hidden_state, find_job_of
-from slurm_colloc.slurm.slurm_access import SlurmAccess
-from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.file_locks import hold_lock
+from slurm_colloc.slurm.slurm_commands import (
+    SlurmAccess,
+    SlurmJob,
+    compute_hidden_state,
+    find_job_of,
+)
+from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, find_submission
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.pack_directory import (
+    PackRecord,
     is_local_alive,
     is_unanswered,
     read_ended,
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.pack.pack_records import PackRecord
-from slurm_colloc.store.pack.runner_process import is_of_another_host
-from slurm_colloc.store.pack.written_ends import write_down_ends
-from slurm_colloc.store.pack_reading import (
-    StateReader,
-    explain_unreadable,
-    find_submission,
-)
+from slurm_colloc.store.pack.written_ends import is_of_another_host, write_down_ends
 from slurm_colloc.submission.upkeep.ended_packs import (
     OVER,
     Ending,
+    SisterLook,
     close_books,
     list_held,
     list_never_started,
 )
-from slurm_colloc.submission.upkeep.sister_look import SisterLook
 
 UNANSWERED_S = 600.0
 """How long a submission that Slurm did not answer is kept for a job that may turn up."""

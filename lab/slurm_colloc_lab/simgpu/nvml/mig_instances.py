@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
-from slurm_colloc.model.mig.mig_profiles import Placement
+from slurm_colloc.model.mig_profiles import Placement
 from slurm_colloc_lab.simgpu.gpu_models import HOPPER
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu
 from slurm_colloc_lab.simgpu.nvml.gpu_state import Node, read_small_file

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.model.mig.mig_profiles import InstanceProfile
+from slurm_colloc.model.mig_profiles import InstanceProfile
 
 KNOWN_PROFILES = 17
 """Driver 580 knows no profile from this number on."""

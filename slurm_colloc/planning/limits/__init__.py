@@ -1,1 +1,0 @@
-"""What packs must not exceed, and which of it keeps a job alone; no prices."""

@@ -1,1 +1,0 @@
-"""What `csub plan` shows; nothing here chooses."""

@@ -1,1 +1,0 @@
-"""The MIG instances of a pack: taken from the node, given to members, changed while it runs."""

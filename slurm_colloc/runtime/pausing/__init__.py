@@ -1,1 +1,0 @@
-"""Pausing members: their processes are stopped and go on; nothing else is done to them."""

@@ -1,1 +1,0 @@
-"""The tables of squeue and sacct, asked for in a way in which single cells can be replaced."""
