@@ -10,7 +10,7 @@ __all__ = ["Executor", "Job", "MemberFailed", "__version__", "submit"]
 
 _PLACES = {
     "Executor": "executor.function_executor",
-    "Job": "executor.future_job",
+    "Job": "executor.function_executor",
     "MemberFailed": "errors",
     "submit": "executor.function_executor",
 }

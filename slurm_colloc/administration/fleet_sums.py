@@ -1,4 +1,9 @@
-"""Sums of the site's packs by day, account and partition, and GPUs that are slower; pure."""
+"""Sums of the site's packs by day, account and partition, and GPUs that are slower; pure.
+
+Also: reports of packs as they are kept: a file for each day, a JSON line for each pack; the site's
+packs as Prometheus metrics; pure. site-config/grafana-dashboard.json shows them; A pack's figures
+in the form of Princeton's jobstats, for AdminComment.
+"""
 
 from __future__ import annotations
 
@@ -193,6 +198,9 @@ def add_refused(store: str, refused: Mapping[str, int]) -> Counter[str]:
     except OSError as error:
         raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
     return total
+
+
+# ---- Sums of the site's packs by day, account and partition, and GPUs that are slower; pure ------
 
 
 @dataclass

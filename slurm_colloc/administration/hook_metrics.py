@@ -1,4 +1,8 @@
-"""Which metrics there are of a node's hooks; pure."""
+"""Which metrics there are of a node's hooks; pure.
+
+Also: how often hooks ran, with which outcome and for how long, added up from the audit log's lines;
+the totals of hooks, kept in a file, and how far the audit log is counted in them.
+"""
 
 from __future__ import annotations
 
@@ -188,6 +192,9 @@ def parse_value(value: Mapping[str, Any]) -> HookTotals:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(str(error)) from error
     return totals
+
+
+# ---- Which metrics there are of a node's hooks; pure ---------------------------------------------
 
 
 @dataclass(frozen=True)

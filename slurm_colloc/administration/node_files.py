@@ -1,5 +1,7 @@
 """The files that a node needs, put in place and taken away by root.
 
+Also: which files a node needs; nothing is written here.
+
 Every directory on the way is proven to be root's before anything is written, each file appears
 whole, and what was written is remembered in a record next to the policy.
 """
@@ -158,6 +160,8 @@ def replace_paths(text: str, places: Places) -> str:
     pattern = re.compile("|".join(re.escape(path) for path in pairs))
     return pattern.sub(lambda match: pairs[match[0]], text)
 
+
+# ---- The files that a node needs, put in place and taken away by root ----------------------------
 
 SCHEMA = 1
 _RECORD_DETAIL = "what was installed"

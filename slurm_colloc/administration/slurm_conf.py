@@ -1,4 +1,9 @@
-"""Which lines slurm.conf needs for the hooks, from what `scontrol show config` says; pure."""
+"""Which lines slurm.conf needs for the hooks, from what `scontrol show config` says; pure.
+
+Also: where everything of slurm_colloc lies on a node; changing a slurm.conf, and taking the change
+back; the text is pure, one function writes; whether a node's hooks may go: nothing in Slurm may
+still name them; mostly pure.
+"""
 
 from __future__ import annotations
 
@@ -147,6 +152,8 @@ def find_places(
 def _trim(path: str) -> str:
     return re.sub("/+", "/", path).rstrip("/")
 
+
+# ---- Which lines slurm.conf needs for the hooks, from what `scontrol show config` says; pure -----
 
 HookKind = Literal["prolog", "epilog"]
 KINDS: tuple[HookKind, ...] = ("prolog", "epilog")

@@ -1,4 +1,8 @@
-"""The installed hooks, run by root against a job that does not exist, and what they did."""
+"""The installed hooks, run by root against a job that does not exist, and what they did.
+
+Also: A job that does not exist, as slurmd would describe it to a hook; the lines that hooks leave,
+read for people: one JSON value for each run of a hook.
+"""
 
 from __future__ import annotations
 
@@ -289,6 +293,8 @@ def _show(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
+
+# ---- The installed hooks, run by root against a job that does not exist, and what they did -------
 
 HOOK_LIMIT_S = 90.0
 _NVML_LIMIT_S = 60.0

@@ -1,4 +1,7 @@
-"""`csub check`: reads a script and the Python programs that it starts; runs nothing."""
+"""`csub check`: reads a script and the Python programs that it starts; runs nothing.
+
+Also: what a job's request means for sharing: which jobs fit next to it, and why not.
+"""
 
 from __future__ import annotations
 

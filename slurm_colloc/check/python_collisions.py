@@ -1,4 +1,7 @@
-"""Finds in a Python program what would collide when it shares a GPU; pure."""
+"""Finds in a Python program what would collide when it shares a GPU; pure.
+
+Also: output files with a constant name, which several members would write at once.
+"""
 
 from __future__ import annotations
 
@@ -159,6 +162,8 @@ def settle_outputs(findings: Iterable[ScriptFinding], *, is_array: bool) -> list
         for finding in findings
     ]
 
+
+# ---- Finds in a Python program what would collide when it shares a GPU; pure ---------------------
 
 _NAMING = re.compile(
     r"(dir|path|out|log|file|name|version|ckpt|checkpoint|prefix|root)", re.IGNORECASE

@@ -1,4 +1,8 @@
-"""Finds in a shell script what would collide when it shares a GPU; pure."""
+"""Finds in a shell script what would collide when it shares a GPU; pure.
+
+Also: which program of a shell command does the work, and what it is given; commands of a shell
+script that reach the neighbours or the GPU itself.
+"""
 
 from __future__ import annotations
 
@@ -387,6 +391,8 @@ def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
                 "remove what lies below $TMPDIR, or nothing: csub removes each member's own",
             )
 
+
+# ---- Finds in a shell script what would collide when it shares a GPU; pure -----------------------
 
 _WRITERS = frozenset(
     {"mkdir", "cp", "mv", "touch", "tee", "ln", "rsync", "install", "mkfifo", "pushd", "cd", "rm"}

@@ -1,5 +1,8 @@
 """Reads a shell script into its commands, in the order in which they are written; runs nothing.
 
+Also: words of a shell script as far as they can be known without running it; the words of a shell
+script, with what is known of variables and arguments put in.
+
 tree-sitter does the grammar (docs/decisions/0013-tree-sitter-for-check.md). It goes on behind what
 it does not understand, and those lines are told. Everything here is pure.
 """
@@ -422,6 +425,9 @@ def _unescape(text: str) -> str:
             result.append(character)
     return "".join(result)
 
+
+# ----
+# Reads a shell script into its commands, in the order in which they are written; runs nothing.
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _DEEPEST = 5

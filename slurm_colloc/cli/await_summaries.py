@@ -1,5 +1,7 @@
 """Summaries that packs had no time for: made by the next call that plans, or that has waited.
 
+Also: what is done once a pack has ended: its summary, what is learned, and what others are told.
+
 At its end a pack holds its GPU for its summary only for a moment (runtime.pack.last_work).
 """
 

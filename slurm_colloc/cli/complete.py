@@ -1,5 +1,7 @@
 """What may stand at the end of a command line; reads the state, asks Slurm nothing.
 
+Also: `csub --install-completion`, `csub --show-completion`, and what the shells' scripts call.
+
 It has a tenth of a second, so it loads neither typer nor what the commands load. The options of
 csub's own commands stand here once more; tests/cli/test_completion.py holds them against the rest.
 """

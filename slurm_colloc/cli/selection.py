@@ -1,4 +1,7 @@
-"""What a command is to act on: selectors, and the filters --state and --name."""
+"""What a command is to act on: selectors, and the filters --state and --name.
+
+Also: the state directory of another user: where it lies, and whether the caller may read it.
+"""
 
 from __future__ import annotations
 

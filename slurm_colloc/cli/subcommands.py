@@ -328,8 +328,8 @@ _ELSEWHERE = {
     "queue": "look.queue_and_history", "history": "look.queue_and_history",
     "show": "look.queue_and_history", "why": "look.queue_and_history",
     "explain": "look.queue_and_history", "logs": "look.queue_and_history",
-    "report": "look.report_command", "compare": "look.compare_command",
-    "track": "look.track_command", "top": "look.top_command", "profile": "look.profile_command",
+    "report": "look.report_commands", "compare": "look.report_commands",
+    "track": "look.report_commands", "top": "look.top_command", "profile": "look.profile_command",
     "doctor": "look.doctor_command",
 }  # fmt: skip
 """Where the function, or the group of commands, of that name is declared."""

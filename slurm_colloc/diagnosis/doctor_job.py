@@ -1,4 +1,8 @@
-"""The one tiny job of the doctor: submitted, waited for, read, and always taken away again."""
+"""The one tiny job of the doctor: submitted, waited for, read, and always taken away again.
+
+Also: waiting for the tiny job, reading what its node has written, and taking the job away again;
+asks on the login node what diagnosis.login_findings judges.
+"""
 
 from __future__ import annotations
 
@@ -227,6 +231,8 @@ def _read_last_line(path: Path) -> str:
         return ""
     return lines[-1].strip() if lines else ""
 
+
+# ---- The one tiny job of the doctor: submitted, waited for, read, and always taken away again ----
 
 TEMPLATE = "doctor.sbatch.j2"
 MINUTES = 2

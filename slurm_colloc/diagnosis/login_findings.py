@@ -1,4 +1,8 @@
-"""What the login node tells, judged; pure."""
+"""What the login node tells, judged; pure.
+
+Also: one line of the doctor's: what was looked at, how it is, what is lost or to be done; values;
+the nodes that Slurm has, and how it is set up, judged; what became of the tiny job, judged.
+"""
 
 from __future__ import annotations
 
@@ -215,6 +219,8 @@ def judge_cgroup(config: Mapping[str, str] | None) -> Finding:
 def _split(text: str) -> list[str]:
     return [word.strip().lower() for word in text.split(",")]
 
+
+# ---- What the login node tells, judged; pure -----------------------------------------------------
 
 OLDEST, NEWEST = (22, 5), (26, 5)
 """The Slurm releases that csub is tested with."""

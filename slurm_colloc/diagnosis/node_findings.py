@@ -1,4 +1,7 @@
-"""What the tiny job tells of its node, judged; pure. The GPU stands in diagnosis.gpu_findings."""
+"""What the tiny job tells of its node, judged; pure. The GPU stands in diagnosis.gpu_findings.
+
+Also: what the node tells of its GPU, MPS and root's hooks, judged.
+"""
 
 from __future__ import annotations
 
@@ -234,6 +237,9 @@ def judge_hooks(seen: Examination) -> Finding:
         return yellow("hooks", what, lost, _ASK, **values)
     return yellow("hooks", f"none on {seen.node}", lost, "", **values)
 
+
+# ----
+# What the tiny job tells of its node, judged; pure. The GPU stands in diagnosis.gpu_findings.
 
 _OLDEST_PYTHON = (3, 11)
 _LITTLE_MB = 1024

@@ -1,5 +1,7 @@
 """Calls of functions, and their results, as files that the submitter and a member share.
 
+Also: options of csub as Python writes them, and how calls are shown in csub's tables.
+
 To load a pickle is to run what is in it. The folder may be one in which a group works, so only a
 directory of the caller's own into which nobody else can write is read, and in it regular files.
 

@@ -1,4 +1,8 @@
-"""The Executor: functions and scripts as jobs that share GPUs, with their results back."""
+"""The Executor: functions and scripts as jobs that share GPUs, with their results back.
+
+Also: one thread of a process that gives jobs their results as their members end; A job from Python:
+a future whose result comes from a member of a pack.
+"""
 
 from __future__ import annotations
 
@@ -411,6 +415,8 @@ def _find_member(job: str, number: int | None) -> MemberId:
         raise UsageProblem(f"{wanted} names {len(found)} jobs", hint="a Job is one, as in 4711_3")
     return found[0].member
 
+
+# ---- The Executor: functions and scripts as jobs that share GPUs, with their results back --------
 
 P = ParamSpec("P")
 

@@ -1,4 +1,7 @@
-"""Calls and scripts from Python to Slurm, through the functions that csub itself goes through."""
+"""Calls and scripts from Python to Slurm, through the functions that csub itself goes through.
+
+Also: what csub's state and Slurm say of the members of jobs from Python.
+"""
 
 from __future__ import annotations
 

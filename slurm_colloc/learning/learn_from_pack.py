@@ -1,5 +1,8 @@
 """The one way in: a pack that has run leaves its summary, usage profiles and feedback.
 
+Also: what a pack has measured of how many run at once, as knowledge for the next plan; what a pack
+that has run tells about its jobs beyond what was predicted.
+
 A usage profile learns from each start that was alone, else from moments in which its runner had
 paused the others, from peaks in company, and from the steps of each complete run.
 """
@@ -277,6 +280,8 @@ def _list_profiles(member: MemberRun) -> tuple[str, ...]:
         return (member.profile.signature,)
     return tuple(record.signature for record in member.relatives)
 
+
+# ---- The one way in: a pack that has run leaves its summary, usage profiles and feedback ---------
 
 _BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active")
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")

@@ -1,4 +1,8 @@
-"""Which members were there when: windows in which a member was alone, and in which it shared."""
+"""Which members were there when: windows in which a member was alone, and in which it shared.
+
+Also: how a number about one member of a shared GPU was obtained, and what stays unexplained; when a
+member became slower or faster, and who had come or gone just then.
+"""
 
 from __future__ import annotations
 

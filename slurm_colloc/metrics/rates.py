@@ -1,5 +1,8 @@
 """Rates of a member from its progress counters, over windows in which it had settled.
 
+Also: series of measured values over time; None is what could not be read, never 0; the time of a
+member without that in which its processes were stopped.
+
 A rate is the steps of the windows over their time. The time is that of the steps themselves
 (`last_step_at`) where it is known, so that a slow program is not read with an error of one step.
 Time in which the member was stopped by its runner is left out everywhere: a run with stops has the
@@ -246,6 +249,8 @@ class OwnTime:
 
 NEVER_STOPPED = OwnTime()
 
+
+# ---- Rates of a member from its progress counters, over windows in which it had settled ----------
 
 WINDOW_LEAST_S = 5.0
 """A shorter window says nothing: the host runs ahead of the GPU."""

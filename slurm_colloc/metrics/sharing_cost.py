@@ -1,5 +1,8 @@
 """What sharing did to speed: slowdown, STP, ANTT, fairness, and the same work one after the other.
 
+Also: energy of members, and of sharing against one after the other; what a member's time went into:
+waiting for data, the host, the device.
+
 Definitions of STP and ANTT: Eyerman and Eeckhout, "System-Level Performance Metrics for
 Multiprogram Workloads", IEEE Micro 28(3), 2008. A value that is unknown makes every figure that
 needs it unknown.

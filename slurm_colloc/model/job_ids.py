@@ -1,5 +1,7 @@
 """Ids of jobs and members as users and programs write them: one number has one meaning.
 
+Also: the `--array` specification: parsing it, and writing task ids back in short.
+
 `4711/3` is csub's own way, `4711_3` and `4711_[1-3,5]` are Slurm's for tasks of an array. What
 Slurm itself calls `4711_3` is never another thing: packs are elements with other indices
 (`submission.packs.call_batches`).
@@ -114,6 +116,8 @@ def format_task_runs(task_ids: Iterable[int]) -> str:
             runs.append([task_id, task_id])
     return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
+
+# ---- Ids of jobs and members as users and programs write them: one number has one meaning --------
 
 _JOB = r"(L?\d{1,18}|last)"
 _NUMBERS = r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*"

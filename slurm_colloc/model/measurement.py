@@ -1,5 +1,9 @@
 """Measuring a pack by pausing its members: which windows, and what follows from them; pure.
 
+Also: what a measurement by pausing is given, asks for and answers; when a running pack is measured,
+again or for the first time; how many members run at once where few are left over: more, so that the
+last end sooner; `csub probe`: how long a job runs alone until its rate is known.
+
 `measure_degree` is a generator: it yields the next window, in which some members run while the
 others are paused, and is sent what that window showed. Windows that are compared follow each other
 in turn (A B A B), so that a host that is fast and slow by turns deceives neither of them.
@@ -117,6 +121,8 @@ class MeasurementCutShort(Exception):
 
 Measuring = Generator[Window, WindowResult, DegreeMeasurement]
 
+
+# ---- Measuring a pack by pausing its members: which windows, and what follows from them; pure ----
 
 STEPS_LEAST = 8
 """Steps of the slowest member that a window is to hold; that makes it longer."""

@@ -1,4 +1,8 @@
-"""A member's name, its states and how a reader must see them."""
+"""A member's name, its states and how a reader must see them.
+
+Also: why a member ended, finer than Slurm's states; what a member's wrapper has written about its
+end; words of an enumeration as a record has them, those that only a newer csub knows included.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure.
 
+Also: what a MIG layout looks like, for code that only has to recognize one; MIG profiles by GPU
+model, for where no GPU can be asked: before a node is known.
+
 Names, sizes and placements are NVML's on the GPU itself: they differ between boards and drivers
 (3g.40gb became 3g.39gb and back). Memory slices are counted from 0.
 """
@@ -35,6 +38,8 @@ WORD = rf"(?:[123467]c\.)?{PROFILE_WORD}"
 LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
 """A whole layout."""
 
+
+# ---- What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure -----
 
 _NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
 

@@ -1,4 +1,8 @@
-"""What planning is given and what it answers."""
+"""What planning is given and what it answers.
+
+Also: how long jobs may run, and how many at once, by their quality of service (QoS); how long jobs
+waited in a partition, by what they asked for.
+"""
 
 from __future__ import annotations
 
@@ -178,6 +182,8 @@ def _choose(qos: str | None, rows: Sequence[Association]) -> list[str]:
     found = {row.qos for row in rows} or {USUAL}
     return sorted(found) if len(found) == 1 else [""]
 
+
+# ---- What planning is given and what it answers --------------------------------------------------
 
 WATCHED_FROM_MB = 1024
 """Host memory from which on a pack is watched: a smaller one would miss what the monitor takes."""

@@ -1,4 +1,7 @@
-"""Which values the settings may have; pure."""
+"""Which values the settings may have; pure.
+
+Also: the settings that a pack's runner goes by: they travel with the pack.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Usage profiles: what a job used while it was alone on a GPU, over all its runs."""
+"""Usage profiles: what a job used while it was alone on a GPU, over all its runs.
+
+Also: what one run has shown of a job, as usage profiles take it; means that begin at nothing and
+need several values to be believed; what a pack showed of its jobs beyond what the model had
+predicted of them; how jobs slow each other down on one GPU model: the coefficients that were fitted
+there.
+"""
 
 from __future__ import annotations
 
@@ -176,6 +182,8 @@ class ShrunkenMean:
         """With one more value."""
         return ShrunkenMean(self.total + max(-LARGEST, min(LARGEST, value)), self.n + 1)
 
+
+# ---- Usage profiles: what a job used while it was alone on a GPU, over all its runs --------------
 
 _SEEN_MOST = 64
 

@@ -1,5 +1,7 @@
 """Why a waiting member of a pack does not start now; pure.
 
+Also: in which words a runner says why no more members run, and how those words are recognised.
+
 The runner starts the members that nothing is said of, and `csub why` prints what is said of the
 others. Each gathers the facts from what it has: the runner from its memory, csub from the files.
 """
@@ -42,6 +44,8 @@ def is_time_reason(text: str) -> bool:
     """Whether that a member waits was put down to the time that is left of its pack."""
     return text.startswith(TOO_LITTLE_TIME)
 
+
+# ---- Why a waiting member of a pack does not start now; pure -------------------------------------
 
 PREPARING_GPU = "its GPU is being prepared"
 CHANGING_INSTANCES = "the MIG instances of its GPU are being changed"

@@ -1,5 +1,7 @@
 """Activity of GPUs as the site's DCGM tells it, by `dcgmi` as a child process.
 
+Also: what `dcgmi discovery -l` and `dcgmi dmon` print.
+
 For GPUs without GPM (Ampere and before), where the site runs DCGM's host engine; none is started.
 A thread waits for what dcgmi prints, so that one that hangs stops nothing else. Where dcgmi is
 missing or fails, that is said once, and the rest is measured as ever.
@@ -101,6 +103,8 @@ def parse_discovery(text: str) -> dict[str, int]:
             number = None
     return found
 
+
+# ---- Activity of GPUs as the site's DCGM tells it, by `dcgmi` as a child process -----------------
 
 PROGRAM = "dcgmi"
 PERIOD_MS = 1000

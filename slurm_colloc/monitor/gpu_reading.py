@@ -1,4 +1,9 @@
-"""One GPU as NVML shows it: which calls work on it, and what they give."""
+"""One GPU as NVML shows it: which calls work on it, and what they give.
+
+Also: counters of a GPU that NVML reads in one call: performance monitoring (GPM), and fields; what
+could be read on this node, by which call, and why not; one MIG instance as NVML shows it: its
+memory, its processes, and what GPM tells of it.
+"""
 
 from __future__ import annotations
 
@@ -293,6 +298,8 @@ class Capabilities:
             for metric, one in sorted(self._known.items())
         }
 
+
+# ---- One GPU as NVML shows it: which calls work on it, and what they give ------------------------
 
 _GPM_IDS = {name: number for number, name, _ in METRICS}
 _GPM_NAMES = tuple(_GPM_IDS)

@@ -1,4 +1,7 @@
-"""All members of an attempt: which starts there are, and a row of each."""
+"""All members of an attempt: which starts there are, and a row of each.
+
+Also: progress read from what a program prints, for programs that cannot be counted from inside.
+"""
 
 from __future__ import annotations
 

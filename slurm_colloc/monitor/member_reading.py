@@ -1,4 +1,8 @@
-"""What one start of a member uses on the host, and how far it has come."""
+"""What one start of a member uses on the host, and how far it has come.
+
+Also: A member's own control group, where it runs as a job step that has one; which processes are
+whose, with few looks at /proc.
+"""
 
 from __future__ import annotations
 
@@ -326,6 +330,8 @@ class ProcessTable:
             return set(self._wrappers)
         return {self._owners[pid] for pid in self._inner}
 
+
+# ---- What one start of a member uses on the host, and how far it has come ------------------------
 
 Row = dict[str, float | int | str | dict[str, float] | None]
 

@@ -1,4 +1,7 @@
-"""The monitor's one loop: a sample at every tick, a piece of file now and then, an orderly end."""
+"""The monitor's one loop: a sample at every tick, a piece of file now and then, an orderly end.
+
+Also: what the monitor says of itself: its gaps, its cost, what it could read.
+"""
 
 from __future__ import annotations
 
@@ -205,6 +208,9 @@ def describe_missed(work_s: float, interval_s: float, busy_with: str) -> str:
         return f"monitor: {busy_with} took {work_s:.1f} s"
     return "monitor: it was stopped, or the node was too busy to run it"
 
+
+# ----
+# The monitor's one loop: a sample at every tick, a piece of file now and then, an orderly end.
 
 SIGNALS = (
     signal.SIGTERM,

@@ -1,4 +1,7 @@
-"""Why a pack is not made: every limit and bound that it would break, with both numbers."""
+"""Why a pack is not made: every limit and bound that it would break, with both numbers.
+
+Also: why a job of known load runs alone, with both numbers of what is in the way.
+"""
 
 from __future__ import annotations
 

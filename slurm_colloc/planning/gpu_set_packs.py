@@ -1,5 +1,10 @@
 """Packs over several GPUs: a plan for each GPU set, as for a pack of one GPU, and what they share.
 
+Also: GPU sets of jobs whose loads are known: the packs of the search, fitted to a node's GPUs;
+which packs of a plan are GPU sets of one Slurm job; how many GPU sets jobs are spread over, and
+which sets are on one node; pure arithmetic; how many GPUs a pack has: as its user said, else what
+the queue gives soonest.
+
 A GPU set is planned as a pack is: with the CPUs and host memory that its GPUs bring with them.
 GPU memory and degree are those of one GPU, because a member has a place on each GPU that it uses.
 """
@@ -292,6 +297,9 @@ def deal(loads: Sequence[int], sets: int, slurm_jobs: int) -> list[list[int]]:
         first, at = first + own, at + count
     return hands
 
+
+# ----
+# Packs over several GPUs: a plan for each GPU set, as for a pack of one GPU, and what they share.
 
 SEVERAL_GPUS_DEGREE = 2
 """Jobs of several GPUs that share a GPU set, where nothing is known of them: their neighbours wait

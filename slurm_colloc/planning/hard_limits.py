@@ -1,4 +1,9 @@
-"""Hard limits: what members need together, and whether one GPU has it; pure."""
+"""Hard limits: what members need together, and whether one GPU has it; pure.
+
+Also: what a member that starts gets of the GPU memory that is reserved for none; what the search
+for packs speaks of: a job as it counts there, what a GPU has, a priced pack; dividing the CPUs of
+an allocation among the places of a pack.
+"""
 
 from __future__ import annotations
 
@@ -214,6 +219,8 @@ MIG_SLICES = (7, 7, 3, 2, 1, 1, 1, 1)
 MIG_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Eighths of the GPU's memory that an instance of so many slices gets."""
 
+
+# ---- Hard limits: what members need together, and whether one GPU has it; pure -------------------
 
 GPU_MEMORY_SHARE = 0.95
 """Part of a GPU's memory that needs may fill; the rest is for contexts."""

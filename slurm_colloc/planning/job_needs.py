@@ -1,4 +1,8 @@
-"""What a job needs and takes, with defaults filled in: by its user's words and its profile."""
+"""What a job needs and takes, with defaults filled in: by its user's words and its profile.
+
+Also: what a job takes of a GPU while it is alone there, and how sure that is; what one GPU has for
+a pack of known jobs, by node, site, user and sharing mode.
+"""
 
 from __future__ import annotations
 
@@ -116,6 +120,8 @@ def compute_margin(profile: UsageProfile, calibration: Calibration) -> float:
         margin *= _BORROWED_MARGIN
     return margin
 
+
+# ---- What a job needs and takes, with defaults filled in: by its user's words and its profile ----
 
 RUN_DEFAULT_S = 3600.0
 """How long a job is taken to run of which nothing tells."""

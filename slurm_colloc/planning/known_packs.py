@@ -1,4 +1,8 @@
-"""Packs of jobs whose loads are known: by what the contention model predicts of them."""
+"""Packs of jobs whose loads are known: by what the contention model predicts of them.
+
+Also: packs of jobs whose loads are unknown, but of which a pack has measured how many run at once;
+rules of others for who shares a GPU: what planning asks of one, and where it is found.
+"""
 
 from __future__ import annotations
 
@@ -200,6 +204,8 @@ def find_rule(rule: Rule) -> PackingRule:
     """
     return cast("PackingRule", load_extension(RULES, rule, f"the rule --policy={rule}"))
 
+
+# ---- Packs of jobs whose loads are known: by what the contention model predicts of them ----------
 
 _UNKNOWN_ALONE = (
     "what it uses of a GPU is not known yet, and no other such job was submitted with it"

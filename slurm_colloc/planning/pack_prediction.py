@@ -1,4 +1,7 @@
-"""What is predicted of packs whose members' loads are known, as it goes into a plan."""
+"""What is predicted of packs whose members' loads are known, as it goes into a plan.
+
+Also: A planned pack in words: its setting, what is predicted of it, and how sure that is.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +112,8 @@ def describe_sources(question: Question, members: Sequence[Subject]) -> list[str
 def _count(some: int, members: Sequence[Subject]) -> str:
     return "it is" if len(members) == 1 else f"{some} of {len(members)} members are"
 
+
+# ---- What is predicted of packs whose members' loads are known, as it goes into a plan -----------
 
 _MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
 """Who is known so is not probed: the node finds the same profile."""

@@ -1,4 +1,7 @@
-"""A pack of chosen members: how many run at once, for how long, and what it asks of Slurm."""
+"""A pack of chosen members: how many run at once, for how long, and what it asks of Slurm.
+
+Also: how long a pack and its members may take: their wall limits, and what is asked of Slurm.
+"""
 
 from __future__ import annotations
 
@@ -122,6 +125,8 @@ def compute_time(
         reason += f", and a member that asks for {longest} s alone gets {cap} s"
     return limit, cap if len(needs) <= degree else None, reason
 
+
+# ---- A pack of chosen members: how many run at once, for how long, and what it asks of Slurm -----
 
 MEASURED = (
     "how many run at once is measured as it starts: members of the other packs start here where "

@@ -1,5 +1,8 @@
 """plan(): which jobs share a GPU.
 
+Also: MIG under `--share=auto`: only for jobs that would run alone because of what MPS does not
+hold.
+
 Jobs that came together and agree in everything that Slurm must be asked once for may share. Those
 whose loads are known are divided by what the contention model predicts, those of whose kind a
 curve is known by that, the others by what the user said: as long as CPUs, host memory and GPU

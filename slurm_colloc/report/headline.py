@@ -1,5 +1,8 @@
 """The first sentence of a report, the same in the terminal, the page, the mail and JSON; pure.
 
+Also: what a report says of single members after its first sentence: who waits, failed, moved; what
+sharing a GPU brought, defined once for whole packs and for some of their members.
+
 The gain is that of report.sharing_gain.
 """
 
@@ -334,6 +337,9 @@ def tell_part_gain(
         f"({tell_gain(serial_s, part_s, of_gpu_time=True)})"
     )
 
+
+# ----
+# The first sentence of a report, the same in the terminal, the page, the mail and JSON; pure.
 
 _ALIKE = 1.1
 """Slowdowns that differ by less are told by their mean."""

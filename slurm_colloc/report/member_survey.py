@@ -1,4 +1,7 @@
-"""Members as a reader must see them: what was written, joined with what Slurm says."""
+"""Members as a reader must see them: what was written, joined with what Slurm says.
+
+Also: the user's newest submission.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Members and packs as they are shown: values only."""
+"""Members and packs as they are shown: values only.
+
+Also: members that went from one pack to another while both were looked at; A member that was
+submitted again: in its new pack, or in one that has taken it over there; what members have written:
+their output files, which lie wherever their users said.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`csub plan`: a plan that is not submitted, as text and as JSON; docs/json.md has the fields."""
+"""`csub plan`: a plan that is not submitted, as text and as JSON; docs/json.md has the fields.
+
+Also: what a plan comes to, and two plans side by side; the members of planned packs as a table:
+those that are alike on one line; A MIG layout as a small picture: instances by their memory slices,
+and who sits on each.
+"""
 
 from __future__ import annotations
 
@@ -436,6 +441,9 @@ def _tell_members(seat: SeatExplanation) -> str:
     more = f" +{len(told) - 2}" if len(told) > 3 else ""
     return " ".join(told[:2] if more else told) + more
 
+
+# ----
+# `csub plan`: a plan that is not submitted, as text and as JSON; docs/json.md has the fields.
 
 PLAN_SCHEMA = 1
 _REASONS_MOST = 20

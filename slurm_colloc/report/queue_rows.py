@@ -1,4 +1,7 @@
-"""The rows of `csub queue`."""
+"""The rows of `csub queue`.
+
+Also: `--format` of queue and history: squeue's `%.18i %.8j %T`, or sacct's `JobID,State%12`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`csub report`: a summary as tables for people."""
+"""`csub report`: a summary as tables for people.
+
+Also: results of members, as their summary has them, and which member is best.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +131,8 @@ def choose_ranking(members: Sequence[Mapping[str, Any]], wanted: str = "") -> Ra
         )
     return Ranking(name, less)
 
+
+# ---- `csub report`: a summary as tables for people -----------------------------------------------
 
 WIDE = 110
 """From this width on there are more columns."""

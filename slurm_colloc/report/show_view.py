@@ -1,4 +1,7 @@
-"""`csub show`: everything about a member or a submission, for people."""
+"""`csub show`: everything about a member or a submission, for people.
+
+Also: the GPUs of a job with several: a line for each, named as nvidia-smi does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Tables for a terminal; every text of a user comes out harmless."""
+"""Tables for a terminal; every text of a user comes out harmless.
+
+Also: arguments of members as a table shows them: what differs stands out; A member's arguments in
+one column: what differs within its submission stands out; lines of members for people: equal ones
+as one, states coloured, and how many there are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Giving the members of packs to a tracker, one after the other."""
+"""Giving the members of packs to a tracker, one after the other.
+
+Also: what a tracker is given of a member: parameters, figures, series and how it ended; members
+into MLflow: into the run that a member has opened, else into one of its own; members into W&B: into
+the run that a member has opened, else into one of its own.
+"""
 
 from __future__ import annotations
 
@@ -213,6 +218,8 @@ def _thin(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     stride = max(1, math.ceil(len(rows) / POINTS_MOST))
     return rows[::stride]
 
+
+# ---- Giving the members of packs to a tracker, one after the other -------------------------------
 
 Rows = list[dict[str, Any]]
 

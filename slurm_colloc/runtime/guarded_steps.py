@@ -1,5 +1,7 @@
 """Each step of a runner by itself: what goes wrong in one leaves the others, and members, alone.
 
+Also: the pack's log for people (events.jsonl): one writer, never read back.
+
 A file system that does not answer for a moment, a damaged file or a fault in csub itself must not
 end the members that run. What goes wrong is said once, and the step is tried again in later turns.
 """
@@ -46,6 +48,9 @@ class Journal:
         except OSError:
             return
 
+
+# ----
+# Each step of a runner by itself: what goes wrong in one leaves the others, and members, alone.
 
 GIVE_UP_AFTER_S = 300.0
 """How long a step that fails is tried again, before the runner does without it."""

@@ -1,4 +1,8 @@
-"""Pausing members, and what a pause is for them: no time at all."""
+"""Pausing members, and what a pause is for them: no time at all.
+
+Also: packs and programs that are not paused: by settings, and as far as their processes show it;
+the processes of members that a pause stops, and how they are stopped and continued.
+"""
 
 from __future__ import annotations
 
@@ -309,6 +313,8 @@ def continue_stopped(pack: str) -> int:
     resume(list(found))
     return sum(state in _STOPPED for state in found.values())
 
+
+# ---- Pausing members, and what a pause is for them: no time at all -------------------------------
 
 LOOK_S = 1.0
 """How often it is looked whether paused members still are."""

@@ -1,4 +1,7 @@
-"""Qualities of service: two questions to Slurm's accounting and one to its controller."""
+"""Qualities of service: two questions to Slurm's accounting and one to its controller.
+
+Also: whose jobs were, in which account and partition: one question to sacct for many jobs.
+"""
 
 from __future__ import annotations
 

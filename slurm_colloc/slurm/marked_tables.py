@@ -1,5 +1,7 @@
 """squeue asked with marks between its fields, so that single ones can be replaced.
 
+Also: sacct asked with marks between its fields, so that single ones can be replaced.
+
 squeue is asked for the same fields with a mark behind each, and for more fields of the caller's
 before each row. Loads nothing, for the sake of the shims that start often.
 """

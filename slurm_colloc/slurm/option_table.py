@@ -1,5 +1,8 @@
 """The options of sbatch and csub itself as one table: argument, and concern to packing.
 
+Also: what is known about an option: its argument, and what it means for packing; options that a
+site's SPANK plug-ins add to sbatch and srun, as the installed commands tell them.
+
 Covers Slurm 22.05 to 26.05 (`slurm_opt.c`, sbatch(1)). Whether the installed Slurm knows an
 option is Slurm's to say: csub passes it on.
 """
@@ -90,6 +93,8 @@ class Option:
         """The name under which the value is kept."""
         return self.alias_of or self.name
 
+
+# ---- The options of sbatch and csub itself as one table: argument, and concern to packing --------
 
 _NO = Argument.NONE
 _REQ = Argument.REQUIRED

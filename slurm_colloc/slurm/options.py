@@ -1,5 +1,8 @@
 """Command lines of csub, sbatch and srun, sbatch's input variables, and how they are merged.
 
+Also: the options that srun has and sbatch has not, and all that srun takes; the rules of
+getopt_long(3) over a table of options, with messages that name the place.
+
 Here it is known which options there are and whether they take a value; what the values mean is
 for others to say. Everything here is pure. Every failure is a `UsageProblem`.
 """
@@ -260,6 +263,8 @@ class OptionParser:
 def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
+
+# ---- Command lines of csub, sbatch and srun, sbatch's input variables, and how they are merged ---
 
 __all__ = [
     "COMMAND_LINE",

@@ -1,5 +1,8 @@
 """Slurm over pyslurm where that answers alike, and over its commands for all else.
 
+Also: whether pyslurm can be used here: found out in a child process, and remembered; which way to
+Slurm a call takes: its commands or pyslurm.
+
 pyslurm calls the controller directly. What sbatch, scontrol and scancel do besides (option parsing,
 cli_filter and SPANK plugins, TERM before KILL) it does not, so everything that changes something
 stays with the commands. So do questions that are asked once in a call, where the import costs more

@@ -1,5 +1,9 @@
 """The records of `scontrol show job`, in which single fields are replaced.
 
+Also: what `scontrol show job` and squeue call a job's command; the words of a Slurm command by the
+rules of getopt_long(3), for one set of options; what a call of scontrol asks for, where it may
+concern tasks of packs.
+
 Loads nothing, for the sake of the shims that start often.
 """
 

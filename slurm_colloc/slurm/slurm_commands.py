@@ -1,4 +1,8 @@
-"""What csub and the runner ask of Slurm, over Slurm's own commands."""
+"""What csub and the runner ask of Slurm, over Slurm's own commands.
+
+Also: reading what Slurm's commands print, 22.05 to 26.05; pure functions; what csub and the runner
+may ask of Slurm: one interface, whatever answers.
+"""
 
 from __future__ import annotations
 
@@ -268,6 +272,9 @@ def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobS
     base, separator, _ = job_id.partition("_")
     whole = jobs.get(base) if separator else None
     return SlurmJobState.ABSENT if whole is None else whole.state
+
+
+# ---- What csub and the runner ask of Slurm, over Slurm's own commands ----------------------------
 
 
 class SlurmCommands:

@@ -1,4 +1,7 @@
-"""Questions about Slurm itself: its versions and its nodes one by one."""
+"""Questions about Slurm itself: its versions and its nodes one by one.
+
+Also: which Slurm cluster this machine's commands belong to.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The packs of one user: making them whole or not at all, and finding them again.
 
+Also: the packs of one user as the owner and others can read them: nothing here changes a file;
+removing packs that are over, so that the state stays small; a kill at any moment is harmless.
+
 <state>/packs/<pack id>/     a pack, see docs/architecture.md
 <state>/open/<pack id>       exists while the pack may still change: what a sweep looks at
 <state>/jobs/<job id>.json   which packs a Slurm job id stands for
@@ -363,6 +366,8 @@ def list_member_files(pack: Path | str) -> list[MemberFiles]:
     found.sort(key=lambda files: files.number)
     return found
 
+
+# ---- The packs of one user: making them whole or not at all, and finding them again --------------
 
 SYNCED_EACH_MOST = 16
 """Packs of one Slurm job whose files are waited for one by one; of more, all are at once."""

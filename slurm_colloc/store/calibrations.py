@@ -1,5 +1,7 @@
 """`calibrations/GPUMODEL.json`: the contention model of a GPU model, the user's, the site's, ours.
 
+Also: the JSON form of a calibration: numbers in sane ranges, one sentence where one is not.
+
 A file may come from anywhere, so it is read with suspicion: only a regular file of limited size,
 numbers in sane ranges, and one sentence where something is wrong. Then the next source is used.
 """
@@ -148,6 +150,9 @@ def _check_number(item: object, where: str, allowed: tuple[float, float] | None)
         raise UsageProblem(f"{where}: must be from {least:g} to {most:g}, is {show_foreign(item)}")
     return float(item)
 
+
+# ----
+# `calibrations/GPUMODEL.json`: the contention model of a GPU model, the user's, the site's, ours.
 
 SHIPPED = "NVIDIA H200"
 """The GPU model whose calibration comes with csub, and is lent to those that have none."""

@@ -1,5 +1,7 @@
 """Opening what somebody else could have made: as what it should be, or not at all.
 
+Also: JSON that may come from anywhere: one sentence where it is odd, and nothing is guessed.
+
 A link is not followed unless that is asked for, a pipe or device is not waited for, and who owns a
 file is asked of the opened one, so that nothing can be put in its place in between.
 """

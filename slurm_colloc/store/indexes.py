@@ -1,5 +1,9 @@
 """`summaries`: a line for each pack that has ended, so that sums need not open every summary.
 
+Also: adding lines to an index of the state, which is only ever appended to; which packs the id of a
+Slurm job stands for; light, for completion; packs whose summary, and what is learned from it, is
+due: a small file of each pack's name.
+
 A line is a JSON object with the pack's id; of several of one pack the last counts. It may lack
 packs whose line could not be written and name some that have gone: the folder of packs says which
 there are, and those that it lacks are read once and written into it. A damaged line is a missing
@@ -47,6 +51,9 @@ def append_lines(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
 
+
+# ----
+# `summaries`: a line for each pack that has ended, so that sums need not open every summary.
 
 VERSION = 2
 """Of what a line holds; lines of another version are passed over."""

@@ -1,5 +1,7 @@
 """Copies of projects in which jobs run, so that they do not change with the working tree.
 
+Also: which files belong to a project: what git knows or would add, else all that is there.
+
 <state>/snapshots/<project>/<time>-<random>/
     snapshot.json   the project's directory, and the files that were copied
     tree/           the copy
@@ -112,6 +114,8 @@ def _walk(root: Path, start: Path) -> list[str]:
         found += [os.path.relpath(path, root) for path in paths if _is_file(path)]
     return found
 
+
+# ---- Copies of projects in which jobs run, so that they do not change with the working tree ------
 
 FOLDER = "snapshots"
 MOST_BYTES = 500 * 2**20

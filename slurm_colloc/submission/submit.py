@@ -1,4 +1,7 @@
-"""One call of csub from its jobs to Slurm."""
+"""One call of csub from its jobs to Slurm.
+
+Also: packs without Slurm: on a workstation, or where Slurm cannot be installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""submitit's AutoExecutor and Job, with its names for options."""
+"""submitit's AutoExecutor and Job, with its names for options.
+
+Also: submitit's JobEnvironment: what a call may ask about the job that it runs in; submitit's
+helpers: commands as functions, and callables that go on where they stopped.
+"""
 
 from __future__ import annotations
 

@@ -268,20 +268,20 @@ def test_only_one_place_writes_for_people() -> None:
         ("session", "say"),
         ("session", "note"),
         # The question, after a table that `say` has written.
-        ("cancel_members", "ask"),
+        ("cancel_and_requeue", "ask"),
         # The output of members, byte by byte.
-        ("print_logs", "print_new"),
-        ("print_logs", "_print_lines"),
-        ("print_logs", "end_lines"),
+        ("logs_and_shell", "print_new"),
+        ("logs_and_shell", "_print_lines"),
+        ("logs_and_shell", "end_lines"),
         # Candidates, of which none steers a terminal, and csub's own scripts.
-        ("completion_command", "run_completion"),
+        ("complete", "run_completion"),
         # A line that is written anew: numbers alone.
-        ("wait_for_members", "show"),
-        ("wait_for_members", "clear"),
+        ("hold_and_wait", "show"),
+        ("hold_and_wait", "clear"),
         # A page of lines that were harmless before.
-        ("live_screen", "_write"),
+        ("top_command", "_write"),
         # In the place of squeue and sacct: to programs the bytes that those would write.
-        ("packed_tasks", "write_rows"),
+        ("tasks_listed", "write_rows"),
     }
 
 

@@ -23,7 +23,7 @@ from slurm_colloc.runtime.launch.path_shims import (
     write_shims,
 )
 from slurm_colloc.runtime.programs import member_commands
-from slurm_colloc.slurm.run_command import find_real_command
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.pack_directory import MemberSpec, build_spec_mapping
 from slurm_colloc.store.pack.runner_requests import (

@@ -1,5 +1,7 @@
 """`csub admin`: the command line of what an administrator does; standard library only.
 
+Also: `csub admin mig export` and `assert`: a node's MIG in the file format of NVIDIA's mig-parted.
+
 It also runs from the nodes' own installation, which has no typer.
 """
 

@@ -1,4 +1,8 @@
-"""`csub admin uninstall`, and what it shares with `install-hooks`: which part, what Slurm says."""
+"""`csub admin uninstall`, and what it shares with `install-hooks`: which part, what Slurm says.
+
+Also: `csub admin install-hooks`: hooks put in place, or what that would change; `csub admin
+verify`: are the hooks of this node whole, and do they do what they should?.
+"""
 
 from __future__ import annotations
 

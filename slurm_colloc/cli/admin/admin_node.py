@@ -1,4 +1,7 @@
-"""`csub admin status` and `recover`: what hooks have prepared on this node, and its end."""
+"""`csub admin status` and `recover`: what hooks have prepared on this node, and its end.
+
+Also: `csub admin show-config` and `log`: what holds on this node, and what happened on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Ending members: TERM first, KILL after KillWait."""
+"""Ending members: TERM first, KILL after KillWait.
+
+Also: reaching the runner of a pack, wherever it runs; the other GPU sets of a Slurm job: what Slurm
+does to the job is done to their members, too; starting running members again, or whole packs
+through Slurm.
+"""
 
 from __future__ import annotations
 
@@ -179,6 +184,8 @@ def list_others(session: Session, view: PackView, chosen: Chosen) -> list[Member
         if member.place not in chosen.get(other.record.pack_id, ())
     ]
 
+
+# ---- Ending members: TERM first, KILL after KillWait ---------------------------------------------
 
 LOCK_WAIT_S = 10.0
 

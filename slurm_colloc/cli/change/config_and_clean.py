@@ -1,4 +1,7 @@
-"""`csub config`: the settings, where each comes from, and changing one's own."""
+"""`csub config`: the settings, where each comes from, and changing one's own.
+
+Also: `csub clean`: forgetting packs that are over.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """`csub hold` and `csub release`: members that must not start yet.
 
+Also: waiting for members to end.
+
 A member is held by a mark in the state directory, which its runner looks at
 (store.pack.member_holds). Where nothing else of a pack that waits for Slurm is left, the Slurm job
 is held too, so that no GPU is allocated for nothing. A job that Slurm holds after a fault of a node

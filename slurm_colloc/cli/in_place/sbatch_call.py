@@ -1,5 +1,7 @@
 """csub under the name sbatch, and csub that an sbatch leads back to.
 
+Also: what csub under a name of Slurm's leaves to the command of that name.
+
 A link, a copy or a wrapper script may make csub the sbatch of a user or a site. What sbatch says
 of itself then comes from Slurm's own, and so does a submission of csub's that comes back to it.
 """
@@ -11,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.slurm.run_command import (
+from slurm_colloc.slurm.real_command import (
     CALLED_VARIABLE,
     choose_sbatch,
     find_real_command,

@@ -1,5 +1,8 @@
 """csub under the name scancel: it ends and signals tasks of packs, Slurm all other jobs.
 
+Also: `scontrol show job` with tasks of packs: each has a record, all else is as scontrol says; csub
+under the name scontrol: it shows and steers tasks of packs, Slurm all other jobs.
+
 A program that has an array from csub under the name sbatch means its tasks, by their ids
 (`scancel 4711_3`), by signals (`scancel --signal=USR1 4711`) or by what they have in common
 (`scancel --state=PENDING --name=sweep`). Slurm knows packs alone, so the call is divided: members

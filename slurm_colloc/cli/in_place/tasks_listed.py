@@ -1,5 +1,8 @@
 """csub under the name squeue: tasks of packs have rows of their own, all else is as squeue says.
 
+Also: which rows of squeue and sacct stand for packs, and the tasks that belong in their place; csub
+under the name sacct: tasks of packs have rows of their own, all else is as sacct says.
+
 A program that has an array from csub under the name sbatch looks for its tasks. Slurm knows none of
 those in a pack, so squeue is asked with marks between its fields (`slurm.tables.marked_queue`), and
 the row of a pack becomes one for each task, with the task's values.
@@ -279,6 +282,9 @@ def is_shared(view: PackView) -> bool:
         return True
     return any(is_guest(member.place) for member in view.members)
 
+
+# ----
+# csub under the name squeue: tasks of packs have rows of their own, all else is as squeue says.
 
 _HEAD = {"A": "jobid", "i": "jobarrayid", "U": "userid"}
 _UNFOLDED = frozenset({"r", "array-unique"})

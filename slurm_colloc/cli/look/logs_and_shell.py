@@ -1,4 +1,7 @@
-"""`csub logs`: what members have written, one after the other or as it comes."""
+"""`csub logs`: what members have written, one after the other or as it comes.
+
+Also: `csub shell`: a command or a shell inside a running member.
+"""
 
 from __future__ import annotations
 

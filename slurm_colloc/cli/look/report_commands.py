@@ -1,4 +1,10 @@
-"""`csub report`: what members used, how fast they were, and what sharing gained or cost."""
+"""`csub report`: what members used, how fast they were, and what sharing gained or cost.
+
+Also: `csub report --html`: writes the page of a submission, says what it says first, and opens it;
+`csub report --since 7d --by script`: sums over all packs that have ended within a time; `csub
+compare 54 89`: the same jobs before and after, or alone and shared; `csub track`: members into
+MLflow or W&B.
+"""
 
 from __future__ import annotations
 

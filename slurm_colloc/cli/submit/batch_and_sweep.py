@@ -1,4 +1,8 @@
-"""`csub batch [options] TABLE`: a job for each row of a table, or line of a list of commands."""
+"""`csub batch [options] TABLE`: a job for each row of a table, or line of a list of commands.
+
+Also: `csub sweep [options] SCRIPT --lr 0.1,0.2 --seed 0:5`: a job for each combination; which rows
+of a table have been submitted, and how they have ended: the state alone tells.
+"""
 
 from __future__ import annotations
 
@@ -174,6 +178,9 @@ def _join(before: RowState | None, member: MemberView) -> RowState:
     newest = before.member if before.is_done and not is_done else member
     return RowState(newest, before.is_done or is_done, before.is_under_way or not member.is_final)
 
+
+# ----
+# `csub batch [options] TABLE`: a job for each row of a table, or line of a list of commands.
 
 LOCK_WAIT_S = 30.0
 WATCH_PAUSE_S = 1.0

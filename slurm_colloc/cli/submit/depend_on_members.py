@@ -1,4 +1,7 @@
-"""`--dependency` on members: judged when a job is submitted, and told to the packs concerned."""
+"""`--dependency` on members: judged when a job is submitted, and told to the packs concerned.
+
+Also: what the ids in `--dependency` stand for: members, tasks, submissions of several Slurm jobs.
+"""
 
 from __future__ import annotations
 
@@ -180,6 +183,9 @@ class DependencyTargets:
             self._numbers[job] = frozenset(m.member.number for _, members in found for m in members)
         return self._numbers[job]
 
+
+# ----
+# `--dependency` on members: judged when a job is submitted, and told to the packs concerned.
 
 _OPTION = "dependency"
 _LAST = re.compile(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")

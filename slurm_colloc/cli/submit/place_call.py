@@ -1,4 +1,8 @@
-"""Where a call goes: into a pack that has room, or to Slurm as a submission of its own."""
+"""Where a call goes: into a pack that has room, or to Slurm as a submission of its own.
+
+Also: joining an open pack: whether a call may, which pack has room, and what is said of it; the
+answer to a submission: sbatch's line, or JSON; the reasons, if asked for.
+"""
 
 from __future__ import annotations
 
@@ -172,6 +176,8 @@ def build_joined_json(joined: Joined) -> dict[str, Any]:
         },
     }
 
+
+# ---- Where a call goes: into a pack that has room, or to Slurm as a submission of its own --------
 
 if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined

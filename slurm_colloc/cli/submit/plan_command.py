@@ -1,4 +1,7 @@
-"""`csub plan [options] SCRIPT [arguments]`; also of `pack SCRIPT...`, `sweep ...`, `batch ...`."""
+"""`csub plan [options] SCRIPT [arguments]`; also of `pack SCRIPT...`, `sweep ...`, `batch ...`.
+
+Also: `csub plan --what-if`: a call with other values, planned alongside the one that is made.
+"""
 
 from __future__ import annotations
 
@@ -153,6 +156,9 @@ def _choose(changes: dict[str, str], name: str, choices: Iterable[str]) -> str |
         raise UsageProblem(f"--what-if: {name}={cut(text)!a} is none of {', '.join(choices)}")
     return text
 
+
+# ----
+# `csub plan [options] SCRIPT [arguments]`; also of `pack SCRIPT...`, `sweep ...`, `batch ...`.
 
 _HELP = """\
 Usage: csub plan [--explain] [--json] [--what-if=CHANGES] [OPTIONS] SCRIPT [ARGUMENTS]

@@ -1,4 +1,9 @@
-"""`csub [options] SCRIPT [arguments]`, `csub pack [options] SCRIPT...`, `csub probe ...`."""
+"""`csub [options] SCRIPT [arguments]`, `csub pack [options] SCRIPT...`, `csub probe ...`.
+
+Also: the help of what submits: `csub submit --help`, `csub pack --help`, `csub probe --help`; what
+a submission tells a beginner: directories that are not there, and why nothing shares; options that
+mean something to one of csub's commands, refused where another is called.
+"""
 
 from __future__ import annotations
 
@@ -228,6 +233,9 @@ def refuse_options_of_others(options: Options, command: str, *, also: str = "") 
                 f"{options.origin(name)}: --{name} is an option of csub {its_command} alone",
                 hint=f"csub {its_command} --help",
             )
+
+
+# ---- `csub [options] SCRIPT [arguments]`, `csub pack [options] SCRIPT...`, `csub probe ...` ------
 
 
 def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) -> int:

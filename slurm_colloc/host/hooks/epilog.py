@@ -1,5 +1,7 @@
 """The epilog: undoes what the checkpoint of a job says, in its time; who: root.
 
+Also: undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
+
 It asks no process of the user's anything. Ending the job's processes needs no lock: where root's
 directory cannot be written, that is done all the same, and the node is told to be unfit.
 """
@@ -345,6 +347,8 @@ def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:
     waiting = dict.fromkeys(part for one in ended for part in (one, *members[one]))
     return tuple(one.pid for one in wait_until_ended(waiting, time.monotonic() + _AGENT_S))
 
+
+# ---- The epilog: undoes what the checkpoint of a job says, in its time; who: root ----------------
 
 _LOCK_SHARE = 0.5
 

@@ -1,5 +1,7 @@
 """What a site allows the hooks of a node to do: /etc/slurm_colloc/node.toml; who: root.
 
+Also: settings of Slurm under which a GPU is not only the job's, or Slurm itself counts instances.
+
 A file that cannot be believed allows nothing, so nothing in it is ever guessed.
 """
 

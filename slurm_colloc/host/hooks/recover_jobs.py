@@ -1,5 +1,7 @@
 """Clearing up after jobs whose epilog did not run or did not come to its end; who: root.
 
+Also: which jobs Slurm runs something of on this node, as the kernel says; calls no Slurm.
+
 It runs at boot and in each prolog of a job of ours, there within a budget of its own: first for
 dead jobs that still hold the new job's GPUs, for all others once the new job has what it asked for.
 What is not proven to be of a dead job is left alone.

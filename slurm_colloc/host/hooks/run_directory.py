@@ -1,5 +1,9 @@
 """Root's directory on a node: checkpoints, locks, and what each job may see; who: root.
 
+Also: what root has begun for a job on this node, as one value; its file is run_directory's; the job
+as slurmd describes it to a hook; pure. Only the comment is the user's own text; A file system of
+its own for what a job's user may write below /run; who: root.
+
     RUN/lock                byte ranges: 0 for who holds which GPU, 1 + JOBID for one job, and from
                             nvml.mig_child.GPU_LOCKS_AT on one for each GPU whose MIG is changed
     RUN/jobs/JOBID.json     the checkpoint, there from before the first step until after the last
@@ -407,6 +411,8 @@ def _raise() -> None:
     cause = ctypes.get_errno()
     raise OSError(cause, os.strerror(cause))
 
+
+# ---- Root's directory on a node: checkpoints, locks, and what each job may see; who: root --------
 
 JOBS = "jobs"
 ASIDE = "aside"

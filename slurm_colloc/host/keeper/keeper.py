@@ -1,5 +1,8 @@
 """The keeper: a process that is the MPS daemon's parent; who: the user; where: with the runner.
 
+Also: the keeper's process: what Slurm's signals, orphans and standard streams are to it; watching
+an MPS daemon: what its logs say and it answers, as messages of the keeper's.
+
 It starts the daemon, tells the runner what happens to it, and outlives the runner for as long as it
 takes to end everything: the end of its standard input means that it alone is left to do so. A
 daemon that root has prepared is only watched, and left alone at the end (prepared_daemon).
@@ -342,6 +345,9 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
     return Status(tuple(servers), problem)
 
+
+# ----
+# The keeper: a process that is the MPS daemon's parent; who: the user; where: with the runner.
 
 _TICK_S = 0.1
 

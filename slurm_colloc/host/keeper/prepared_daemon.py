@@ -1,5 +1,7 @@
 """A daemon that root has prepared for this job: found, trusted, and taken over for watching.
 
+Also: MIG instances that root has made for this job, as its setup.json tells of them.
+
 Who: the job's user; where: with the runner. Nothing is believed that anyone but root could have
 written, and the daemon has to answer before it is relied on.
 """
@@ -177,6 +179,8 @@ def _match(pattern: re.Pattern[str], text: Any) -> str:
         raise ValueError(f"{str(text)[:40]!a} is none")
     return text
 
+
+# ---- A daemon that root has prepared for this job: found, trusted, and taken over for watching ---
 
 ANSWER_S = 3.0
 """How long the daemon may take to answer before the pack starts one of its own."""

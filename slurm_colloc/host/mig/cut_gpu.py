@@ -1,5 +1,9 @@
 """Dividing a GPU for a job: what was judged and placed (host.mig.plan_cut) is made.
 
+Also: doing something to each of a job's GPUs at the same time: a driver takes a second for some
+calls; who keeps a GPU from being changed: by NVML's list, and by who has its device files open;
+putting a GPU back as it was before a job: from its claim alone, as often as wanted.
+
 The caller has written the claim into the checkpoint before `cut` is called, so that
 `restore_gpu` can take back whatever was done when this process is killed.
 """
@@ -175,6 +179,8 @@ def list_openers(files: Collection[str]) -> list[int]:
                         break
     return sorted(found)
 
+
+# ---- Dividing a GPU for a job: what was judged and placed (host.mig.plan_cut) is made ------------
 
 _Made = TypeVar("_Made")
 

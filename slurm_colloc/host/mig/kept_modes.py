@@ -1,5 +1,7 @@
 """On which GPUs MIG was on when a job's prolog divided them, as files that outlast a reboot.
 
+Also: turning MIG on again after a reboot, on GPUs where it was on while a job had them; who: root.
+
     STATE/mig_on/UUID    the boot in which that was, from the prolog to the end of undoing
 
 From Hopper on a reboot turns MIG off, and /run with the checkpoints is empty then, too. Who: root.

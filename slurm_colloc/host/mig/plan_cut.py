@@ -1,4 +1,8 @@
-"""Whether a GPU may be divided for a job, and what goes where: before any call changes it; pure."""
+"""Whether a GPU may be divided for a job, and what goes where: before any call changes it; pure.
+
+Also: what NVML says of a GPU's MIG, and what a job is to have of it; values; what is changed of a
+GPU's MIG for a job, as it stands in the checkpoint; values.
+"""
 
 from __future__ import annotations
 
@@ -373,6 +377,10 @@ def _parse_planned(value: Mapping[str, Any]) -> PlannedInstance:
         None if value["instance"] is None else int(value["instance"]),
         tuple(map(str, value["uuids"])),
     )
+
+
+# ----
+# Whether a GPU may be divided for a job, and what goes where: before any call changes it; pure.
 
 
 def plan_cut(

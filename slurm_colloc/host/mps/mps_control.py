@@ -1,5 +1,8 @@
 """Talking to one MPS control daemon through NVIDIA's control program.
 
+Also: what NVIDIA's control program prints, read: clients, percentages, limits, complaints; whether
+MPS can be used here, and with what limits.
+
 The program's exit status says nothing: 0 for an unknown command, a bad value or a refusal (550 and
 580). So answers are read back, and the daemon's log is looked at for the reason. A command can hang
 for ever, so each has its own time limit. A daemon serves one control program at a time; how that is
@@ -112,6 +115,8 @@ _COMPLAINT = re.compile(
     re.IGNORECASE,
 )
 
+
+# ---- Talking to one MPS control daemon through NVIDIA's control program --------------------------
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"

@@ -1,5 +1,7 @@
 """The log files of one daemon: followed while it runs, copied before they are removed.
 
+Also: the logs of an MPS daemon and its servers as events.
+
 They are opened through the daemon's directory without following links, and as regular files only:
 where root started the daemon, the user can put anything into the log directory.
 """
@@ -259,6 +261,8 @@ _IN_FAULT = re.compile(
     r"fatal GPU (error|exception)|torn down|error.trigg|will be reset", re.IGNORECASE
 )
 
+
+# ---- The log files of one daemon: followed while it runs, copied before they are removed ---------
 
 _FILES = (DAEMON_LOG, f"{LOGS}/control.log", f"{LOGS}/server.log")
 _CHUNK_BYTES = 1 << 18

@@ -1,5 +1,7 @@
 """What a pack's daemon leaves in its directory, so that others can end it when its keeper cannot.
 
+Also: what a pack wants of its MPS daemon, and how a start or a stop went: values only.
+
 The file lies in the private directory itself, which only its maker can write: for root that is
 root, so nothing in it comes from the user.
 """

@@ -1,5 +1,7 @@
 """Ending a pack's own MPS daemon so that nothing is left: processes, GPU, files; who: the user.
 
+Also: what dead keepers have left on this node: ended and removed by the next keeper.
+
 Root's hooks ask no daemon anything and end theirs in another way (undoing).
 
 `quit` can hang for ever, and so can every other command meanwhile; ending the daemon alone can

@@ -1,5 +1,7 @@
 """Asks NVML in a child process: a driver that hangs does not hang the caller.
 
+Also: what NVML says about a node's GPUs, and which of them are a job's.
+
 Who: root's hooks, the runner, the doctor. The child is `nvml_child.py` of this package, with the
 caller's interpreter and rights; no process of a user's is asked.
 """
@@ -266,6 +268,8 @@ def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
 def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
+
+# ---- Asks NVML in a child process: a driver that hangs does not hang the caller ------------------
 
 NVML_S = 4.0
 """How long a hook waits for NVML."""

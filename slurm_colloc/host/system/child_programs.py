@@ -1,5 +1,7 @@
 """Programs that the node side starts: with nothing inherited, a time limit, and a cap on output.
 
+Also: doing one thing as another user: root's way to touch a user's files.
+
 What root starts for a user writes itself down before it is that user's.
 """
 
@@ -100,6 +102,9 @@ def _read_answer(descriptor: int, deadline: float, timeout_s: float) -> str:
         raise NodeError(os.fsdecode(data[1:]) or "it ended without a word")
     return os.fsdecode(data[1:])
 
+
+# ----
+# Programs that the node side starts: with nothing inherited, a time limit, and a cap on output.
 
 Child = subprocess.Popen[bytes]
 PIPE = subprocess.PIPE

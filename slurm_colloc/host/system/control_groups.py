@@ -1,5 +1,7 @@
 """Where a daemon that outlives the hook which started it has control groups of its own; who: root.
 
+Also: which NVIDIA devices a control group of version 2 may open: a small eBPF program; who: root.
+
 Restarting slurmd may end all that is in its service's group, so nothing of ours stays there. The
 groups also carry the daemon's limits (daemon_limits) and say what has to be ended (process_groups).
 """

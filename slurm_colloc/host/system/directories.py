@@ -1,5 +1,8 @@
 """A directory of one's own on a node, made and removed by descriptors.
 
+Also: opening directories of a path that no other user can exchange meanwhile; removing directories
+by descriptors: no link is followed, and nothing else is removed.
+
 It lies where everybody may write (/tmp, /dev/shm), so no step trusts a path: names are random,
 links are not followed, and what is removed is what was opened. A directory lives as long as
 a process holds the lock of its file `lock`; one whose maker was killed can be told by that.
@@ -305,6 +308,8 @@ def _remove_entry(top: int, name: str, device: int, deadline: float) -> None:
         if not moved:
             raise
 
+
+# ---- A directory of one's own on a node, made and removed by descriptors -------------------------
 
 BASES = ("/tmp", "/dev/shm", "/var/tmp")
 """Where a user's directory may lie, best first."""

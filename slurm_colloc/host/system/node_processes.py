@@ -1,5 +1,8 @@
 """Processes of this node, as the kernel shows them; nothing is signalled here.
 
+Also: which processes belong to a daemon, by facts of the kernel that a process cannot give itself;
+whose process a process of this node is: the runner asks it of MPS clients, the monitor of all.
+
 A pid proves nothing by itself, because the kernel gives it out again. A process is its pid and its
 start time. What is read (stat, status, cgroup) never waits for another process's mmap_lock, as
 cmdline, environ and maps may.

@@ -1,5 +1,7 @@
 """The only place in `host` that sends signals; who: root's hooks, and the user's own programs.
 
+Also: ending a group of processes for good, within a budget; no process is asked anything.
+
 A signal needs an owner and a group, both by the kernel's word: the uid in /proc/PID/status, and a
 membership that a process cannot give itself. The process is identified first (pidfd and start
 time); uid and group are read after that, and all three again directly before the signal. Pid 1,

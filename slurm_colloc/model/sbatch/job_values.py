@@ -1,5 +1,9 @@
 """`--dependency` with members in it: `afterok:4711/3`, alone or among plain job ids.
 
+Also: what `--export` lets through of an environment (sbatch(1), --export); `--mail-type` and
+`--mail-user`: which mails a job wants, and what they say; file name patterns of sbatch (sbatch(1),
+filename pattern), for members.
+
 Slurm knows no members. So Slurm is told to wait for the member's pack, and the condition itself is
 judged from the state: when the job is submitted, when the member ends, and before the job starts.
 """

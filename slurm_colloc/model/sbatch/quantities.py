@@ -1,5 +1,7 @@
 """Times, sizes and signals as Slurm writes them: parsing, and writing back.
 
+Also: GPUs in `--gres`, `--gpus`, `--gpus-per-*` and `--tres-per-task` values.
+
 Time limits are whole seconds (`None` is no limit), memory is whole MB of 2**20 bytes, as in Slurm.
 Every parser raises `ValueError` with one sentence that quotes the text.
 """

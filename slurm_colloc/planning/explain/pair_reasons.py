@@ -1,4 +1,8 @@
-"""What keeps two jobs in different packs: the limits that they would break together."""
+"""What keeps two jobs in different packs: the limits that they would break together.
+
+Also: why two jobs are not planned together, whatever they take of a GPU; which jobs are in
+different packs, a pair of kinds at a time.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +136,9 @@ def _build_duration(
         f"{longest_s} s: a short job should not wait as long as a long one"
     )
     return Broken("duration", asked[short], least_s, text)
+
+
+# ---- What keeps two jobs in different packs: the limits that they would break together -----------
 
 
 class PairReasons:

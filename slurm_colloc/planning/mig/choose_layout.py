@@ -1,4 +1,8 @@
-"""The MIG layout for the members that run at once: all layouts by the GPU's placements; pure."""
+"""The MIG layout for the members that run at once: all layouts by the GPU's placements; pure.
+
+Also: several members on one MIG instance, by MPS inside it: who with whom, and how fast; what walls
+cost the members of a pack, or save them, against MPS.
+"""
 
 from __future__ import annotations
 

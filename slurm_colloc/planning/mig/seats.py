@@ -1,4 +1,7 @@
-"""The seats of a MIG layout: one for each member, with walls around it; pure."""
+"""The seats of a MIG layout: one for each member, with walls around it; pure.
+
+Also: which member sits on which MIG instance: exact, for the members and layouts of one GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The prices of many packs at once: an array for each place, an element of it for each pack.
 
+Also: arithmetic on arrays of many packs. Imported only where a search needs it: it loads numpy;
+packs under ways of sharing that are tried: an array for each place, an element for each trial.
+
 Prices are those of pack_pricing. Imported only where a search needs it: it loads numpy.
 """
 
@@ -231,6 +234,8 @@ def _stack(rows: Sequence[Any], like: Array) -> Array:
         result[place] = row
     return result
 
+
+# ---- The prices of many packs at once: an array for each place, an element of it for each pack ---
 
 _CHUNK = 1024
 _SMALL = 8

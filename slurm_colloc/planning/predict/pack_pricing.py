@@ -1,4 +1,8 @@
-"""What a pack costs under its best legal setting, one pack at a time."""
+"""What a pack costs under its best legal setting, one pack at a time.
+
+Also: what packs cost, asked for many at once, for a search that need not be exact; what a plan wins
+or loses in the queue, as far as the waits of earlier jobs tell.
+"""
 
 from __future__ import annotations
 

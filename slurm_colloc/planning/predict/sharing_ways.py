@@ -1,4 +1,7 @@
-"""The ways of sharing that are tried for a pack; on plain numbers, or on arrays of many packs."""
+"""The ways of sharing that are tried for a pack; on plain numbers, or on arrays of many packs.
+
+Also: how long a pack lasts: when a member ends, those left are rated anew.
+"""
 
 from __future__ import annotations
 

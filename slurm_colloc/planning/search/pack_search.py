@@ -1,4 +1,8 @@
-"""csub's own search for packs: exact for few jobs or few kinds of them, local for many."""
+"""csub's own search for packs: exact for few jobs or few kinds of them, local for many.
+
+Also: the cheapest division of few jobs into packs, found exactly; A cheap division of many jobs
+into packs: greedy merging, then moving and swapping members.
+"""
 
 from __future__ import annotations
 
@@ -397,6 +401,9 @@ def _choose(pack: Key) -> list[int]:
 def _without(pack: Key, kind: int) -> Key:
     place = pack.index(kind)
     return pack[:place] + pack[place + 1 :]
+
+
+# ---- csub's own search for packs: exact for few jobs or few kinds of them, local for many --------
 
 
 def partition(pricing: Pricing) -> Partition:

@@ -1,5 +1,7 @@
 """The costs of all packs that some jobs could form, at once: one array element for each subset.
 
+Also: the cheapest partition of a few members, given what every subset of them costs.
+
 A subset is a number whose bit i says that member i is in it. Imported only where a search needs
 it: it loads numpy. Prices are those of planning.predict.pack_pricing, in single precision.
 """

@@ -1,5 +1,8 @@
 """The columns of members and packs: names with units, kinds, and where in a summary each stands.
 
+Also: rows of members and packs, from summaries; members as CSV, harmless in a spreadsheet; members
+as a Parquet file.
+
 CSV, Parquet and pandas have these columns, under these names (docs/data.md). Columns are only ever
 added, at the end.
 """

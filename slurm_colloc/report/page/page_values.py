@@ -1,4 +1,7 @@
-"""All that the page of a submission shows, as values: texts for its template, numbers to draw."""
+"""All that the page of a submission shows, as values: texts for its template, numbers to draw.
+
+Also: what a page tells first: how long, how fast, whether sharing paid, and what failed.
+"""
 
 from __future__ import annotations
 
@@ -240,6 +243,9 @@ def _list_who(summaries: Sequence[Summary], members: Sequence[Member], user: str
     shown = f"{packs} packs" if packs > 1 else ""
     yield shown if len(members) > 1 else ""
 
+
+# ----
+# All that the page of a submission shows, as values: texts for its template, numbers to draw.
 
 NUMBERS_MOST = 100_000
 """So many numbers are drawn at most: some 500 kB of a page."""

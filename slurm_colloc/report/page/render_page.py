@@ -1,4 +1,7 @@
-"""The page of a submission, or of a time, as one HTML file: no other file, no network."""
+"""The page of a submission, or of a time, as one HTML file: no other file, no network.
+
+Also: all that the page of a time shows, as texts: sums over the packs of some users.
+"""
 
 from __future__ import annotations
 
@@ -230,6 +233,8 @@ def _list_days(entries: Sequence[Owned]) -> list[DayRow]:
         for day, one in sums.items()
     ]
 
+
+# ---- The page of a submission, or of a time, as one HTML file: no other file, no network ---------
 
 _ABBREVIATIONS = {"ANTT", "CPUS", "DRAM", "GPU", "GPU_MEM", "MIG", "MPS", "SM", "STP"}
 _FOLDER = Path(__file__).resolve().parent

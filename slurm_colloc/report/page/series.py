@@ -1,4 +1,7 @@
-"""What a pack's GPU and members did over time, thinned to what a page can draw."""
+"""What a pack's GPU and members did over time, thinned to what a page can draw.
+
+Also: A long series in few points, each with the least, mean and greatest of what it stands for.
+"""
 
 from __future__ import annotations
 
@@ -120,6 +123,8 @@ def shorten(values: Floats) -> Numbers:
         for value in short.tolist()
     ]
 
+
+# ---- What a pack's GPU and members did over time, thinned to what a page can draw ----------------
 
 GPU_SHOWN = ("sm_active", "tensor_active", "dram_active", "utilization", "gpu_memory_mb", "power_w")
 INSTANCE_SHOWN = ("sm_active", "gpu_memory_mb")

@@ -1,4 +1,9 @@
-"""When members of a pack started, were paused, joined and ended: bands to draw, and in words."""
+"""When members of a pack started, were paused, joined and ended: bands to draw, and in words.
+
+Also: the MIG instances of a pack as its page draws them: which, their names, their curves; what the
+page of a submission is made from, and its parts; how they are filled: page_values; one time line of
+all GPUs of a submission: which packs had them, with how many members.
+"""
 
 from __future__ import annotations
 

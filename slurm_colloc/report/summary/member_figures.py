@@ -1,4 +1,9 @@
-"""What the samples of a member tell: its rate, slowdown and share, before they are written down."""
+"""What the samples of a member tell: its rate, slowdown and share, before they are written down.
+
+Also: what a member used of its MIG instance: measured on that alone, so exact, unless others share
+it; the most GPU memory that a start of a member has taken, and who says so; how slow members were
+while all those ran with which they were planned.
+"""
 
 from __future__ import annotations
 
@@ -138,6 +143,9 @@ def build_layout(run: PackRun) -> dict[str, Any] | None:
         ],
     }
 
+
+# ----
+# What the samples of a member tell: its rate, slowdown and share, before they are written down.
 
 INTERFERENCE_MOST = 20
 """More changes than these, the strongest, are not listed for a member."""

@@ -1,4 +1,8 @@
-"""A member's part of summary.json; docs/report.md describes the fields."""
+"""A member's part of summary.json; docs/report.md describes the fields.
+
+Also: which job a member was, where it ran and how it ended, as summary.json has it; the results of
+members, such as their loss: printed, reported by Python, or logged to a tracker.
+"""
 
 from __future__ import annotations
 
@@ -97,6 +101,9 @@ def format_time(at: float | None) -> str | None:
         # A clock that was wrong wrote it.
         return None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---- A member's part of summary.json; docs/report.md describes the fields ------------------------
 
 
 def _find_start(member: MemberRun) -> float | None:

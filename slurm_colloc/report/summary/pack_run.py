@@ -1,4 +1,7 @@
-"""One pack as figures need it: its members' records joined with their samples."""
+"""One pack as figures need it: its members' records joined with their samples.
+
+Also: reading one pack: what its members wrote, samples and pauses, and what is known of their jobs.
+"""
 
 from __future__ import annotations
 

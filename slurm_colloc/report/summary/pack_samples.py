@@ -1,4 +1,7 @@
-"""The samples of a pack as its monitor has written them, by member and by GPU."""
+"""The samples of a pack as its monitor has written them, by member and by GPU.
+
+Also: reading tables of samples in batches, thinned where there are very many rows.
+"""
 
 from __future__ import annotations
 
@@ -206,6 +209,8 @@ def thin_gpu(
 
     return thin, names, stride_s
 
+
+# ---- The samples of a pack as its monitor has written them, by member and by GPU -----------------
 
 _TRIES = 3
 _GPU_MEMORY_UNREAD_S = 15.0

@@ -1,4 +1,8 @@
-"""summary.json: all figures of one pack; docs/report.md describes every field and formula."""
+"""summary.json: all figures of one pack; docs/report.md describes every field and formula.
+
+Also: each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/report.md;
+what a pack that was open for others asked for and its members did not: part of summary.json.
+"""
 
 from __future__ import annotations
 
@@ -184,6 +188,8 @@ def _add(parts: Iterable[tuple[float | None, float]]) -> float | None:
         total += amount * time_h
     return total
 
+
+# ---- summary.json: all figures of one pack; docs/report.md describes every field and formula -----
 
 _GAPS_MOST = 50
 

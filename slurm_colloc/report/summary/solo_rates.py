@@ -1,4 +1,7 @@
-"""A member alone: its solo rate, and the starts of a pack that tell what it uses alone."""
+"""A member alone: its solo rate, and the starts of a pack that tell what it uses alone.
+
+Also: A member alone for moments only, while its runner had paused the others.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +133,8 @@ def _find_windows(run: PackRun, member: MemberRun) -> tuple[Window, ...]:
 def _find_begin(start: StartSamples) -> float:
     return start.end if start.first_step_at is None else start.first_step_at + MARGIN_S
 
+
+# ---- A member alone: its solo rate, and the starts of a pack that tell what it uses alone --------
 
 ALONE_LEAST_S = 10.0
 """A shorter time alone gives no solo rate."""

@@ -1,4 +1,8 @@
-"""The summary that a pack's end has left: where it lies, and reading it; light to load."""
+"""The summary that a pack's end has left: where it lies, and reading it; light to load.
+
+Also: whether what a file says is a summary: it may be damaged, or another user's; A pack's summary
+for readers: the one that its end has left, else one made now.
+"""
 
 from __future__ import annotations
 
@@ -244,6 +248,8 @@ _summary = _is(
     },
 )  # fmt: skip
 
+
+# ---- The summary that a pack's end has left: where it lies, and reading it; light to load --------
 
 SUMMARY_SCHEMA = 1
 

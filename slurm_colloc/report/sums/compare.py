@@ -1,4 +1,7 @@
-"""One submission against another: the same jobs before and after, or alone and shared; pure."""
+"""One submission against another: the same jobs before and after, or alone and shared; pure.
+
+Also: `csub compare`: two submissions side by side, and the jobs that both have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What sums need of one pack: an entry of the index of summaries."""
+"""What sums need of one pack: an entry of the index of summaries.
+
+Also: what a pack tells the site: made of its summary, without names, arguments and paths.
+"""
 
 from __future__ import annotations
 

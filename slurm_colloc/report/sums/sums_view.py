@@ -1,4 +1,8 @@
-"""`csub report --since`: sums as a table, as JSON and as CSV."""
+"""`csub report --since`: sums as a table, as JSON and as CSV.
+
+Also: GPU hours, energy, slowdown and waste over many packs, by script, user, GPU or mode; the
+entries of all packs of a user that have ended within a time.
+"""
 
 from __future__ import annotations
 
@@ -189,6 +193,8 @@ def _shorten(found: Sequence[PackSums]) -> None:
         if counts[base] == 1:
             sums.name = base
 
+
+# ---- `csub report --since`: sums as a table, as JSON and as CSV ----------------------------------
 
 _WIDE = 100
 _LEFT_OUT = 2

@@ -1,4 +1,7 @@
-"""What a summary says of a whole pack, in sentences."""
+"""What a summary says of a whole pack, in sentences.
+
+Also: every word of the tables and of `--detail`, explained: for `csub explain` and as hints.
+"""
 
 from __future__ import annotations
 
@@ -147,6 +150,8 @@ def find_word(text: str) -> tuple[str, str] | None:
     meaning = WORDS.get(name)
     return None if meaning is None else (name, meaning)
 
+
+# ---- What a summary says of a whole pack, in sentences -------------------------------------------
 
 _INTERFERENCE_MOST = 5
 _STALLS_MOST = 5

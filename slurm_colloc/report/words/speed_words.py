@@ -1,4 +1,8 @@
-"""How fast a member that shares a GPU is against alone, in words."""
+"""How fast a member that shares a GPU is against alone, in words.
+
+Also: what measuring a pack by pausing its members has shown, in words; how long a running member
+still takes, where it is known how many steps such a run has.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Divides what Slurm gave a job on a node among its GPU sets there, before any runner begins.
 
+Also: which GPUs, CPUs and host memory each GPU set of a Slurm job gets; the GPU of a pack without
+Slurm: one lock for each GPU of the machine, however it is named.
+
 Who: the user; where: each of the job's nodes, in the process that starts its runners.
 """
 
@@ -301,6 +304,9 @@ def _find_problem(gpus: Sequence[JobGpu], wanted: int, total: int) -> str:
         return f"Slurm gave {total} GPUs, and {len(gpus)} of the {wanted} of this set are left"
     return next((gpu.problem for gpu in gpus if gpu.problem), "")
 
+
+# ----
+# Divides what Slurm gave a job on a node among its GPU sets there, before any runner begins.
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where the kernel says which CPUs are nearest to a device (sysfs-bus-pci, local_cpulist)."""

@@ -1,5 +1,7 @@
 """How the members of a pack share its GPU: the mode that really holds, and why.
 
+Also: finding out, while members run: which GPUs are there, whether MPS can be used, what uses them.
+
 What MPS needs is loaded only by packs that are to have it.
 """
 

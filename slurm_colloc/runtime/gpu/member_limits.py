@@ -1,4 +1,8 @@
-"""What a member under MPS may use of the GPU; pure."""
+"""What a member under MPS may use of the GPU; pure.
+
+Also: what a member that starts is given of a shared GPU, as far as that is not planned; a value;
+how a member that starts is put on the GPUs of its pack.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,9 @@ class GpuShare:
 
 
 AS_PLANNED = GpuShare()
+
+
+# ---- What a member under MPS may use of the GPU; pure --------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Which members are clients of the pack's MPS server, and what has hit them there."""
+"""Which members are clients of the pack's MPS server, and what has hit them there.
+
+Also: whether a GPU of the pack is gone: asked of NVML once a member has failed at it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The pack's MPS daemon as its runner sees it: started, heard, started again, ended.
 
+Also: the MPS daemon over the pack's GPUs, as the pack sees it: where clients find it, who they are;
+whether the node's prolog has prepared an MPS daemon for this pack, and whether it will do.
+
 A keeper process starts, watches and ends the daemon, also when this runner is killed
 (host.keeper.keeper). Here its events are turned into what the pack needs to know. One that the
 node's prolog has prepared is watched in the same way; where it dies, the pack goes on with its own.

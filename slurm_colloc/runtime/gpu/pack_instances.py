@@ -1,4 +1,9 @@
-"""The MIG instances of a pack while it runs: each member gets one, and free ones are changed."""
+"""The MIG instances of a pack while it runs: each member gets one, and free ones are changed.
+
+Also: asking the node's agent for other MIG instances while the job runs; which member of a pack has
+which MIG instance, and which instances should change; no effects; taking the MIG instances that the
+node's prolog has made, or going on without them.
+"""
 
 from __future__ import annotations
 
@@ -380,6 +385,10 @@ def _has_slices(profile: str, need: SeatNeed) -> bool:
 
 def _size(instance: MigInstance) -> tuple[int, int, int, int]:
     return instance.memory_mb, instance.sms, instance.gpu_instance, instance.compute_instance
+
+
+# ----
+# The MIG instances of a pack while it runs: each member gets one, and free ones are changed.
 
 
 class PackInstances:

@@ -1,4 +1,8 @@
-"""The sharing mode that holds in a pack: settled, fallen back to, or refused; and who is told."""
+"""The sharing mode that holds in a pack: settled, fallen back to, or refused; and who is told.
+
+Also: what was prepared on the GPU for an attempt of a pack, written to its setup.json; how patient
+a runner is with the GPU, its driver and its MPS daemon.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +136,9 @@ class SetupRecord:
 def _list(pids: Iterable[int]) -> str:
     return ", ".join(map(str, pids))
 
+
+# ----
+# The sharing mode that holds in a pack: settled, fallen back to, or refused; and who is told.
 
 ONE_PROCESS = "EXCLUSIVE_PROCESS"
 

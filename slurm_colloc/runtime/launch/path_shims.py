@@ -1,5 +1,8 @@
 """Slurm's commands as a member sees them first on its PATH, and what they know of it.
 
+Also: what keeps a member's shims in reach of bash, whatever becomes of PATH; notices members whose
+programs do not find csub's own commands any more.
+
     PACK/bin/NAME               three lines that hand over to runtime.programs.shim
     PACK/members/NNNN/bin       a link to PACK/bin: a shim knows from its own path whose it is
     PACK/members/NNNN/inside    what it has to know, NAME=VALUE, each ended by a NUL
@@ -25,7 +28,7 @@ from slurm_colloc.runtime import programs
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.launch.member_environment import MemberContext
 from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.slurm.run_command import SHIM_MARK
+from slurm_colloc.slurm.real_command import SHIM_MARK
 from slurm_colloc.slurm.scontrol_records import describe_command
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,

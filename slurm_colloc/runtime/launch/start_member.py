@@ -1,4 +1,7 @@
-"""Starting members: what each finds in its environment, where it writes, and what runs it."""
+"""Starting members: what each finds in its environment, where it writes, and what runs it.
+
+Also: members whose wrappers have come up: their start is written down, and their time runs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from slurm_colloc.runtime.launch.stop_member import read_started
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.slurm.run_command import find_real_command
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import GpuUse, is_held

@@ -1,4 +1,8 @@
-"""Ending and signalling members: time limits, `--signal`, and what requests call for."""
+"""Ending and signalling members: time limits, `--signal`, and what requests call for.
+
+Also: A member's processes: signals to them, and what its wrapper and its srun have written; the
+steps that members' own scripts have started: signals to them, and their end.
+"""
 
 from __future__ import annotations
 
@@ -207,6 +211,8 @@ def _is_of(pid: int, uid: int) -> bool:
     except OSError:
         return False
 
+
+# ---- Ending and signalling members: time limits, `--signal`, and what requests call for ----------
 
 KILL_MARGIN_S = 5.0
 """Beyond KillWait, after which the runner ends a wrapper that did not do it."""

@@ -1,5 +1,8 @@
 """What a member's end means where a GPU is shared: whose fault it was, and which run again; pure.
 
+Also: what a member's own output says about its end: the words of CUDA and of its frameworks; whose
+fault an end was: gathers what the GPU, its MPS server and the output say of it.
+
 A fault of one MPS client ends all clients of the GPU, and neither the server's log nor the
 kernel's Xid line says whose it was: on an H200 with driver 580 both named an innocent client in
 every run (docs/mps.md). So all that were hit run again apart from MPS, where a fault stays with
@@ -147,6 +150,9 @@ def find_signs(output: str) -> tuple[OutputFinding, ...]:
                 found[sign] = line.strip()[:_LONGEST_LINE]
     return tuple(OutputFinding(sign, line) for sign, line in found.items())
 
+
+# ----
+# What a member's end means where a GPU is shared: whose fault it was, and which run again; pure.
 
 FAULT_RESTARTS_MAX = 2
 """How often a member runs again after faults that may have been another's."""

@@ -1,4 +1,8 @@
-"""Members whose processes have ended: the verdict, which may have to wait for Slurm's decision."""
+"""Members whose processes have ended: the verdict, which may have to wait for Slurm's decision.
+
+Also: the end of one start of a member, from top to bottom; what becomes of a pack after a signal
+that its runner did not send.
+"""
 
 from __future__ import annotations
 
@@ -310,6 +314,9 @@ class SlurmDecision:
                     return file.read().decode("utf-8", "replace")
         return ""
 
+
+# ----
+# Members whose processes have ended: the verdict, which may have to wait for Slurm's decision.
 
 SRUN_GRACE_S = 10.0
 """How long an srun may still run once the wrapper has written how its member ended. On 26.05 it

@@ -1,5 +1,8 @@
 """The mails of members: what slurmctld sends for a job, the runner sends for each member.
 
+Also: what stands in the mails of members that have ended; pure, and harmless in any mail program;
+sending mails: the site's MailProg is run on this node, as the user.
+
 A pack's Slurm job has no `--mail-type`. The site's MailProg gets the arguments and variables that
 slurmctld gives it; runtime.outcome.send_mail runs it.
 """
@@ -202,6 +205,8 @@ def _kill(process: StartedProcess) -> None:
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - its own
 
+
+# ---- The mails of members: what slurmctld sends for a job, the runner sends for each member ------
 
 _PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLURM_JOB_ID",

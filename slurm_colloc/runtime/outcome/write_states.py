@@ -1,4 +1,7 @@
-"""The states of a pack's members on disk, and the worst of their ends."""
+"""The states of a pack's members on disk, and the worst of their ends.
+
+Also: what slurmstepd writes into the output of a job that it ends, for a member of a pack.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A pack whose job Slurm ends: its members' last states, and what may be killed before them."""
+"""A pack whose job Slurm ends: its members' last states, and what may be killed before them.
+
+Also: what follows the last member's end: its mails, the jobs that wait for it, the pack's summary.
+"""
 
 from __future__ import annotations
 

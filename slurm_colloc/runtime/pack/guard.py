@@ -1,5 +1,7 @@
 """The batch script's own process: the parent of the runners, which it outlives if one is killed.
 
+Also: A pack whose runner was killed starts again, as it would after the loss of its node.
+
 Slurm ends all that a batch script has left in the moment in which its own process ends. So that
 process is this one. It does nothing but hand on signals and wait. After a runner that died of a
 signal it waits until the files of that pack's MPS daemon are gone, and has Slurm asked to start the

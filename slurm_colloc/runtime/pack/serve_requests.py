@@ -1,4 +1,7 @@
-"""What csub, and members themselves, ask of a runner for one member: it is done, or kept."""
+"""What csub, and members themselves, ask of a runner for one member: it is done, or kept.
+
+Also: an attempt of a pack ends as soon as a newer one has started elsewhere, or it counts as gone.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The runners of a Slurm job with several GPU sets, one for each; who: the node's starter.
 
+Also: the other nodes of a pack's Slurm job: a step on each runs a guard and runners of its own; A
+node of several whose step has ended: its members start again in the GPU sets of the others.
+
 It loads what all of them need, divides what the job has on the node, and forks them: so they share
 most of their memory, and what Slurm gave is divided once. None goes on before the guard knows of
 all. The starter of the first node has those of the others started.
@@ -128,6 +131,8 @@ def arrive_on_node() -> None:
     os.environ.clear()
     os.environ.update(environment)
 
+
+# ---- The runners of a Slurm job with several GPU sets, one for each; who: the node's starter -----
 
 LOADED_ONCE = (
     "slurm_colloc.runtime.attempt",

@@ -1,5 +1,8 @@
 """What Slurm's commands become inside a member.
 
+Also: whose shim this is, and whether its member's own job is meant: by its path, not by variables;
+what Slurm's questions answer about a member, in Slurm's own forms; and how they are asked.
+
 srun starts a task at once, alongside the neighbours, on the member's own CPUs; `scontrol requeue`
 and `scancel` of the own job id act on this member, not on the pack; squeue and `scontrol show job`
 tell of it. sbatch, salloc and an srun for another job do not see what csub put into the member's
@@ -14,7 +17,7 @@ import os
 import sys
 import time
 
-from slurm_colloc.slurm.run_command import find_real_command
+from slurm_colloc.slurm.real_command import find_real_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,6 +170,8 @@ def find_launch_file() -> str | None:
                     return os.fsdecode(word)
     return None
 
+
+# ---- What Slurm's commands become inside a member ------------------------------------------------
 
 _SUBMITTING = ("sbatch", "salloc", "srun")
 _ACTING = ("scancel", "scontrol", "srun")

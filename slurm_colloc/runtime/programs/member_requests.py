@@ -1,5 +1,8 @@
 """`scontrol requeue` and `scancel` of the own job: requests to the runner about this member.
 
+Also: what a member's program asks of other members: csub does it, under the name of Slurm's
+command.
+
 What the same call says of other jobs goes to csub under that name (`other_members`).
 """
 
@@ -23,7 +26,7 @@ from slurm_colloc.runtime.programs.member_commands import (
     spawn,
 )
 from slurm_colloc.settings_files import STATE_VARIABLE
-from slurm_colloc.slurm.run_command import find_real_command
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.scontrol_records import CommandOptions, parse_scontrol
 from slurm_colloc.store.pack.pack_directory import read_spec
 from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
@@ -66,6 +69,8 @@ def build_call(
     words = [sys.executable, "-IBc", _PROGRAM.format(name), *arguments]
     return sys.executable, words, {**remove_member_variables(environment), STATE_VARIABLE: root}
 
+
+# ---- `scontrol requeue` and `scancel` of the own job: requests to the runner about this member ---
 
 SCANCEL = CommandOptions(
     "A:bcfHiM:n:p:Qq:R:s:t:u:vVw:",

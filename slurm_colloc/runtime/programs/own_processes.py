@@ -1,5 +1,7 @@
 """All processes below this one: collected, listed, signalled and ended; who: the user.
 
+Also: OOM kills of a member, as the kernel counts them for its memory cgroup (v1 or v2).
+
 For programs that are the reaper of what they have started (PR_SET_CHILD_SUBREAPER): the wrapper of
 a member, and what enters one.
 """

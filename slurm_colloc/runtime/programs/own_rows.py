@@ -1,4 +1,7 @@
-"""`scontrol show job` inside a member: the real answer, with the member's values in its record."""
+"""`scontrol show job` inside a member: the real answer, with the member's values in its record.
+
+Also: squeue inside a member: the real command's answer, with the member's values in its own row.
+"""
 
 from __future__ import annotations
 

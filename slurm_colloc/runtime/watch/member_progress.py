@@ -1,4 +1,10 @@
-"""What a runner sees of its members: what they take, their rates alone, what they are like."""
+"""What a runner sees of its members: what they take, their rates alone, what they are like.
+
+Also: rates of members over windows of a second or longer, from the counters that they publish;
+latest.json: the monitor's newest figures, as the runner reads them; what members take of the GPU's
+memory, as it is seen while they run, with a margin; how many members run at once best, by what
+earlier packs of the same scripts measured.
+"""
 
 from __future__ import annotations
 
@@ -419,6 +425,9 @@ class GpuMemoryUse:
         if seen is None or seen.start != start:
             seen = self._seen[number] = _Seen(start)
         return seen
+
+
+# ---- What a runner sees of its members: what they take, their rates alone, what they are like ----
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:

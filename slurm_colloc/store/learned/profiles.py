@@ -1,5 +1,9 @@
 """`profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user, read.
 
+Also: the JSON form of a usage profile; `profiles/families`: which usage profiles are of one family,
+without opening all of them; which scripts have ended their neighbours by a fault on the GPU, and
+must first prove themselves.
+
 They are written by store.learned.profile_updates alone.
 """
 
@@ -370,6 +374,8 @@ def has_culprits(root: Path) -> bool:
     except OSError:
         return False
 
+
+# ---- `profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user, read --------------------
 
 _EDGE = r"=,:;/\[\](){}\s\"'"
 _NUMBER = re.compile(

@@ -1,5 +1,10 @@
 """Attempts of a pack, and the states of its members.
 
+Also: held members: `held` in a member's folder keeps its runner from starting it; members of
+another submission in a pack: which they are, and where they were submitted; report/pauses.jsonl:
+when members were paused. Their runner alone writes it, a line for a change; marks of a whole pack:
+its members were taken over before it began, or it is being cancelled.
+
 Each start of a pack has an attempt number. A member's state is written to a file of that
 attempt (`state.2.json`) and the newest attempt's file counts, so that a runner which was taken
 for dead and still writes can never overwrite what its successor says.

@@ -1,4 +1,9 @@
-"""One pack's directory: writing it whole, and reading its files."""
+"""One pack's directory: writing it whole, and reading its files.
+
+Also: pack.json and spec.json: what csub wrote down for the runner and for readers; setup.json: how
+the node was really prepared for a pack, and why so; division.json: how the GPUs of a Slurm job on a
+node are divided among its GPU sets there.
+"""
 
 from __future__ import annotations
 
@@ -192,6 +197,8 @@ def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
         del value["plan"]["gpus"]
     return value
 
+
+# ---- One pack's directory: writing it whole, and reading its files -------------------------------
 
 ENTRY = "entry.json"
 """A joiner's entry, until it goes into the inbox."""

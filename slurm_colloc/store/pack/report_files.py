@@ -1,5 +1,9 @@
 """Where a pack's samples lie, what their tables hold, and how their files are named; no pyarrow.
 
+Also: what is kept of members' results, such as their loss; `report/mail.txt`: the text of the mail
+about a whole array, from who makes the summary; `report/tracker-runs.jsonl`: the runs of MLflow and
+W&B that members themselves have opened.
+
 While a pack runs its samples are in pieces, `gpu.000001.parquet` and on, one each ten seconds. Many
 pieces become one, `gpu.000001-000060.parquet`, and at the end one file holds all: `gpu.parquet`,
 which counts as piece 0. A file stands for every number of its range, so whatever moment a monitor

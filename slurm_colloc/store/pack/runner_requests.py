@@ -1,5 +1,7 @@
 """What other processes leave for a pack's runner: one small file for each request.
 
+Also: degree.json: how many members of a pack run at once, and why; its runner writes it.
+
 Requests about members lie in `control/`, jobs that wait for members in `dependents/`.
 """
 

@@ -1,5 +1,8 @@
 """Ends that members' wrappers have written and no runner has noted: `run.A.S.exit`.
 
+Also: killed.N.json: a runner that died of a signal or with its node, and what its guard made of it;
+runner.json: which process runs a pack, so that no other one is taken for it.
+
 A runner may hang or be killed while its members run on. So whatever starts a member again, has its
 pack requeued or takes it for lost reads this first: a member that has ended by itself has ended.
 """

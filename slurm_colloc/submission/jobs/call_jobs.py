@@ -1,4 +1,8 @@
-"""From a command line, its scripts and their directives to jobs; reads files, submits nothing."""
+"""From a command line, its scripts and their directives to jobs; reads files, submits nothing.
+
+Also: finding and reading the scripts of a call; the environment that a job takes along, by --export
+and --export-file; reads that file.
+"""
 
 from __future__ import annotations
 
@@ -234,6 +238,10 @@ def capture_environment(options: Options, environ: Mapping[str, str]) -> dict[st
     exported = compute_captured(environ, "NIL")
     # No process can be given a variable without a name.
     return exported | {name: value for name, _, value in pairs if name}
+
+
+# ----
+# From a command line, its scripts and their directives to jobs; reads files, submits nothing.
 
 
 @dataclasses.dataclass(frozen=True)

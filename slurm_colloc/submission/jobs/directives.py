@@ -1,5 +1,7 @@
 """The `#SBATCH` and `#CSUB` lines of a batch script, read as sbatch reads its own.
 
+Also: options that only the site's sbatch knows are learned where one of them is met, and kept.
+
 Quotes and backslashes on `#CSUB` lines are those of a shell: in single quotes a backslash stays.
 Taken from sbatch (`src/sbatch/opt.c`, `sbatch.c`, Slurm 26.05); docs/differences.md lists where
 csub departs from it. Everything here is pure.
@@ -277,7 +279,7 @@ def learn_site_options(wanted: str, environ: Mapping[str, str]) -> tuple[Option,
     from slurm_colloc.errors import SlurmError
     from slurm_colloc.settings import load_settings
     from slurm_colloc.slurm.option_table import ask_site_options
-    from slurm_colloc.slurm.run_command import find_real_command
+    from slurm_colloc.slurm.real_command import find_real_command
     from slurm_colloc.store.learned.kept_answers import keep, read_kept
 
     root = load_settings().state_path

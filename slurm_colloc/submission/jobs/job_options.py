@@ -1,4 +1,8 @@
-"""What the options of one job ask for, and what of them concerns sharing; pure."""
+"""What the options of one job ask for, and what of them concerns sharing; pure.
+
+Also: the files that members write their output to: none is a directory, and none is a neighbour's;
+`{lr}` in arguments, names and commands: where parameters go.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Jobs as they were stored, to be submitted again, perhaps with other options."""
+"""Jobs as they were stored, to be submitted again, perhaps with other options.
+
+Also: `--snapshot`: jobs that run in a copy of their project as it is at submission.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """CSV, YAML, TOML, JSON and JSON lines as axes of settings; pure.
 
+Also: the text of a table that a user wrote, wherever it was written: bytes to lines; the values
+that a sweep goes through, and what it makes of them.
+
 A table is one axis, of a setting for each row. A mapping of names to lists is an axis for each
 name, as in a sweep on the command line. All values are kept as texts, as they were written: YAML's
 `no` is not false, and `0.10` not 0.1.
@@ -266,6 +269,8 @@ def parse_sample(text: str) -> tuple[int, int]:
         raise ValueError("a number of at least 1 is needed, or N:SEED to draw others")
     return int(count), int(seed or 0)
 
+
+# ---- CSV, YAML, TOML, JSON and JSON lines as axes of settings; pure ------------------------------
 
 _DELIMITERS = ",;\t"
 

@@ -1,5 +1,8 @@
 """`csub batch`: the rows of a table as jobs; reads files alone.
 
+Also: radT's table of collocated runs, as it is, in the columns of `csub batch`; which cells of a
+table sbatch has refused: its own words name no file and no line.
+
 Each row is known by what stands in it and not by its line, so that a table may be sorted and grow
 while its jobs run.
 """

@@ -1,4 +1,8 @@
-"""The packs of one Slurm job, ready to be written."""
+"""The packs of one Slurm job, ready to be written.
+
+Also: the options with which sbatch is called for the packs of one Slurm job; time limits of the
+packs of one job array: each its own, as far as Slurm lets it.
+"""
 
 from __future__ import annotations
 
@@ -304,6 +308,9 @@ def _note_refusal(
             reasons = (*now.reasons, reason)
             write_record(path, dataclasses.replace(now, request=request, reasons=reasons))
     return dataclasses.replace(record, request=request, reasons=(*record.reasons, reason))
+
+
+# ---- The packs of one Slurm job, ready to be written ---------------------------------------------
 
 
 def build_packs(

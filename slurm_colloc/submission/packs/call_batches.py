@@ -1,5 +1,7 @@
 """The Slurm jobs that the packs of a call become, and which element each pack is; pure.
 
+Also: what a pack asks of its node's prolog: a token in the comment, and nodes that have one.
+
 One number has one meaning: the index of a pack in its job array is none that the user could mean
 by a task, so that `4711_1` never names a pack (`model.job_ids` reads it as member 4711/1).
 """

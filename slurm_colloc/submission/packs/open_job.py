@@ -1,5 +1,8 @@
 """A single job as a pack that is open for others, where that costs nothing or was asked for.
 
+Also: what Slurm says of a Slurm job that is not submitted: `sbatch --test-only`; letting a waiting
+Slurm job ask for more, in place: it keeps its id and its place in the queue.
+
 docs/decisions/0049 says why Slurm is asked first.
 """
 
@@ -84,6 +87,8 @@ def parse_start(said: str) -> float | None:
     match = _START.search(said)
     return None if match is None else parse_moment(match[1])
 
+
+# ---- A single job as a pack that is open for others, where that costs nothing or was asked for ---
 
 Answer = TypeVar("Answer")
 

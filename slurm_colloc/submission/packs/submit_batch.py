@@ -1,4 +1,7 @@
-"""One Slurm job from its packs: write them, sbatch, write down the answer."""
+"""One Slurm job from its packs: write them, sbatch, write down the answer.
+
+Also: the batch script of a pack, from templates/pack.sbatch.j2, and what travels with it.
+"""
 
 from __future__ import annotations
 
@@ -255,6 +258,9 @@ def _build_refusal(text: str, where: str) -> UsageProblem:
         f"the jobs take {len(text) // 1024} KB, which is too much to travel in {where}",
         hint="submit fewer at a time, or set state_dir to a path that the nodes share",
     )
+
+
+# ---- One Slurm job from its packs: write them, sbatch, write down the answer ---------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What a call asks for, before it is planned: its policy."""
+"""What a call asks for, before it is planned: its policy.
+
+Also: how many GPUs and nodes the packs of a call are to have, as its user has asked.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +95,8 @@ def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str
         return "packs that travel in their batch script (state_shared = false) have one GPU"
     return ""
 
+
+# ---- What a call asks for, before it is planned: its policy --------------------------------------
 
 MONITOR_HOST_MEMORY_MB = 96
 """What the monitor takes alongside an NVIDIA driver, at the most that was seen."""

@@ -1,4 +1,7 @@
-"""What earlier runs and their user tell of the jobs of a call, before it is planned."""
+"""What earlier runs and their user tell of the jobs of a call, before it is planned.
+
+Also: finding the usage profile of a job: its own runs', its family's, or one that its user names.
+"""
 
 from __future__ import annotations
 
@@ -289,6 +292,9 @@ def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> Usag
     by = choose_peak_source((p.gpu_memory_peak_mb, p.gpu_memory_by) for p in profiles)
     merged = {"run_s": None, "gpu_memory_by": by, **values}
     return dataclasses.replace(profiles[0], **merged)  # type: ignore[arg-type]
+
+
+# ---- What earlier runs and their user tell of the jobs of a call, before it is planned -----------
 
 
 @dataclasses.dataclass(frozen=True)

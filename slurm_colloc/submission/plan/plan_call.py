@@ -1,4 +1,10 @@
-"""The plan of a call: what is known of its jobs, what a GPU brings, and what waits in the queue."""
+"""The plan of a call: what is known of its jobs, what a GPU brings, and what waits in the queue.
+
+Also: A pack of a plan, with the jobs that are its members; whether a call's only job is to ask for
+more than it needs, so that others can join it; what of a call is measured: jobs that are unknown,
+as they start, and the job of `csub probe`; why the plan of a call looks as it does: each of its
+parts by what that was planned with.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +99,9 @@ def add_candidates(
         for pack in packs
     )
 
+
+# ----
+# The plan of a call: what is known of its jobs, what a GPU brings, and what waits in the queue.
 
 _CHOSEN_AMONG_MOST = 100
 """For more jobs no second plan is made: it would take as long as the first."""

@@ -1,5 +1,7 @@
 """The parts of a call: jobs for which Slurm is asked in one way, and what those are planned by.
 
+Also: requests that no node of the partition can ever hold.
+
 Each part has nodes of its own, so what a GPU brings with it, how jobs slow each other down there
 and how long requests wait is read for each.
 """
@@ -128,6 +130,9 @@ def _name_partitions(shapes: Sequence[NodeShape]) -> str:
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
+
+# ----
+# The parts of a call: jobs for which Slurm is asked in one way, and what those are planned by.
 
 _MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
 

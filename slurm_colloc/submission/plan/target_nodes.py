@@ -1,4 +1,7 @@
-"""Where jobs may land: what one GPU brings with it there, and whether what was measured holds."""
+"""Where jobs may land: what one GPU brings with it there, and whether what was measured holds.
+
+Also: the name of the cluster on which csub is called, at the price of one question an hour.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,9 @@ def find_cluster(root: Path, environ: Mapping[str, str] | None = None) -> str:
     old = read_kept(root, place, client, ClusterName, math.inf)
     return "" if old is None else old.name
 
+
+# ----
+# Where jobs may land: what one GPU brings with it there, and whether what was measured holds.
 
 _NARROWING = ("constraint", "exclude", "nodefile", "reservation")
 """Options by which a user chooses nodes, so that a GPU type on top might leave none."""

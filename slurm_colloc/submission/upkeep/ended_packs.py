@@ -1,4 +1,7 @@
-"""The end of a pack: Slurm's last word on it, and what becomes of members that never started."""
+"""The end of a pack: Slurm's last word on it, and what becomes of members that never started.
+
+Also: what the packs of a submission hold for each other, looked at once for a whole sweep.
+"""
 
 from __future__ import annotations
 
@@ -99,6 +102,9 @@ def _look_at(paths: list[Path]) -> Sisters:
         }
     return Sisters({taker: tuple(own) for taker, own in sources.items()}, frozenset(cancelled))
 
+
+# ----
+# The end of a pack: Slurm's last word on it, and what becomes of members that never started.
 
 OVER = frozenset(
     {
