@@ -17,7 +17,7 @@ comment=${SLURM_JOB_COMMENT-}
 # Slurm takes no more; matching costs the square of the length.
 [ ${#comment} -le 1024 ] || exit 0
 
-# The whole vocabulary, as in slurm_colloc/model/job.py. The space in front makes one case of
+# The whole vocabulary, as in slurm_colloc/model/comment_token.py. The space in front makes one case of
 # "behind the user's words" and "alone".
 words=" $comment"
 case $words in

@@ -16,7 +16,7 @@ from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of
 from slurm_colloc.settings import Settings, load_settings
-from slurm_colloc.slurm.pyslurm_backend import open_slurm
+from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
 from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, open_state
 

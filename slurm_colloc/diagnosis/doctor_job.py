@@ -34,12 +34,12 @@ from slurm_colloc.errors import (
     SlurmNoAnswer,
     SlurmUnreachable,
 )
+from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.model.job import Token, append_token
 from slurm_colloc.report.words.waiting_reasons import describe_reason
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
-from slurm_colloc.slurm.pyslurm_backend import describe_access, open_slurm
+from slurm_colloc.slurm.choose_access import describe_access, open_slurm
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version

@@ -76,7 +76,7 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
 
 def requeue_pack(pack: str, number: int, killed_at: float) -> bool | None:
     """Have a job started again one of whose runners was killed; called in the guard."""
-    from slurm_colloc.runtime.pack.guard import requeue_pack as ask_slurm
+    from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
 
     return ask_slurm(pack, number, killed_at)
 

@@ -24,8 +24,8 @@ from slurm_colloc.runtime.outcome.member_mails import MemberMails
 from slurm_colloc.runtime.outcome.verdict import StopReason
 from slurm_colloc.runtime.outcome.write_states import CancellationLines, StateWriter
 from slurm_colloc.runtime.pack.end_pack import LastWork, PackEnd
-from slurm_colloc.runtime.pack.guard import find_killed_before
 from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
+from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.pack.serve_requests import AttemptFence, RequestHandler
 from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
 from slurm_colloc.runtime.queue.allocation import (

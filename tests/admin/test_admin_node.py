@@ -17,8 +17,9 @@ from slurm_colloc.cli.admin.admin_node import (
     render_status,
 )
 from slurm_colloc.host.hooks import whole_node
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
-from slurm_colloc.host.hooks.run_directory import READY, Checkpoint, RunDirectory
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.kept_modes import keep_mode
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.slurm.pyslurm_backend import VARIABLE
+from slurm_colloc.slurm.choose_access import VARIABLE
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec

@@ -107,7 +107,7 @@ def test_slurm_is_asked_for_the_name_once_an_hour(
     clusters[0].stop_controller()
     north.csub("queue")
     clusters[0].start_controller()
-    assert json.loads(kept.read_text())["name"] == "north"
+    assert json.loads(kept.read_text())["answer"] == {"name": "north"}
 
 
 def test_while_it_is_not_known_which_cluster_this_is_nothing_is_settled_or_ended(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.job import parse_token
+from slurm_colloc.model.comment_token import parse_token
 
 from .conftest import FAILED, HOOKS, STARTED, Installed, install, list_shells
 

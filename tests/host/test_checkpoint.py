@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
+from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, UNDOING, Checkpoint, is_job_id
+from slurm_colloc.host.hooks.hook_job import read_hook_job
 from slurm_colloc.host.hooks.recover_jobs import (
     STARTING_S,
     UNSEEN_S,
@@ -24,15 +26,7 @@ from slurm_colloc.host.hooks.recover_jobs import (
     find_jobs_of_cgroups,
     read_or_guess,
 )
-from slurm_colloc.host.hooks.run_directory import (
-    PREPARING,
-    READY,
-    UNDOING,
-    Checkpoint,
-    RunDirectory,
-    is_job_id,
-    read_hook_job,
-)
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.system.control_groups import Hierarchy, find_hierarchies, runs_inside_job
 
 GPU = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"

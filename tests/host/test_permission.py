@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.node_policy import Denied, NodePolicy, check_permission
-from slurm_colloc.host.hooks.run_directory import HookJob
-from slurm_colloc.model.job import parse_token
+from slurm_colloc.model.comment_token import parse_token
 
 ROOT = str(Path(__file__).resolve().parents[2])
 JOB = HookJob("11", 1000, 1000, comment="my run [csub/1 mps]", partition="gpu", gpus=(0,))

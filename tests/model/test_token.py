@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.model.job import (
+from slurm_colloc.model.comment_token import (
     COMMENT_MAX_BYTES,
     GROUPINGS,
     Token,

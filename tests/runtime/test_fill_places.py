@@ -13,7 +13,7 @@ import pytest
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.runtime import guarded_steps
-from slurm_colloc.runtime.gpu.member_limits import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.pack.serve_requests import Fenced
 from slurm_colloc.runtime.queue.members import Member, PackPlace
 from slurm_colloc.store.pack.inbox import list_waiting

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu import gpu_mode
-from slurm_colloc.runtime.gpu.gpu_mode import GpuFinding
+from slurm_colloc.runtime.gpu import discover_gpus
+from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
 
 from ..wait_until import wait_until
 from .runner_bed import Bed
@@ -35,7 +35,7 @@ def test_a_thread_that_dies_of_what_no_one_foresaw_leaves_members_without_mps(
     def fail(*_: object) -> GpuFinding:
         raise ZeroDivisionError("nobody foresaw it")
 
-    monkeypatch.setattr(gpu_mode, "find_gpus", fail)
+    monkeypatch.setattr(discover_gpus, "find_gpus", fail)
     open_gpu(bed)
     assert bed.parts.gpu_mode.mode is SharingMode.TIMESLICE
     assert "ZeroDivisionError" in bed.events("sharing")[-1]["reason"]
@@ -48,7 +48,7 @@ def test_a_finding_that_cannot_be_used_leaves_members_without_mps(
     def find(*_: object) -> GpuFinding:
         return GpuFinding(("GPU-1",), None, "", "many", ())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gpu_mode, "find_gpus", find)
+    monkeypatch.setattr(discover_gpus, "find_gpus", find)
     open_gpu(bed)
     assert bed.parts.gpu_mode.mode is SharingMode.TIMESLICE
     assert "TypeError" in bed.events("sharing")[-1]["reason"]

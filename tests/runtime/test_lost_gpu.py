@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.model.member import EndCause, ExitCode, MemberState
-from slurm_colloc.runtime.gpu.mps_clients import ASK_AGAIN_S, LostGpu, find_lost
+from slurm_colloc.runtime.gpu.lost_gpu import ASK_AGAIN_S, LostGpu, find_lost
 from slurm_colloc.runtime.outcome.blame import FAULT_RESTARTS_MAX, Circumstances, judge_blame
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.store.pack.member_states import Retries

@@ -16,7 +16,7 @@ from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.pack_daemon import RUN_VARIABLE, find_instances
+from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
 from slurm_colloc.runtime.gpu.pack_instances import (
     MigChange,
     PackInstances,

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.pack.guard import (
+from slurm_colloc.runtime.pack.requeue_after_kill import (
     ALL_ENDED,
     ASK_FOR_S,
     JobStanding,

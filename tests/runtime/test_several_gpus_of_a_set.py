@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.member_limits import (
-    GpuShare,
+from slurm_colloc.runtime.gpu.gpu_share import GpuShare
+from slurm_colloc.runtime.gpu.place_member import (
     count_on_one_gpu,
     place_on_shared_gpu,
     place_without_mps,

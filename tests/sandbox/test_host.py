@@ -135,7 +135,7 @@ def test_fake_gpus_that_cannot_be_made_are_an_error_with_advice(tmp_path: Path) 
 def test_without_slurm_the_packages_and_the_way_without_it_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation._DAEMON_DIRECTORIES", ())
+    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation.DAEMON_DIRECTORIES", ())
     with pytest.raises(SlurmUnreachable) as caught:
         find_installation({"PATH": "/nowhere"})
     assert "no munged, slurmctld, slurmd, scontrol" in str(caught.value)
@@ -162,7 +162,7 @@ def make_unpacked(root: Path, version: str, *, status: int = 0) -> Path:
 def test_unpacked_packages_are_found_with_their_own_names_and_plugins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation._DAEMON_DIRECTORIES", ())
+    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation.DAEMON_DIRECTORIES", ())
     root = make_unpacked(tmp_path, "slurm-wlm 22.05.8")
     found = find_installation({"PATH": f"{root}/usr/sbin:{root}/usr/bin:/bin:/usr/bin"})
     assert found.version == (22, 5)
@@ -179,7 +179,7 @@ def test_unpacked_packages_are_found_with_their_own_names_and_plugins(
 def test_a_slurm_that_is_too_old_or_does_not_run_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: int, words: str
 ) -> None:
-    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation._DAEMON_DIRECTORIES", ())
+    monkeypatch.setattr("slurm_colloc_lab.sandbox.installation.DAEMON_DIRECTORIES", ())
     root = make_unpacked(tmp_path, version, status=status)
     with pytest.raises(SlurmUnreachable, match=words):
         find_installation({"PATH": f"{root}/usr/sbin:{root}/usr/bin:/bin:/usr/bin"})

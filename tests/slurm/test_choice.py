@@ -15,14 +15,12 @@ import pytest
 
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.settings import Settings
+from slurm_colloc.slurm.choose_access import describe_access, open_slurm
+from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus, parse_release
 from slurm_colloc.slurm.pyslurm_backend import (
     FOREIGN_JOBS_MAX,
     JOB_FIELDS,
     PyslurmAccess,
-    PyslurmStatus,
-    describe_access,
-    open_slurm,
-    parse_release,
     render_duration,
 )
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
@@ -297,9 +295,9 @@ def test_every_release_of_the_recordings_is_complete() -> None:
 
 
 def test_the_way_to_slurm_imports_nothing_of_pyslurm() -> None:
-    code = "import sys, slurm_colloc.slurm.pyslurm_backend; print(*sys.modules)"
+    code = "import sys, slurm_colloc.slurm.choose_access; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "slurm_colloc.slurm.pyslurm_backend" in loaded
-    assert not {"pyslurm", "slurm_colloc.slurm.pyslurm_backend", "importlib.metadata"} & set(loaded)
+    assert "slurm_colloc.slurm.choose_access" in loaded
+    assert not {"pyslurm", "slurm_colloc.slurm.probe_pyslurm", "importlib.metadata"} & set(loaded)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
-from slurm_colloc.model.job import PACK_TOKEN
+from slurm_colloc.model.comment_token import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands, SlurmJob

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.job import Token, parse_token
+from slurm_colloc.model.comment_token import Token, parse_token
 from slurm_colloc.model.plan import MemberPlan, PackPlan, SharingMode
 from slurm_colloc.settings import Settings, parse_settings
 from slurm_colloc.submission.packs.call_batches import (

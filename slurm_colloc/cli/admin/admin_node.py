@@ -40,7 +40,7 @@ from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.runtime.gpu.pack_daemon import POLICY_VARIABLE, RUN_VARIABLE
+from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 
 NOT_FIT = 1
 """How `recover` ends where the node is not fit for jobs, as a hook does."""

@@ -33,7 +33,7 @@ from slurm_colloc.settings import (
     read_settings_file,
 )
 from slurm_colloc.settings_files import SettingsFiles, find_files
-from slurm_colloc.slurm.pyslurm_backend import describe_access
+from slurm_colloc.slurm.choose_access import describe_access
 from slurm_colloc.store.all_packs import measure_bytes, remove_pack, remove_remains
 from slurm_colloc.store.atomic_files import explain_os_errors, write_atomic
 from slurm_colloc.store.pack.pack_directory import is_local_alive, read_ended

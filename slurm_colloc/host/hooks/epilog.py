@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import CollocError, NodeError
+from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
+from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
     TELL_S,
     HookPlace,
@@ -25,7 +27,7 @@ from slurm_colloc.host.hooks.hook_report import (
 )
 from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
-from slurm_colloc.host.hooks.run_directory import UNDOING, Checkpoint, HookJob, RunDirectory
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import (
     EXCLUSIVE_PROCESS,
     NVML_S,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
-from slurm_colloc.host.hooks.run_directory import DEFAULT_RUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

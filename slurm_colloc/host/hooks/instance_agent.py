@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.audit_log import write_audit
+from slurm_colloc.host.hooks.checkpoint import READY, SETUP, UNDOING, Checkpoint
 from slurm_colloc.host.hooks.instance_request import (
     REQUEST_S,
     InstanceRequest,
@@ -37,7 +38,7 @@ from slurm_colloc.host.hooks.instance_request import (
     receive,
 )
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, NodePolicy, read_policy
-from slurm_colloc.host.hooks.run_directory import READY, SETUP, UNDOING, Checkpoint, RunDirectory
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.change_instances import change_instances, describe_instances
 from slurm_colloc.host.mig.cut_gpu import read_one
 from slurm_colloc.host.mig.mig_session import MigSession

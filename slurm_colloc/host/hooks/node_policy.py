@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.hooks.run_directory import HookJob
+from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.system.directories import open_trusted
-from slurm_colloc.model.job import Token
+from slurm_colloc.model.comment_token import Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,16 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
+from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, MPS, NodePolicy
-from slurm_colloc.host.hooks.run_directory import (
-    PREPARING,
-    READY,
-    SETUP_SCHEMA,
-    Checkpoint,
-    HookJob,
-    RunDirectory,
-    has_own_mounts,
-)
+from slurm_colloc.host.hooks.run_directory import RunDirectory, has_own_mounts
 from slurm_colloc.host.mps.daemon_limits import (
     DaemonLimits,
     LimitedGroups,
@@ -43,7 +37,7 @@ from slurm_colloc.host.system import control_groups
 from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.directories import Owner, make_named_directory
 from slurm_colloc.host.system.node_processes import read_boot_id
-from slurm_colloc.model.job import Token
+from slurm_colloc.model.comment_token import Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH, read_mig_conflict
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
-from slurm_colloc.host.hooks.run_directory import PREPARING, Checkpoint
 from slurm_colloc.host.mig.change_instances import describe_gpu
 from slurm_colloc.host.mig.cut_gpu import cut, open_sessions, read_one, run_for_each
 from slurm_colloc.host.mig.kept_modes import (

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.hooks.hook_report import (
     TELL_S,
     HookPlace,
@@ -20,10 +22,10 @@ from slurm_colloc.host.hooks.hook_report import (
 from slurm_colloc.host.hooks.node_policy import MPS, Denied, NodePolicy, check_permission
 from slurm_colloc.host.hooks.prepare_job import is_prepared
 from slurm_colloc.host.hooks.recover_jobs import describe_divided, read_or_guess, recover
-from slurm_colloc.host.hooks.run_directory import READY, Checkpoint, HookJob, RunDirectory
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
-from slurm_colloc.model.job import Token, parse_token
+from slurm_colloc.model.comment_token import Token, parse_token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

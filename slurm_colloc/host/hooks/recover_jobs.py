@@ -18,14 +18,14 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from slurm_colloc.host.hooks.run_directory import (
+from slurm_colloc.host.hooks.checkpoint import (
     SLUID,
     UNDOING,
     Checkpoint,
     DamagedCheckpoint,
-    RunDirectory,
     guess_checkpoint,
 )
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uids
 from slurm_colloc.host.system.signals import end_child
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.host.hooks.checkpoint import READY
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport, describe_recovered
 from slurm_colloc.host.hooks.node_policy import MIG_SWITCH, NodePolicy, read_policy
 from slurm_colloc.host.hooks.recover_jobs import RECOVERY_S, read_or_guess, recover
-from slurm_colloc.host.hooks.run_directory import READY, RunDirectory
+from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.host.system.node_processes import list_processes, read_boot_id, read_uid

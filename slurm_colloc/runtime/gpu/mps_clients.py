@@ -1,25 +1,20 @@
-"""Which members are clients of the pack's MPS server, and what has hit them there.
-
-Also: whether a GPU of the pack is gone: asked of NVML once a member has failed at it.
-"""
+"""Which members are clients of the pack's MPS server, and what has hit them there."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, probe_gpus
 from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import Member
 
 if TYPE_CHECKING:
     from slurm_colloc.host.keeper.keeper_messages import Fault, Status
-
 
 LOOK_INTERVAL_S = 2.0
 """How often the daemon is asked for its clients at most, while a member is not known to be one."""
@@ -272,64 +267,3 @@ class InstanceClients:
     def lose(self, reason: str) -> None:
         """The server is gone, and with it the contexts of its clients."""
         self._clients.lose(reason, self._find_members())
-
-
-# ---- Whether a GPU of the pack is gone: asked of NVML once a member has failed at it -------------
-
-ASK_AGAIN_S = 10.0
-"""Members that fail in a row are no reason to ask for each."""
-
-LONGEST_S = 15.0
-"""How long NVML may take: a driver that has just lost a GPU is slow, and what is decided without
-its answer is that the member itself has failed."""
-
-
-def find_lost(answer: NvmlAnswer, uuids: Sequence[str]) -> str:
-    """Say which of some GPUs NVML does not show any more; empty for none; pure.
-
-    NVML without an answer says nothing against a GPU.
-
-    Args:
-        answer: What NVML says.
-        uuids: The GPUs that were there.
-    """
-    if answer.problem:
-        return ""
-    lost = [uuid for uuid in uuids if uuid.startswith("GPU-") and answer.find(uuid) is None]
-    return f"{' and '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost" if lost else ""
-
-
-class LostGpu:
-    """Remembers what NVML has said.
-
-    Args:
-        probe: Asks NVML, which may take so many seconds.
-        clock: Seconds that only grow.
-    """
-
-    def __init__(
-        self,
-        probe: Callable[[float], NvmlAnswer] = probe_gpus,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._probe = probe
-        self._clock = clock
-        self._asked_at = float("-inf")
-        self.problem = ""
-        """Which are lost; empty while all are there."""
-
-    def look(self, uuids: Sequence[str]) -> str:
-        """Ask NVML, if that was not done just now; which GPUs are lost, empty for none.
-
-        The caller waits for the answer: nothing may be decided about the member without it.
-
-        Args:
-            uuids: The pack's GPUs.
-        """
-        now = self._clock()
-        if not self.problem and now >= self._asked_at + ASK_AGAIN_S:
-            answer = self._probe(LONGEST_S)
-            self.problem = find_lost(answer, uuids)
-            # What was not answered is asked again for the next one.
-            self._asked_at = now if not answer.problem else float("-inf")
-        return self.problem

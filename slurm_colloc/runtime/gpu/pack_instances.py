@@ -31,10 +31,11 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES, NO_INSTANCE
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
-from slurm_colloc.runtime.gpu.gpu_mode import BackgroundCall
-from slurm_colloc.runtime.gpu.member_limits import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.gpu.pack_daemon import InstancesFinding, find_instances
-from slurm_colloc.runtime.gpu.settled_mode import SettledMode, SetupRecord
+from slurm_colloc.runtime.gpu.discover_gpus import BackgroundCall
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.gpu.node_daemon import InstancesFinding, find_instances
+from slurm_colloc.runtime.gpu.settled_mode import SettledMode
+from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import GpuUse

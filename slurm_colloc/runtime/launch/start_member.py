@@ -23,7 +23,7 @@ from slurm_colloc.model.sbatch.job_values import (
     choose_output_paths,
     expand_pattern,
 )
-from slurm_colloc.runtime.gpu.member_limits import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.gpu.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.gpu.mps_clients import MpsClients
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.launch import member_environment as environments

@@ -28,7 +28,8 @@ from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import Journal, insist
 from slurm_colloc.runtime.launch.member_environment import build_step_environment
 from slurm_colloc.runtime.launch.step_command import StartedProcess, build_srun_argv, start_process
-from slurm_colloc.runtime.pack.guard import GuardPipe, JobStanding, judge_standing
+from slurm_colloc.runtime.pack.guard import GuardPipe
+from slurm_colloc.runtime.pack.requeue_after_kill import JobStanding, judge_standing
 from slurm_colloc.runtime.queue.allocation import (
     Allocation,
     read_allocation,
@@ -136,8 +137,8 @@ def arrive_on_node() -> None:
 
 LOADED_ONCE = (
     "slurm_colloc.runtime.attempt",
-    "slurm_colloc.runtime.gpu.gpu_mode",
-    "slurm_colloc.runtime.gpu.pack_daemon",
+    "slurm_colloc.runtime.gpu.discover_gpus",
+    "slurm_colloc.runtime.gpu.node_daemon",
     "slurm_colloc.runtime.gpu.pack_daemon",
     "slurm_colloc.runtime.gpu.member_limits",
     "slurm_colloc.store.learned.profiles",

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import CollocError
+from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import MIG_CHOICES, MIG_OFF
-from slurm_colloc.host.hooks.run_directory import DEFAULT_RUN
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import find_programs
@@ -38,8 +38,8 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
-from slurm_colloc.runtime.gpu.gpu_mode import judge_finding
-from slurm_colloc.runtime.gpu.pack_daemon import (
+from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
+from slurm_colloc.runtime.gpu.node_daemon import (
     POLICY_VARIABLE,
     RUN_VARIABLE,
     PreparedFinding,

@@ -11,13 +11,13 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.member_limits import BELOW_NORMAL, NORMAL, GpuShare
+from slurm_colloc.runtime.gpu.gpu_share import BELOW_NORMAL, NORMAL, GpuShare
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal, is_passing
 from slurm_colloc.runtime.launch.start_member import MemberStarter
 from slurm_colloc.runtime.outcome.collect_ends import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
-from slurm_colloc.runtime.pack.guard import tell_of_restart
+from slurm_colloc.runtime.pack.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.queue.door import Doors
 from slurm_colloc.runtime.queue.may_start import StartQueue
 from slurm_colloc.runtime.queue.members import Member, PackMembers

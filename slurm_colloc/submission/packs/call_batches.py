@@ -14,7 +14,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmRefused, UsageProblem
-from slurm_colloc.model.job import COMMENT_MAX_BYTES, PACK_TOKEN, Token, append_token, parse_token
+from slurm_colloc.model.comment_token import (
+    COMMENT_MAX_BYTES,
+    PACK_TOKEN,
+    Token,
+    append_token,
+    parse_token,
+)
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
 from slurm_colloc.model.sbatch.job_values import join_conditions
 from slurm_colloc.settings import Settings
