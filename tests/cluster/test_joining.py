@@ -105,8 +105,8 @@ def test_twelve_typed_one_after_another_share_two_allocations(busy: CsubUser) ->
         f"member {ids[0]}/3 shares a pack with {ids[0]}/1 and {ids[0]}/2: 3 of 4 places"
         in answers[2]
     )
-    # As many as the GPU's share of 16 CPUs has places for.
-    assert squeue(busy, ids[0], "%T %j %C %m") == "PENDING train.sh 16 1792M"
+    # As many as the GPU's share of 16 CPUs has places for, and 96 MB for the monitor.
+    assert squeue(busy, ids[0], "%T %j %C %m") == "PENDING train.sh 16 1888M"
     assert squeue(busy, ids[1], "%T %j %C %m") == "PENDING train.sh 8 928M"
     free(busy)
     for job_id, count in zip(ids, (8, 4), strict=True):
