@@ -1,8 +1,7 @@
 """Sums of the site's packs by day, account and partition, and GPUs that are slower; pure.
 
 Also: reports of packs as they are kept: a file for each day, a JSON line for each pack; the site's
-packs as Prometheus metrics; pure. site-config/grafana-dashboard.json shows them; A pack's figures
-in the form of Princeton's jobstats, for AdminComment.
+packs as Prometheus metrics; a pack's figures in the form of Princeton's jobstats, for AdminComment.
 """
 
 from __future__ import annotations

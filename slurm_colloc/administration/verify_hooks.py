@@ -1,6 +1,6 @@
 """The installed hooks, run by root against a job that does not exist, and what they did.
 
-Also: A job that does not exist, as slurmd would describe it to a hook; the lines that hooks leave,
+Also: a job that does not exist, as slurmd would describe it to a hook; the lines that hooks leave,
 read for people: one JSON value for each run of a hook.
 """
 

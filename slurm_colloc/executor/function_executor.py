@@ -1,6 +1,6 @@
 """The Executor: functions and scripts as jobs that share GPUs, with their results back.
 
-Also: one thread of a process that gives jobs their results as their members end; A job from Python:
+Also: one thread of a process that gives jobs their results as their members end; a job from Python:
 a future whose result comes from a member of a pack.
 """
 

@@ -1,6 +1,6 @@
 """A job: what the user asked to run, as far as planning and the node need to know it.
 
-Also: A job's parameters: what tells it from the others of its sweep or table; the parameters among
+Also: a job's parameters: what tells it from the others of its sweep or table; the parameters among
 a script's arguments: `--lr 0.1`, `--lr=0.1`, `lr=0.1`; what `--share` asks for.
 """
 

@@ -1,7 +1,7 @@
 """What measuring a pack by pausing its members has shown: values only.
 
-Also: the curve that packs have measured of jobs of one family, or of a mix of families; pure
-values; which degree is best in a pack, and from which numbers, in one sentence.
+Also: the curve that packs have measured of jobs of one family, or of a mix of families; which
+degree is best in a pack, and from which numbers, in one sentence.
 
 Windows of about a second are measured in turn, in each of which some members run and the others
 are paused. The sum of normalised progress is STP (Eyerman and Eeckhout, 2008).

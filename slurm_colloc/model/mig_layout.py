@@ -1,6 +1,6 @@
 """Where the instances of a layout lie on a GPU: exact, by NVML's placements; pure.
 
-Also: the words of a MIG layout, as in `--share=mig=3g+2g+1g+1g`; A seat of the MIG layout that a
+Also: the words of a MIG layout, as in `--share=mig=3g+2g+1g+1g`; a seat of the MIG layout that a
 pack is planned with; a value.
 
 That no more than seven compute slices are used follows from the placements. An instance is put as

@@ -1,6 +1,6 @@
 """What one start of a member uses on the host, and how far it has come.
 
-Also: A member's own control group, where it runs as a job step that has one; which processes are
+Also: a member's own control group, where it runs as a job step that has one; which processes are
 whose, with few looks at /proc.
 """
 

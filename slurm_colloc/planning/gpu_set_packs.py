@@ -2,8 +2,8 @@
 
 Also: GPU sets of jobs whose loads are known: the packs of the search, fitted to a node's GPUs;
 which packs of a plan are GPU sets of one Slurm job; how many GPU sets jobs are spread over, and
-which sets are on one node; pure arithmetic; how many GPUs a pack has: as its user said, else what
-the queue gives soonest.
+which sets are on one node; how many GPUs a pack has: as its user said, else what the queue gives
+soonest.
 
 A GPU set is planned as a pack is: with the CPUs and host memory that its GPUs bring with them.
 GPU memory and degree are those of one GPU, because a member has a place on each GPU that it uses.

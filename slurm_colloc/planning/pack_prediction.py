@@ -1,6 +1,6 @@
 """What is predicted of packs whose members' loads are known, as it goes into a plan.
 
-Also: A planned pack in words: its setting, what is predicted of it, and how sure that is.
+Also: a planned pack in words: its setting, what is predicted of it, and how sure that is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Packs of jobs whose loads are unknown: first fit in the user's order, by the user's words.
 
-Also: A pack of one job that asks Slurm for more than it needs, so that others can join it.
+Also: a pack of one job that asks Slurm for more than it needs, so that others can join it.
 """
 
 from __future__ import annotations

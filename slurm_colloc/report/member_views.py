@@ -1,6 +1,6 @@
 """Members and packs as they are shown: values only.
 
-Also: members that went from one pack to another while both were looked at; A member that was
+Also: members that went from one pack to another while both were looked at; a member that was
 submitted again: in its new pack, or in one that has taken it over there; what members have written:
 their output files, which lie wherever their users said.
 """

@@ -1,7 +1,7 @@
 """`csub plan`: a plan that is not submitted, as text and as JSON; docs/json.md has the fields.
 
 Also: what a plan comes to, and two plans side by side; the members of planned packs as a table:
-those that are alike on one line; A MIG layout as a small picture: instances by their memory slices,
+those that are alike on one line; a MIG layout as a small picture: instances by their memory slices,
 and who sits on each.
 """
 

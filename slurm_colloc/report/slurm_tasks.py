@@ -1,6 +1,6 @@
 """Members of packs as squeue and sacct list tasks of an array, each with values of its own.
 
-Also: the cells of squeue's and sacct's rows that a member of a pack has of its own; A task's record
+Also: the cells of squeue's and sacct's rows that a member of a pack has of its own; a task's record
 of `scontrol show job`, made of that of its pack: as text and as JSON.
 """
 

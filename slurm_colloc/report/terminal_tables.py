@@ -1,6 +1,6 @@
 """Tables for a terminal; every text of a user comes out harmless.
 
-Also: arguments of members as a table shows them: what differs stands out; A member's arguments in
+Also: arguments of members as a table shows them: what differs stands out; a member's arguments in
 one column: what differs within its submission stands out; lines of members for people: equal ones
 as one, states coloured, and how many there are.
 """

@@ -1,7 +1,7 @@
 """What csub and the runner ask of Slurm, over Slurm's own commands.
 
-Also: reading what Slurm's commands print, 22.05 to 26.05; pure functions; what csub and the runner
-may ask of Slurm: one interface, whatever answers.
+Also: reading what Slurm's commands print, 22.05 to 26.05; what csub and the runner may ask of
+Slurm: one interface, whatever answers.
 """
 
 from __future__ import annotations

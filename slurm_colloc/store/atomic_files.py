@@ -1,8 +1,8 @@
 """Files that are either whole or absent: temporary file, then `os.replace`.
 
 Also: locks of files, held by a process and by those that inherit them; directories that a job names
-and that are not there: Slurm could not start it; A bound on the CPU time of something that may take
-for ever: a regular expression of a user's; A directory of the site's into which every user may put
+and that are not there: Slurm could not start it; a bound on the CPU time of something that may take
+for ever: a regular expression of a user's; a directory of the site's into which every user may put
 files, and where none sees others'.
 """
 

@@ -1,6 +1,6 @@
 """`csub top`: the running packs, live, from what their monitors write each second.
 
-Also: A screen of a terminal that is drawn again and again, scrolled by keys and left with `q`.
+Also: a screen of a terminal that is drawn again and again, scrolled by keys and left with `q`.
 """
 
 from __future__ import annotations

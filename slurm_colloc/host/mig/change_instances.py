@@ -1,6 +1,6 @@
 """Exchanging some of a job's instances for others while the rest of them run on.
 
-Also: A divided GPU as a job is told of it, in setup.json and by the agent.
+Also: a divided GPU as a job is told of it, in setup.json and by the agent.
 
 Before the first call the checkpoint has what stands and what is to come, so that all of it is
 undone whenever this process is killed. What fails is taken back: the instances that stood before

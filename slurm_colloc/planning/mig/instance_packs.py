@@ -1,6 +1,6 @@
 """Packs whose members have MIG instances of their own: one function makes all of them.
 
-Also: A pack on a named MIG layout that is still being filled: who may come on top; packs on a MIG
+Also: a pack on a named MIG layout that is still being filled: who may come on top; packs on a MIG
 layout that was asked for, and packs that only unequal instances hold.
 """
 

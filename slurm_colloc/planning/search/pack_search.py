@@ -1,6 +1,6 @@
 """csub's own search for packs: exact for few jobs or few kinds of them, local for many.
 
-Also: the cheapest division of few jobs into packs, found exactly; A cheap division of many jobs
+Also: the cheapest division of few jobs into packs, found exactly; a cheap division of many jobs
 into packs: greedy merging, then moving and swapping members.
 """
 

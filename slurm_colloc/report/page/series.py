@@ -1,6 +1,6 @@
 """What a pack's GPU and members did over time, thinned to what a page can draw.
 
-Also: A long series in few points, each with the least, mean and greatest of what it stands for.
+Also: a long series in few points, each with the least, mean and greatest of what it stands for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A member alone: its solo rate, and the starts of a pack that tell what it uses alone.
 
-Also: A member alone for moments only, while its runner had paused the others.
+Also: a member alone for moments only, while its runner had paused the others.
 """
 
 from __future__ import annotations

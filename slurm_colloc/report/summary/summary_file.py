@@ -1,6 +1,6 @@
 """The summary that a pack's end has left: where it lies, and reading it; light to load.
 
-Also: whether what a file says is a summary: it may be damaged, or another user's; A pack's summary
+Also: whether what a file says is a summary: it may be damaged, or another user's; a pack's summary
 for readers: the one that its end has left, else one made now.
 """
 

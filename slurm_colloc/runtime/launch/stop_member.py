@@ -1,6 +1,6 @@
 """Ending and signalling members: time limits, `--signal`, and what requests call for.
 
-Also: A member's processes: signals to them, and what its wrapper and its srun have written; the
+Also: a member's processes: signals to them, and what its wrapper and its srun have written; the
 steps that members' own scripts have started: signals to them, and their end.
 """
 

@@ -1,7 +1,7 @@
 """The mails of members: what slurmctld sends for a job, the runner sends for each member.
 
-Also: what stands in the mails of members that have ended; pure, and harmless in any mail program;
-sending mails: the site's MailProg is run on this node, as the user.
+Also: what stands in the mails of members that have ended; harmless in any mail program; sending
+mails: the site's MailProg is run on this node, as the user.
 
 A pack's Slurm job has no `--mail-type`. The site's MailProg gets the arguments and variables that
 slurmctld gives it; runtime.outcome.send_mail runs it.

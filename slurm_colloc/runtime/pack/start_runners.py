@@ -1,6 +1,6 @@
 """The runners of a Slurm job with several GPU sets, one for each; who: the node's starter.
 
-Also: the other nodes of a pack's Slurm job: a step on each runs a guard and runners of its own; A
+Also: the other nodes of a pack's Slurm job: a step on each runs a guard and runners of its own; a
 node of several whose step has ended: its members start again in the GPU sets of the others.
 
 It loads what all of them need, divides what the job has on the node, and forks them: so they share

@@ -1,6 +1,6 @@
 """Entering and closing a pack: each is one atomic step of the file system.
 
-Also: A member that has not begun moves to another pack: two steps, never back; the mark of a GPU
+Also: a member that has not begun moves to another pack: two steps, never back; the mark of a GPU
 set that has nothing to do, while others of its Slurm job go on.
 
 A number is claimed by `mkdir members/NNNN`. The member enters by renaming its finished entry

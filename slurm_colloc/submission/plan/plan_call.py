@@ -1,6 +1,6 @@
 """The plan of a call: what is known of its jobs, what a GPU brings, and what waits in the queue.
 
-Also: A pack of a plan, with the jobs that are its members; whether a call's only job is to ask for
+Also: a pack of a plan, with the jobs that are its members; whether a call's only job is to ask for
 more than it needs, so that others can join it; what of a call is measured: jobs that are unknown,
 as they start, and the job of `csub probe`; why the plan of a call looks as it does: each of its
 parts by what that was planned with.
