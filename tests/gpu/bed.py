@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,11 +49,12 @@ LANE, _, LANES = os.environ.get("CSUB_GPU_LANE", "").partition("/")
 
 
 SHOW_PLACE = """
-import ctypes, json, os
+import ctypes, json, os, sys
 cuda, device, uuid = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
 assert not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0)
 assert not cuda.cuDeviceGetUuid(uuid, device)
 print(bytes(uuid).hex(), json.dumps(sorted(os.sched_getaffinity(0))))
+print({k: v for k, v in os.environ.items() if "CUDA" in k or "GPU" in k}, file=sys.stderr)
 """
 
 
@@ -286,12 +288,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
+def write_task_prolog() -> Path:
+    """A script that names this lane's GPU to each job: Slurm numbers those that it has from 0."""
+    path = Path(tempfile.mkdtemp(dir="/var/tmp")) / "task_prolog.sh"
+    names = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+    path.write_text("#!/bin/sh\n" + "".join(f"echo export {name}={LANE}\n" for name in names))
+    for each, mode in ((path.parent, 0o755), (path, 0o755)):
+        each.chmod(mode)
+    return path
+
+
 def check_lane(bed: Bed, cores: list[int]) -> None:
     """See that a job has this lane's GPU and cores: others would measure each other."""
     ended = bed.user.run(["srun", "--gres=gpu:1", sys.executable, "-c", SHOW_PLACE])
     uuid, used = ended.stdout.split(maxsplit=1)
-    assert uuid == bed.gpu_before["uuid"].replace("GPU-", "").replace("-", "")
-    assert json.loads(used) == cores
+    assert uuid == bed.gpu_before["uuid"].removeprefix("GPU-").replace("-", ""), ended
+    assert json.loads(used) == cores, ended
 
 
 @contextlib.contextmanager
@@ -303,7 +315,10 @@ def choosing_gpu() -> Iterator[None]:
     chosen = sandbox_gpus.find_real_gpus()[int(LANE) : int(LANE) + 1]
 
     def render(plan: ClusterPlan) -> str:
-        return render_cgroup_conf(plan).replace("ConstrainCores=yes", "ConstrainCores=no")
+        text = render_cgroup_conf(plan)
+        for what in ("Cores", "Devices"):
+            text = text.replace(f"Constrain{what}=yes", f"Constrain{what}=no")
+        return text
 
     with (
         mock.patch.object(sandbox_gpus, "find_real_gpus", return_value=chosen),
@@ -328,7 +343,11 @@ def running_bed(
     cores = take_lane()
     if LANES:
         # Slurm would bind the steps of each lane to the same first cores.
-        extra = (f"FirstJobId={2001 + 1000 * int(LANE)}", "TaskPlugin=task/cgroup")
+        extra = (
+            f"FirstJobId={2001 + 1000 * int(LANE)}",
+            "TaskPlugin=task/cgroup",
+            f"TaskProlog={write_task_prolog()}",
+        )
         changes = {"extra_conf": extra, **changes}
     settings = {
         "nodes": 1,
