@@ -1,4 +1,4 @@
-"""A member's part of summary.json; docs/report.md describes the fields.
+"""A member's part of summary.json; docs/json.md describes the fields.
 
 Also: which job a member was, where it ran and how it ended, as summary.json has it; the results of
 members, such as their loss: printed, reported by Python, or logged to a tracker.
@@ -47,7 +47,7 @@ from slurm_colloc.store.pack.report_files import Metrics, read_metrics, read_own
 
 
 def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
-    """What tells a member from others; docs/report.md has the fields.
+    """What tells a member from others; docs/json.md has the fields.
 
     Args:
         view: Its pack.
@@ -103,7 +103,7 @@ def format_time(at: float | None) -> str | None:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# ---- A member's part of summary.json; docs/report.md describes the fields ------------------------
+# ---- A member's part of summary.json; docs/json.md describes the fields -------------------------
 
 
 def _find_start(member: MemberRun) -> float | None:
