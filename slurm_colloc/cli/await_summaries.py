@@ -2,7 +2,7 @@
 
 Also: what is done once a pack has ended: its summary, what is learned, and what others are told.
 
-At its end a pack holds its GPU for its summary only for a moment (runtime.pack.last_work).
+At its end a pack holds its GPU for its summary only for a moment (runtime.pack.end_pack).
 """
 
 from __future__ import annotations

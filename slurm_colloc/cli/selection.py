@@ -78,7 +78,7 @@ class Choice:
         states: Members must be in one of these; empty for any state.
         name: Pattern of their job names; empty for any name.
         ended: `all` reaches members that have ended, too.
-        where: Conditions on their parameters (model.parameters.meets); empty for any.
+        where: Conditions on their parameters (model.job.meets); empty for any.
     """
 
     selections: tuple[Selection, ...]

@@ -3,7 +3,7 @@
 Also: waiting for members to end.
 
 A member is held by a mark in the state directory, which its runner looks at
-(store.pack.member_holds). Where nothing else of a pack that waits for Slurm is left, the Slurm job
+(store.pack.member_states). Where nothing else of a pack that waits for Slurm is left, the Slurm job
 is held too, so that no GPU is allocated for nothing. A job that Slurm holds after a fault of a node
 is released as a whole.
 """

@@ -4,7 +4,7 @@ Also: which rows of squeue and sacct stand for packs, and the tasks that belong 
 under the name sacct: tasks of packs have rows of their own, all else is as sacct says.
 
 A program that has an array from csub under the name sbatch looks for its tasks. Slurm knows none of
-those in a pack, so squeue is asked with marks between its fields (`slurm.tables.marked_queue`), and
+those in a pack, so squeue is asked with marks between its fields (`slurm.marked_tables`), and
 the row of a pack becomes one for each task, with the task's values.
 """
 
