@@ -187,12 +187,11 @@ def _place(call: Call) -> tuple[str, tuple[int, ...]]:
     """Plan and submit, or join a pack where the options ask for that; the id and the numbers."""
     from slurm_colloc.cli.session import Session
     from slurm_colloc.cli.submit.depend_on_members import tell_packs
-    from slurm_colloc.cli.submit.place_call import choose_packs_to_join, place_call, prepare_call
+    from slurm_colloc.cli.submit.place_call import place_call, prepare_call
 
     session = Session.open()
     local = call.options.flag("local")
-    call, policy = prepare_call(call, session, local=local, asked_on_terminal=False)
-    joins = choose_packs_to_join(call, session, local=local, asked_on_terminal=False)
+    call, policy, joins = prepare_call(call, session, local=local, asked_on_terminal=False)
 
     def tell(_made: CallPlan, submitted: Sequence[Submitted], _refusals: Sequence[str]) -> None:
         if any(candidate.job.depends for candidate in call.candidates):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 
 def escape_controls(text: str, keep: str = "") -> str:
     """A text without control characters, line breaks and marks that turn its direction.
@@ -21,6 +24,16 @@ def escape_controls(text: str, keep: str = "") -> str:
         else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def render_csv_lines(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV, each ended by a line feed."""
+    import csv
+    import io
+
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def cut(text: str, most: int = 60) -> str:

@@ -19,7 +19,7 @@ from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_views import name_pack
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -184,7 +184,7 @@ def group_submissions(found: Sequence[Found]) -> list[list[Found]]:
 
 def name_submission(summary: Summary, numbers: Collection[int] | None) -> str:
     """The id of the submission that is told of: some members may have run in another's pack."""
-    jobs = {str(member["id"]).partition("/")[0] for member in _choose(summary, numbers)}
+    jobs = {str(member["id"]).partition("/")[0] for member in choose_members(summary, numbers)}
     if len(jobs) == 1:
         return jobs.pop()
     return summary["submission"] or str(summary["job"] or summary["pack_id"])
@@ -194,7 +194,9 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     """The ids of the members that are shown; None for all of their packs."""
     if all(numbers is None for _, numbers in found):
         return None
-    return [member["id"] for summary, numbers in found for member in _choose(summary, numbers)]
+    return [
+        member["id"] for summary, numbers in found for member in choose_members(summary, numbers)
+    ]
 
 
 def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
@@ -209,7 +211,7 @@ def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
     Raises:
         UsageProblem: No member has that result.
     """
-    members = [member for summary, numbers in found for member in _choose(summary, numbers)]
+    members = [member for summary, numbers in found for member in choose_members(summary, numbers)]
     if any(summary["gpu_sets"] for summary, _ in found):
         members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
     ranking = choose_ranking(members, best)
@@ -252,15 +254,11 @@ def _build_text(text: str) -> RenderableType:
 
 def list_details(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
     """All that is told of a pack apart from its table, as labelled sentences."""
-    members = _choose(summary, chosen)
+    members = choose_members(summary, chosen)
     return [
         *build_sentences(summary, None if chosen is None else members),
         *_build_unknown(summary, members, of_pack=chosen is None),
     ]
-
-
-def _choose(summary: Summary, chosen: Collection[int] | None) -> list[_Member]:
-    return [member for member in summary["members"] if chosen is None or member["member"] in chosen]
 
 
 def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[str, str]]:
@@ -276,7 +274,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
         ),
     ]
     # Those that it has taken over, and not those that another has taken from it.
-    ran = [str(m["id"]) for m in _choose(summary, chosen) if m["started_at"] is not None]
+    ran = [str(m["id"]) for m in choose_members(summary, chosen) if m["started_at"] is not None]
     if ran:
         lines.append(("Ran here", name_members(ran)))
     if setup is None:

@@ -22,13 +22,12 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.report.summary.pack_samples import read_table
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.pack_samples import read_columns
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.store.pack.report_files import (
     GPU_COLUMNS,
     MEMBER_COLUMNS,
     TrackerRun,
-    list_sample_files,
     read_tracker_runs,
 )
 
@@ -276,10 +275,8 @@ def track_pack(
     stamp = (
         f"{summary['pack_id']}.{summary['attempt']}.{'final' if summary['final'] else 'running'}"
     )
-    for member in summary["members"]:
-        if member["started_at"] is None or (
-            numbers is not None and member["member"] not in numbers
-        ):
+    for member in choose_members(summary, numbers):
+        if member["started_at"] is None:
             continue
         if member["ended_at"] is None:
             # Its own run is being written.
@@ -296,12 +293,7 @@ def track_pack(
 def _read(
     pack: Path, table: str, columns: tuple[tuple[str, str], ...], problems: list[str]
 ) -> Rows:
-    names = [name for name, _ in columns]
-    rows, _ = read_table(
-        list_sample_files(pack, table),
-        lambda _files: ((lambda batch: batch), names, 0.0),
-        problems,
-    )
+    rows = read_columns(pack, table, [name for name, _ in columns], problems)
     if rows is None:
         return []
     found: Rows = rows.sort_by("at").to_pylist()

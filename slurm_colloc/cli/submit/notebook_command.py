@@ -58,7 +58,7 @@ def run_notebook(argv: Sequence[str]) -> int:
         MemberFailed: It has ended before it could be reached.
         UsageProblem: The call is wrong.
     """
-    from slurm_colloc.cli.submit.place_call import choose_packs_to_join, place_call, prepare_call
+    from slurm_colloc.cli.submit.place_call import place_call, prepare_call
     from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
     from slurm_colloc.submission.jobs.call_jobs import collect_call
 
@@ -85,8 +85,7 @@ def run_notebook(argv: Sequence[str]) -> int:
     refuse_options_of_others(call.options, "notebook")
     session = Session.open()
     local = call.options.flag("local")
-    call, policy = prepare_call(call, session, local=local, asked_on_terminal=False)
-    joins = choose_packs_to_join(call, session, local=local, asked_on_terminal=False)
+    call, policy, joins = prepare_call(call, session, local=local, asked_on_terminal=False)
     placed = place_call(call, policy, session, directory, joins=joins, tell=lambda *_: None)
     if placed.joined is not None:
         member = str(placed.joined.member)

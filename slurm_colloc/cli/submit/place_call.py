@@ -6,11 +6,12 @@ answer to a submission: sbatch's line, or JSON; the reasons, if asked for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,16 @@ from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import State, build_element_id
+from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.indexes import FOLDER
 from slurm_colloc.store.pack.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.call_batches import Batch
-from slurm_colloc.submission.packs.open_job import ask_slurm
+from slurm_colloc.submission.packs.open_job import ask_slurm, open_job
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.call_policy import choose_join, choose_policy
 from slurm_colloc.submission.plan.plan_call import CallPlan, Opening, plan_call
-from slurm_colloc.submission.submit import submit_call
+from slurm_colloc.submission.submit import submit_call, submit_local
 
 if TYPE_CHECKING:
     from slurm_colloc.submission.join.join_pack import Joined
@@ -40,27 +42,6 @@ if TYPE_CHECKING:
 # ---- Joining an open pack: whether a call may, which pack has room, and what is said of it -------
 
 PARTNERS_NAMED = 4
-
-
-def choose_packs_to_join(
-    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
-) -> str:
-    """Which packs a call's only job may join as it is submitted: `auto`, `pending` or `never`.
-
-    The jobs of a larger call join none, see `choose_other_packs`.
-
-    Args:
-        call: The call.
-        session: The session.
-        local: It does without Slurm.
-        asked_on_terminal: A person reads the answer, so that no program is surprised.
-
-    Raises:
-        UsageProblem: `--join` has another value.
-    """
-    which = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
-    is_single = len(call.candidates) == 1 and call.array is None
-    return which if is_single else "never"
 
 
 def choose_other_packs(
@@ -119,13 +100,11 @@ def find_room(
     )
 
 
-def describe_open_room(call: Call, policy: Policy, session: Session, *, local: bool) -> str:
+def describe_open_room(call: Call, policy: Policy, session: Session, *, joins: str) -> str:
     """The open pack that a call's only job would join, in words; empty where there is none."""
-    on_terminal = sys.stdout.isatty()
-    which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
-    if which == "never":
+    if joins == "never":
         return ""
-    joined = find_room(call, policy, session, running=which == "auto", only_plan=True)[0]
+    joined = find_room(call, policy, session, running=joins == "auto", only_plan=True)[0]
     if joined is None:
         return ""
     return f"The job would join pack {joined.member.job}: {describe_room(joined)}"
@@ -134,22 +113,25 @@ def describe_open_room(call: Call, policy: Policy, session: Session, *, local: b
 def tell_joined(options: Options, joined: Joined) -> None:
     """Say which pack a job has joined, with whom, and why."""
     if options.flag("json"):
-        say(json.dumps(build_joined_json(joined)))
+        told = {
+            "member": str(joined.member),
+            "job_id": joined.member.job,
+            "slurm_job_id": joined.member.job,
+            "running": joined.is_running,
+            "partners": [str(partner) for partner in joined.partners],
+            "places": joined.places,
+        }
+        say(json.dumps({"schema": 1, "joined": told}))
         return
 
     if sys.stdout.isatty() and not (options.flag("parsable") or options.flag("quiet")):
-        say(describe_joined(joined))
+        say(f"Submitted batch job {joined.member.job} ({describe_room(joined)})")
     else:
         # Its own submission is the member; the job's id would mean all that share the pack.
         tell_id(options, str(joined.member), describe_room(joined))
     if options.flag("explain") or options.flag("verbose"):
         for text in joined.record.reasons:
             note(f"pack {joined.member.job}: {text}")
-
-
-def describe_joined(joined: Joined) -> str:
-    """`Submitted batch job 4711 (member 4711/2 shares a pack with 4711/1: 2 of 16 places)`."""
-    return f"Submitted batch job {joined.member.job} ({describe_room(joined)})"
 
 
 def describe_room(joined: Joined) -> str:
@@ -162,28 +144,9 @@ def describe_room(joined: Joined) -> str:
     return f"member {joined.member} {how} {partners}: {len(names) + 1} of {joined.places} places"
 
 
-def build_joined_json(joined: Joined) -> dict[str, Any]:
-    """The answer with the fields that docs/json.md describes."""
-    return {
-        "schema": 1,
-        "joined": {
-            "member": str(joined.member),
-            "job_id": joined.member.job,
-            "slurm_job_id": joined.member.job,
-            "running": joined.is_running,
-            "partners": [str(partner) for partner in joined.partners],
-            "places": joined.places,
-        },
-    }
-
-
 # ---- Where a call goes: into a pack that has room, or to Slurm as a submission of its own --------
 
-if TYPE_CHECKING:
-    from slurm_colloc.submission.join.join_pack import Joined
-    from slurm_colloc.submission.plan.plan_call import CallPlan
-
-    Tell = Callable[[CallPlan, Sequence[Submitted], Sequence[str]], None]
+Tell = Callable[[CallPlan, Sequence[Submitted], Sequence[str]], None]
 
 JOIN_WAIT_S = 30.0
 
@@ -203,7 +166,7 @@ class PlacedCall:
 
 def prepare_call(
     call: Call, session: Session, *, local: bool, asked_on_terminal: bool
-) -> tuple[Call, Policy]:
+) -> tuple[Call, Policy, str]:
     """A call with members that it waits for found, and jobs that harmed others set apart.
 
     Args:
@@ -213,7 +176,8 @@ def prepare_call(
         asked_on_terminal: A person reads the answer.
 
     Returns:
-        The call, and its policy, which holds for all that becomes of it.
+        The call; its policy, which holds for all that becomes of it; and which packs its only job
+        may join as it is submitted: `auto`, `pending` or `never`, as for the jobs of a larger call.
     """
     if any(dict(c.job.group).get("dependency") for c in call.candidates):
         from slurm_colloc.cli.submit.depend_on_members import resolve_members
@@ -235,7 +199,8 @@ def prepare_call(
             # Where they may have walls the plan says what becomes of them.
             for text in () if policy.may_cut else barred:
                 note(text)
-    return call, policy
+    is_single = len(call.candidates) == 1 and call.array is None
+    return call, policy, join if is_single else "never"
 
 
 def place_call(
@@ -255,7 +220,7 @@ def place_call(
         policy: How far sharing may go.
         session: The session.
         directory: The submission directory.
-        joins: Which packs it may join, see `choose_packs_to_join`.
+        joins: Which packs it may join, see `prepare_call`.
         tell: Is told what was submitted, and why it did not join the packs that were there. An
             interrupt waits for that.
         opening: How its only job is opened for others; None where it is not.
@@ -265,22 +230,37 @@ def place_call(
     """
     if call.options.flag("snapshot"):
         call = _move_into_snapshot(call, session, directory)
-    if joins != "never":
-        return _join_or_submit(
-            call, policy, session, directory, running=joins == "auto", tell=tell, opening=opening
+    state, refusals = session.own_state, tuple[str, ...]()
+    with contextlib.ExitStack() as held:
+        if joins != "never":
+            # One csub of a user at a time: scripts that are typed or started at once do not each
+            # open a pack of their own.
+            state.prepare()
+            held.enter_context(hold_lock(state.root / "joining.lock", JOIN_WAIT_S))
+            joined, refusals = find_room(call, policy, session, running=joins == "auto")
+            if joined is not None:
+                return PlacedCall(joined=joined)
+        elif state.list_open():
+            session.refresh()
+        if call.options.flag("local"):
+            made, submitted = submit_local(
+                call, policy, session.settings, state, environ=os.environ, directory=directory
+            )
+            tell(made, submitted, ())
+            return PlacedCall(submitted)
+        return PlacedCall(
+            submit_call(
+                call,
+                policy,
+                session.settings,
+                state,
+                session.slurm,
+                directory=directory,
+                answer=lambda made, submitted: tell(made, submitted, refusals),
+                refusals=refusals,
+                opening=opening,
+            )
         )
-    state = session.own_state
-    if state.list_open():
-        session.refresh()
-    if not call.options.flag("local"):
-        return _submit(call, policy, session, directory, tell=tell, opening=opening)
-    from slurm_colloc.submission.submit import submit_local
-
-    made, submitted = submit_local(
-        call, policy, session.settings, state, environ=os.environ, directory=directory
-    )
-    tell(made, submitted, ())
-    return PlacedCall(submitted)
 
 
 def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
@@ -308,57 +288,6 @@ def check_snapshot(call: Call, session: Session, directory: str) -> None:
 def _refuse_unshared(session: Session) -> None:
     if not session.settings.state_shared:
         raise UsageProblem("--snapshot needs a state directory that the nodes share")
-
-
-def _join_or_submit(
-    call: Call,
-    policy: Policy,
-    session: Session,
-    directory: str,
-    *,
-    running: bool,
-    tell: Tell,
-    opening: Opening | None,
-) -> PlacedCall:
-    """One csub of a user at a time.
-
-    So scripts that are typed or started at once do not each open a pack of their own.
-    """
-    from slurm_colloc.store.atomic_files import hold_lock
-
-    state = session.own_state
-    state.prepare()
-    with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
-        joined, refusals = find_room(call, policy, session, running=running)
-        if joined is None:
-            return _submit(
-                call, policy, session, directory, tell=tell, refusals=refusals, opening=opening
-            )
-    return PlacedCall(joined=joined)
-
-
-def _submit(
-    call: Call,
-    policy: Policy,
-    session: Session,
-    directory: str,
-    *,
-    tell: Tell,
-    refusals: tuple[str, ...] = (),
-    opening: Opening | None = None,
-) -> PlacedCall:
-    submitted = submit_call(
-        call,
-        policy,
-        session.settings,
-        session.own_state,
-        session.slurm,
-        directory=directory,
-        answer=lambda made, submitted: tell(made, submitted, refusals),
-        refusals=refusals,
-        opening=opening,
-    )
-    return PlacedCall(submitted)
 
 
 # ---- The answer to a submission: sbatch's line, or JSON; the reasons, if asked for ---------------
@@ -489,6 +418,7 @@ def run_dry(
     directory: str,
     *,
     local: bool,
+    joins: str,
     opening: Opening | None = None,
 ) -> int:
     """Say what would be submitted; with Slurm, what it says of it (sbatch --test-only).
@@ -497,29 +427,19 @@ def run_dry(
     """
     is_test = call.options.flag("test-only")
     tell = note if is_test else say
-    room = describe_open_room(call, policy, session, local=local)
+    room = describe_open_room(call, policy, session, joins=joins)
     if room:
         tell(room)
         return 0
-    made = _plan_dry(call, policy, session, directory, local=local, opening=opening)
+    made = plan_call(call, policy, session.settings, None if local else session.slurm)
+    if opening is not None:
+        made = open_job(made, opening, session.settings, session.slurm, directory=directory)
     share = ShareRequest.parse(made.policy.share)
     for text in made.plan.reasons:
         tell(escape_controls(text))
     for batch in group_call(made, None if local else session.slurm):
-        for element in batch.elements:
-            if batch.gpu_sets:
-                nodes = 1 + max(batch.set_nodes, default=0)
-                on = f" on {nodes} nodes" if nodes > 1 else ""
-                tell(f"Pack of {sum(batch.gpu_sets)} GPUs{on}:")
-            for place, pack in enumerate(element):
-                numbers = format_task_ids(
-                    tuple(sorted(candidate.job.number for candidate in pack.candidates))
-                )
-                mode = share.describe_mode(pack.plan.mode)
-                of = _name_gpus(batch, place)
-                tell(f"{of} members {numbers}: {mode}, degree {pack.plan.degree}")
-            for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
-                tell(f"  {escape_controls(text)}")
+        for text in _describe_batch(batch, share):
+            tell(text)
         if local:
             continue
         notes, said = ask_slurm(batch, session.settings, session.slurm, directory)
@@ -534,21 +454,20 @@ def run_dry(
     return 0
 
 
-def _plan_dry(
-    call: Call,
-    policy: Policy,
-    session: Session,
-    directory: str,
-    *,
-    local: bool,
-    opening: Opening | None,
-) -> CallPlan:
-    made = plan_call(call, policy, session.settings, None if local else session.slurm)
-    if opening is None:
-        return made
-    from slurm_colloc.submission.packs.open_job import open_job
-
-    return open_job(made, opening, session.settings, session.slurm, directory=directory)
+def _describe_batch(batch: Batch, share: ShareRequest) -> Iterator[str]:
+    for element in batch.elements:
+        if batch.gpu_sets:
+            nodes = 1 + max(batch.set_nodes, default=0)
+            on = f" on {nodes} nodes" if nodes > 1 else ""
+            yield f"Pack of {sum(batch.gpu_sets)} GPUs{on}:"
+        for place, pack in enumerate(element):
+            numbers = format_task_ids(sorted(c.job.number for c in pack.candidates))
+            mode = share.describe_mode(pack.plan.mode)
+            yield (
+                f"{_name_gpus(batch, place)} members {numbers}: {mode}, degree {pack.plan.degree}"
+            )
+        for text in dict.fromkeys(text for pack in element for text in pack.plan.reasons):
+            yield f"  {escape_controls(text)}"
 
 
 def _name_gpus(batch: Batch, place: int) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.place_call import (
     check_snapshot,
-    choose_packs_to_join,
     describe_open_room,
     prepare_call,
 )
@@ -220,13 +219,12 @@ def _plan(call: Call, directory: str, *, is_single: bool) -> None:
     check_snapshot(call, session, directory)
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
-    call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
-    which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+    call, policy, which = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
     opening = choose_opening(
         call, session.settings, joins=which if is_single else "never", is_single=is_single
     )
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
-    room = describe_open_room(call, policy, session, local=local)
+    room = describe_open_room(call, policy, session, joins=which)
     if room and not as_json:
         say(room)
         say("Without these changes, the plan would be:")

@@ -21,7 +21,6 @@ from slurm_colloc.cli.standard_streams import has_reader, is_one_stream
 from slurm_colloc.cli.submit.place_call import (
     answer,
     check_snapshot,
-    choose_packs_to_join,
     place_call,
     prepare_call,
     tell_joined,
@@ -287,18 +286,16 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
-    call, policy = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
+    call, policy, which = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
     for text in () if is_one_stream() else list_missing_directories(call):
         note(text)
-    which = "never"
-    if joins:
-        which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
+    which = which if joins else "never"
     opening = choose_opening(call, session.settings, joins=which, is_single=joins)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.submit.place_call import run_dry
 
         check_snapshot(call, session, directory)
-        return run_dry(call, policy, session, directory, local=local, opening=opening)
+        return run_dry(call, policy, session, directory, local=local, joins=which, opening=opening)
 
     def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:
         if local:

@@ -9,7 +9,6 @@ added, at the end.
 
 from __future__ import annotations
 
-import csv
 import enum
 import io
 import math
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import escape_controls, render_csv_lines
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
 from slurm_colloc.report.summary.member_summary import format_time
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
@@ -158,8 +157,7 @@ def build_member_rows(found: Chosen) -> list[Row]:
     return [
         _build_row({**member, "pack": summary}, MEMBER_COLUMNS)
         for summary, chosen in found
-        for member in summary["members"]
-        if chosen is None or member["member"] in chosen
+        for member in choose_members(summary, chosen)
     ]
 
 
@@ -218,36 +216,30 @@ def render_csv(found: Chosen, best: str = "") -> str:
     Raises:
         UsageProblem: No member has that result.
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     found = list(found)
-    members = [
-        member
-        for summary, chosen in found
-        for member in summary["members"]
-        if chosen is None or member["member"] in chosen
-    ]
+    members = [member for one in found for member in choose_members(*one)]
     # Each call has parameters of its own, so they are no columns of the table of all packs.
     names = list(dict.fromkeys(name for m in members for name in m["parameters"]))
     own = [f"param.{escape_controls(name)}" for name in names]
     metrics = list_metric_names(members)
     results = [f"metric.{escape_controls(name)}" for name in metrics]
-    writer.writerow([*(column.name for column in MEMBER_COLUMNS), "retry_of", *own, *results])
+    lines: list[Sequence[Any]] = [
+        [*(column.name for column in MEMBER_COLUMNS), "retry_of", *own, *results]
+    ]
     rows = list(zip(build_member_rows(found), members, strict=True))
     ranking = choose_ranking(members, best)
     if ranking is not None:
         rows = ranking.sort(rows, lambda row: row[1])
     for row, member in rows:
         parameters = member["parameters"]
-        more = [member["retry_of"], *(parameters.get(name) for name in names)]
-        more += [read_metric(member, name) for name in metrics]
-        cells = [_write_cell(row[column.name], column.kind) for column in MEMBER_COLUMNS]
-        writer.writerow([*cells, *map(write_cell, more)])
-    return file.getvalue()
-
-
-def _write_cell(value: Any, kind: ColumnKind) -> Any:
-    return write_cell(format_time(value) if kind is ColumnKind.TIME else value)
+        cells = [
+            format_time(row[column.name]) if column.kind is ColumnKind.TIME else row[column.name]
+            for column in MEMBER_COLUMNS
+        ]
+        cells += [member["retry_of"], *(parameters.get(name) for name in names)]
+        cells += [read_metric(member, name) for name in metrics]
+        lines.append([write_cell(cell) for cell in cells])
+    return render_csv_lines(lines)
 
 
 def write_cell(value: Any) -> Any:

@@ -27,11 +27,11 @@ from slurm_colloc.report.ended_members import list_changed_since
 from slurm_colloc.report.member_survey import find_last, survey_packs
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.report_view import list_metric_names, read_metric
-from slurm_colloc.report.summary.pack_samples import read_table
-from slurm_colloc.report.summary.summary_file import Summary, find_summary
+from slurm_colloc.report.summary.pack_samples import read_columns
+from slurm_colloc.report.summary.summary_file import Summary, choose_members, find_summary
 from slurm_colloc.settings import load_settings
 from slurm_colloc.store.all_packs import StateReader, open_state
-from slurm_colloc.store.pack.report_files import GPU_COLUMNS, list_sample_files
+from slurm_colloc.store.pack.report_files import GPU_COLUMNS
 from slurm_colloc.store.pack.report_files import MEMBER_COLUMNS as SAMPLE_COLUMNS
 
 if TYPE_CHECKING:
@@ -81,11 +81,7 @@ class PackFrames:
         frames = []
         for pack_id, path in self._paths.items():
             problems: list[str] = []
-            rows, _ = read_table(
-                list_sample_files(path, table),
-                lambda _files: ((lambda batch: batch), names, 0.0),
-                problems,
-            )
+            rows = read_columns(path, table, names, problems)
             self._tell(problems)
             if rows is None:
                 continue
@@ -151,20 +147,14 @@ def load_packs(
     for text in problems:
         warnings.warn(text, stacklevel=2)
     rows = build_member_rows(found)
-    parameters = [_list_parameters(summary, numbers) for summary, numbers in found]
+    own = [member for one in found for member in choose_members(*one)]
     members = _build_frame(pd, rows, MEMBER_COLUMNS)
-    extra = [values for part in parameters for values in part]
+    extra = [read_parameters(member["arguments"] or ()) for member in own]
     names = list(dict.fromkeys(name for values in extra for name in values))
     if names:
         columns = {f"{PARAMETER}{name}": [values.get(name) for values in extra] for name in names}
         more = pd.DataFrame(columns, index=members.index).apply(_to_numbers)
         members = pd.concat([members, more], axis=1)
-    own = [
-        member
-        for summary, numbers in found
-        for member in summary["members"]
-        if numbers is None or member["member"] in numbers
-    ]
     if metrics := list_metric_names(own):
         results = {f"{METRIC}{name}": [read_metric(one, name) for one in own] for name in metrics}
         more = pd.DataFrame(results, index=members.index, dtype="float64")
@@ -210,14 +200,6 @@ def _find(
                 chosen[view.record.pack_id] = (view, None if is_whole else numbers)
     return [
         (view, None if numbers is None else frozenset(numbers)) for view, numbers in chosen.values()
-    ]
-
-
-def _list_parameters(summary: Summary, numbers: frozenset[int] | None) -> list[dict[str, str]]:
-    return [
-        read_parameters(member["arguments"] or ())
-        for member in summary["members"]
-        if numbers is None or member["member"] in numbers
     ]
 
 

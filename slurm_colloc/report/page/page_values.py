@@ -37,7 +37,6 @@ from slurm_colloc.report.page.timelines import (
     Page,
     PageSource,
     StallRow,
-    Summary,
     build_bands,
     build_instance_drawings,
     build_time_line,
@@ -60,6 +59,7 @@ from slurm_colloc.report.report_view import (
     name_summary,
 )
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
+from slurm_colloc.report.summary.summary_file import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,

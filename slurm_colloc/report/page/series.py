@@ -6,16 +6,19 @@ Also: a long series in few points, each with the least, mean and greatest of wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import OwnTime
-from slurm_colloc.report.summary.pack_samples import GpuSamples, join_gpus, read_table
+from slurm_colloc.report.summary.pack_samples import (
+    GpuSamples,
+    join_gpus,
+    need_pyarrow,
+    read_columns,
+)
 from slurm_colloc.store.pack.member_states import MemberPause
-from slurm_colloc.store.pack.report_files import list_sample_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,22 +208,10 @@ def read_series(
 
 
 def _read(pack: Path, table: str, columns: Sequence[str], problems: list[str]) -> pa.Table | None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise StateError(
-            f"samples are Parquet files, which need pyarrow ({error})",
-            hint="install it alongside csub: pip install pyarrow",
-        ) from error
-
-    def choose(
-        _files: Sequence[Any],
-    ) -> tuple[Callable[[pa.Table], pa.Table], Sequence[str], float]:
-        return (lambda rows: rows), columns, 0.0
-
+    need_pyarrow()
     for _ in range(_TRIES):
         try:
-            return read_table(list_sample_files(pack, table), choose, problems)[0]
+            return read_columns(pack, table, columns, problems)
         except FileNotFoundError:
             # A running monitor has made one file of several meanwhile.
             continue

@@ -18,6 +18,7 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.headline import ENDS
 from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.report.terminal_tables import format_span
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.member_states import AT_DOOR, MEASURED, MemberPause
@@ -225,7 +226,6 @@ def build_instance_drawings(summary: dict[str, Any], series: PackSeries) -> list
 # ----
 # What the page of a submission is made from, and its parts; how they are filled: page_values.
 
-Summary = dict[str, Any]
 Member = dict[str, Any]
 
 
@@ -248,11 +248,7 @@ class PageSource:
     @property
     def members(self) -> list[Member]:
         """The members to show."""
-        return [
-            member
-            for member in self.summary["members"]
-            if self.chosen is None or member["member"] in self.chosen
-        ]
+        return choose_members(self.summary, self.chosen)
 
 
 @dataclass(frozen=True)

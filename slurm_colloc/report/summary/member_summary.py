@@ -7,6 +7,7 @@ members, such as their loss: printed, reported by Python, or logged to a tracker
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import math
 import os
@@ -183,9 +184,7 @@ def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
 
 def build_part(part: AttributedPart | None) -> dict[str, Any] | None:
     """A number and the word for how it was obtained."""
-    if part is None:
-        return None
-    return {"value": part.value, "attribution": part.attribution.value}
+    return None if part is None else dataclasses.asdict(part)
 
 
 def _build_rate(figures: Figures) -> dict[str, Any]:

@@ -99,6 +99,29 @@ def read_table(
     return (pa.concat_tables(tables) if tables else None), stride_s
 
 
+def read_columns(
+    pack: Path, table: str, names: Sequence[str], problems: list[str]
+) -> pa.Table | None:
+    """All readings of one table of a pack; as `read_table` otherwise."""
+    paths = list_sample_files(pack, table)
+    return read_table(paths, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
+
+
+def need_pyarrow() -> None:
+    """Say so in a sentence where samples cannot be read.
+
+    Raises:
+        StateError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise StateError(
+            f"samples are Parquet files, which need pyarrow ({error})",
+            hint="install it alongside csub: pip install pyarrow",
+        ) from error
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:200]
 
@@ -407,13 +430,7 @@ def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
     Raises:
         StateError: pyarrow is not installed, or files come and go all the time.
     """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise StateError(
-            f"samples are Parquet files, which need pyarrow ({error})",
-            hint="install it alongside csub: pip install pyarrow",
-        ) from error
+    need_pyarrow()
     for _ in range(_TRIES):
         problems: list[str] = []
         try:

@@ -6,6 +6,7 @@ what a pack that was open for others asked for and its members did not: part of 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from slurm_colloc.metrics.presence import attribute_whole
 from slurm_colloc.metrics.rates import describe_values
-from slurm_colloc.model.measured_curve import CurvePoint, DegreeState, RateAlone
+from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.show_view import read_fallbacks
@@ -43,11 +44,6 @@ from slurm_colloc.store.pack.report_files import GPU_METRICS, report_directory
 _COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
 _BUSY = ("sm_active", "utilization")
 """What tells how busy a GPU was, the best first."""
-
-
-def build_gpus(run: PackRun) -> list[dict[str, Any]]:
-    """The pack's GPUs, in the order in which its members see them."""
-    return [_build_gpu(run, uuid) for uuid in run.gpu_uuids]
 
 
 def _build_gpu(run: PackRun, uuid: str) -> dict[str, Any]:
@@ -83,13 +79,7 @@ def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, Any]:
         if metric in _COUNTERS or track is None or run.window is None:
             continue
         spread = describe_values(track.select([run.window]))
-        found[metric] = None if spread is None else {
-            "mean": spread.mean,
-            "p50": spread.p50,
-            "p95": spread.p95,
-            "max": spread.max,
-            "attribution": word,
-        }  # fmt: skip
+        found[metric] = spread and {**dataclasses.asdict(spread), "attribution": word}
     return found
 
 
@@ -242,7 +232,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "coverage": _build_coverage(run),
         "gpu_use": build_gpu_use(run, run.gpu),
         "throttled_s": build_throttled([run.join_gpus((uuid,)) for uuid in run.gpu_uuids]),
-        "gpus": build_gpus(run),
+        "gpus": [_build_gpu(run, uuid) for uuid in run.gpu_uuids],
         "imbalance": build_imbalance(run),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
@@ -282,44 +272,11 @@ def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
         "why": describe_degree(record, members_most, is_over=run.is_final) or None,
         "cost_s": record.cost_s,
         "cost_share": record.cost_s / length_s if length_s > 0 else None,
-        "curve": [_build_point(point) for point in record.curve],
-        "rates_alone": [_build_rate_alone(rate) for rate in record.rates_alone],
-        "decisions": [
-            {
-                "at": decision.at,
-                "state": decision.state.value,
-                "running": decision.running,
-                "degree": decision.degree,
-                "stp": decision.stp,
-                "reason": decision.reason,
-            }
-            for decision in record.decisions
+        "curve": [
+            {**dataclasses.asdict(point), "members": list(point.members)} for point in record.curve
         ],
-    }
-
-
-def _build_point(point: CurvePoint) -> dict[str, Any]:
-    return {
-        "degree": point.degree,
-        "stp": point.stp,
-        "error": point.error,
-        "worst_slowdown": point.worst_slowdown,
-        "worst_member": point.worst_member,
-        "worst_bound": point.worst_bound,
-        "window_s": point.window_s,
-        "members": list(point.members),
-    }
-
-
-def _build_rate_alone(rate: RateAlone) -> dict[str, Any]:
-    return {
-        "member": rate.member,
-        "steps_per_s": rate.steps_per_s,
-        "error": rate.error,
-        "window_s": rate.window_s,
-        "at": rate.at,
-        "source": rate.source.value,
-        "thread_percentage": rate.thread_percentage,
+        "rates_alone": [dataclasses.asdict(rate) for rate in record.rates_alone],
+        "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
     }
 
 

@@ -7,7 +7,7 @@ for readers: the one that its end has left, else one made now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,13 @@ def read_summary(pack: Path) -> Summary | None:
     if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
         return None
     return value if value.get("final") is True and value.get("attempt") == attempt else None
+
+
+def choose_members(summary: Summary, numbers: Collection[int] | None) -> list[dict[str, Any]]:
+    """The members of a summary with these numbers; all for None."""
+    return [
+        member for member in summary["members"] if numbers is None or member["member"] in numbers
+    ]
 
 
 # ---- A pack's summary for readers: the one that its end has left, else one made now --------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.report.headline import list_last_tries
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -120,12 +120,7 @@ class Side:
 
 def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]) -> Side:
     """A submission of the summaries of its packs, each with the members that are meant."""
-    members = [
-        member
-        for summary, chosen in found
-        for member in summary["members"]
-        if (chosen is None or member["member"] in chosen) and member["started_at"] is not None
-    ]
+    members = [m for one in found for m in choose_members(*one) if m["started_at"] is not None]
     last = list_last_tries(members)
     return Side(
         name,

@@ -7,9 +7,7 @@ entries of all packs of a user that have ended within a time.
 from __future__ import annotations
 
 import contextlib
-import csv
 import enum
-import io
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.model.printable import render_csv_lines
 from slurm_colloc.report.data.data_tables import write_cell
 from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.report.sums.pack_entry import PackEntry, ScriptPart, build_entry, read_entry
@@ -310,12 +309,8 @@ def _build_object(sums: PackSums) -> dict[str, Any]:
 
 def render_sums_csv(rows: Sequence[PackSums]) -> str:
     """A line for each group, with a head."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(_build_object(PackSums("")))
-    for sums in rows:
-        writer.writerow([write_cell(value) for value in _build_object(sums).values()])
-    return file.getvalue()
+    cells = [[write_cell(value) for value in _build_object(sums).values()] for sums in rows]
+    return render_csv_lines([list(_build_object(PackSums(""))), *cells])
 
 
 # ---- The entries of all packs of a user that have ended within a time ----------------------------

@@ -9,10 +9,8 @@ while its jobs run.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import os
 import re
 import shlex
@@ -20,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.printable import cut
+from slurm_colloc.model.printable import cut, render_csv_lines
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 from slurm_colloc.slurm.options import Argument, Concern, Given, Option, Options, ParsedLine
 from slurm_colloc.submission.jobs.call_jobs import (
@@ -412,15 +410,13 @@ def render_status(settings: Sequence[ParameterSetting], ends: Mapping[int, tuple
         settings: Its rows.
         ends: The status and the member of rows, by their places.
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows: list[Sequence[str]] = [COLUMNS]
     for at, setting in enumerate(settings):
         cells = dict(setting.values)
         if at in ends:
             cells["Status"], cells["Run"] = ends[at]
-        writer.writerow([cells.get(name, "") for name in COLUMNS])
-    return file.getvalue()
+        rows.append([cells.get(name, "") for name in COLUMNS])
+    return render_csv_lines(rows)
 
 
 # ---- Which cells of a table sbatch has refused: its own words name no file and no line; pure -----
