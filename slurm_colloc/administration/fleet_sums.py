@@ -24,7 +24,12 @@ from typing import Any, Literal
 from slurm_colloc.administration.fleet_spool import Accepted
 from slurm_colloc.administration.hook_metrics import MetricFamily
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.fleet_record import FleetRecord, build_mapping, parse_fleet_record
+from slurm_colloc.model.fleet_record import (
+    FleetRecord,
+    SharingSums,
+    build_mapping,
+    parse_fleet_record,
+)
 from slurm_colloc.slurm.accounting import AccountedJob
 
 # ---- Reports of packs as they are kept: a file for each day, a JSON line for each pack -----------
@@ -203,94 +208,32 @@ def add_refused(store: str, refused: Mapping[str, int]) -> Counter[str]:
 
 
 @dataclass
-class FleetRow:
-    """Sums of packs; what is not known of a pack is left out of that sum, None if of none.
+class FleetRow(SharingSums):
+    """Sums of packs.
 
     Attributes:
         day: On which they ended; empty for all days.
         account: Their account.
         partition: Their partition.
-        packs: How many.
-        members: Members that ran.
         failed: Members that failed.
-        gpu_s: GPU time.
-        shared: Packs whose members shared a GPU.
-        saved_known_s: GPU time that sharing saved, where it is known.
-        saved_of: Packs that shared of which it is known.
-        wasted_s: GPU time of members that failed.
-        energy_j: Of their GPUs.
-        saved_known_kwh: Energy that sharing saved, where it is known.
-        saved_kwh_of: Packs that shared of which it is known.
-        slowdowns: The sum of the slowdowns that are known.
-        slowdowns_of: Members of which it is known.
-        busy_s: GPU time times the activity of SMs.
-        busy_of_s: GPU time of which that is known.
     """
 
     day: str
     account: str
     partition: str
-    packs: int = 0
-    members: int = 0
     failed: int = 0
-    gpu_s: float = 0.0
-    shared: int = 0
-    saved_known_s: float = 0.0
-    saved_of: int = 0
-    wasted_s: float = 0.0
-    energy_j: float | None = None
-    saved_known_kwh: float = 0.0
-    saved_kwh_of: int = 0
-    slowdowns: float = 0.0
-    slowdowns_of: int = 0
-    busy_s: float = 0.0
-    busy_of_s: float = 0.0
 
     def add(self, pack: FleetPack) -> None:
         """Add a pack."""
         record = pack.record
-        self.packs += 1
+        self.add_use(record.gpu_s, record.sm_active, record.energy_j)
         self.members += record.members
         self.failed += record.failed
-        self.gpu_s += record.gpu_s
         self.wasted_s += record.gpu_s * record.wasted_share
-        self.energy_j = _add_known(self.energy_j, record.energy_j)
         if record.has_shared:
-            self.shared += 1
-            self.saved_of += record.saved_s is not None
-            self.saved_known_s += record.saved_s or 0.0
-            self.saved_kwh_of += record.saved_kwh is not None
-            self.saved_known_kwh += record.saved_kwh or 0.0
-        if record.slowdown is not None:
-            self.slowdowns += record.slowdown * record.slowdown_of
-            self.slowdowns_of += record.slowdown_of
-        if record.sm_active is not None:
-            self.busy_s += record.gpu_s * record.sm_active
-            self.busy_of_s += record.gpu_s
-
-    @property
-    def saved_s(self) -> float | None:
-        """GPU time that sharing saved; None where packs have shared and it is known of none."""
-        return self.saved_known_s if self.saved_of or not self.shared else None
-
-    @property
-    def saved_kwh(self) -> float | None:
-        """Energy that sharing saved; likewise."""
-        return self.saved_known_kwh if self.saved_kwh_of or not self.shared else None
-
-    @property
-    def slowdown(self) -> float | None:
-        """Mean over the members of which it is known."""
-        return self.slowdowns / self.slowdowns_of if self.slowdowns_of else None
-
-    @property
-    def sm_active(self) -> float | None:
-        """Mean over the GPU time of which it is known."""
-        return self.busy_s / self.busy_of_s if self.busy_of_s > 0 else None
-
-
-def _add_known(total: float | None, value: float | None) -> float | None:
-    return total if value is None else (total or 0.0) + value
+            self.add_saving(record.saved_s, record.saved_kwh, shared=True)
+        self.slowdowns += (record.slowdown or 0.0) * record.slowdown_of
+        self.slowdowns_of += record.slowdown_of
 
 
 def sum_fleet(packs: Iterable[FleetPack], *, by_day: bool = True) -> list[FleetRow]:

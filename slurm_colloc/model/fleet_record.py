@@ -103,6 +103,111 @@ class FleetRecord:
         return (self.ended_at - self.started_at) * self.gpus
 
 
+@dataclasses.dataclass(kw_only=True)
+class SharingSums:
+    """Sums of packs, or of parts of them; what is not known of a pack is left out of that sum.
+
+    Attributes:
+        packs: How many.
+        members: Members that ran.
+        gpu_s: GPU time that was held.
+        shared: Packs whose members shared a GPU; the others have saved nothing.
+        saved_known_s: GPU time that sharing saved, where it is known.
+        saved_of: Packs that shared of which it is known.
+        wasted_s: GPU time of members that failed.
+        energy_known_j: Energy of the GPUs, where it is known.
+        energy_of: Packs of which it is known.
+        saved_known_kwh: Energy that sharing saved, where it is known.
+        saved_kwh_of: Packs that shared of which it is known.
+        slowdowns: The sum of the slowdowns that are known.
+        slowdowns_of: Members of which it is known.
+        busy_s: GPU time times the activity of SMs.
+        busy_of_s: GPU time of which that is known.
+    """
+
+    packs: int = 0
+    members: int = 0
+    gpu_s: float = 0.0
+    shared: int = 0
+    saved_known_s: float = 0.0
+    saved_of: int = 0
+    wasted_s: float = 0.0
+    energy_known_j: float = 0.0
+    energy_of: int = 0
+    saved_known_kwh: float = 0.0
+    saved_kwh_of: int = 0
+    slowdowns: float = 0.0
+    slowdowns_of: int = 0
+    busy_s: float = 0.0
+    busy_of_s: float = 0.0
+
+    def add_use(self, gpu_s: float, sm_active: float | None, energy_j: float | None) -> None:
+        """Add what a pack, or a part of it, held and used."""
+        self.packs += 1
+        self.gpu_s += gpu_s
+        if sm_active is not None:
+            self.busy_s += gpu_s * sm_active
+            self.busy_of_s += gpu_s
+        if energy_j is not None:
+            self.energy_known_j += energy_j
+            self.energy_of += 1
+
+    def add_saving(self, saved_s: float | None, saved_kwh: float | None, *, shared: bool) -> None:
+        """Add what sharing saved it."""
+        self.shared += shared
+        if saved_s is not None:
+            self.saved_known_s += saved_s
+            self.saved_of += shared
+        if saved_kwh is not None:
+            self.saved_known_kwh += saved_kwh
+            self.saved_kwh_of += shared
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU time in hours."""
+        return self.gpu_s / 3600
+
+    @property
+    def wasted_hours(self) -> float:
+        """GPU time of members that failed, in hours."""
+        return self.wasted_s / 3600
+
+    @property
+    def saved_s(self) -> float | None:
+        """GPU time saved; None where packs shared and it is known of none."""
+        return self.saved_known_s if self.saved_of or not self.shared else None
+
+    @property
+    def saved_hours(self) -> float | None:
+        """The same in hours."""
+        return None if self.saved_s is None else self.saved_s / 3600
+
+    @property
+    def saved_kwh(self) -> float | None:
+        """Energy saved; None where packs shared and it is known of none."""
+        return self.saved_known_kwh if self.saved_kwh_of or not self.shared else None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of the GPUs; None where it is known of none."""
+        return self.energy_known_j if self.energy_of else None
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """The same in kWh."""
+        return None if self.energy_j is None else self.energy_j / 3.6e6
+
+    @property
+    def slowdown(self) -> float | None:
+        """The mean slowdown of members; None where it is known of none."""
+        return self.slowdowns / self.slowdowns_of if self.slowdowns_of else None
+
+    @property
+    def sm_active(self) -> float | None:
+        """Mean activity of SMs, by GPU time; None where it is known of none."""
+        return self.busy_s / self.busy_of_s if self.busy_of_s > 0 else None
+
+
 def build_mapping(record: FleetRecord) -> dict[str, Any]:
     """Its JSON form."""
     return {"schema": SCHEMA, "kind": KIND, **dataclasses.asdict(record)}

@@ -154,11 +154,11 @@ def show_table(options: argparse.Namespace) -> int:
         head,
         [
             (row.day, row.account, row.partition, str(row.packs), str(row.members),
-             str(row.failed), f"{row.gpu_s / 3600:.1f}",
-             _format_some(_divide(row.saved_s, 3600), "{:.1f}", row.saved_of, row.shared),
-             f"{row.wasted_s / 3600:.1f}",
+             str(row.failed), f"{row.gpu_hours:.1f}",
+             _format_some(row.saved_hours, "{:.1f}", row.saved_of, row.shared),
+             f"{row.wasted_hours:.1f}",
              _format_some(row.slowdown, "{:.2f}", row.slowdowns_of, row.members),
-             _format(row.sm_active, "{:.0%}"), _format(_divide(row.energy_j, 3.6e6), "{:.2f}"))
+             _format(row.sm_active, "{:.0%}"), _format(row.energy_kwh, "{:.2f}"))
             for row in rows
         ],
         texts=3,
@@ -198,12 +198,12 @@ def _choose_since(age: str) -> str:
 def _build_object(row: FleetRow) -> dict[str, Any]:
     return {
         "day": row.day, "account": row.account, "partition": row.partition, "packs": row.packs,
-        "members": row.members, "failed_members": row.failed, "gpu_hours": row.gpu_s / 3600,
-        "gpu_hours_saved": _divide(row.saved_s, 3600), "gpu_hours_saved_of_packs": row.saved_of,
-        "packs_shared": row.shared, "gpu_hours_wasted": row.wasted_s / 3600,
+        "members": row.members, "failed_members": row.failed, "gpu_hours": row.gpu_hours,
+        "gpu_hours_saved": row.saved_hours, "gpu_hours_saved_of_packs": row.saved_of,
+        "packs_shared": row.shared, "gpu_hours_wasted": row.wasted_hours,
         "mean_slowdown": row.slowdown, "mean_slowdown_of_members": row.slowdowns_of,
         "sm_active": row.sm_active,
-        "energy_kwh": _divide(row.energy_j, 3.6e6), "kwh_saved": row.saved_kwh,
+        "energy_kwh": row.energy_kwh, "kwh_saved": row.saved_kwh,
     }  # fmt: skip
 
 
@@ -212,10 +212,6 @@ def _build_gpu(pace: GpuPace) -> dict[str, Any]:
         "node": pace.node, "uuid": pace.uuid, "model": pace.model, "normalised_rate": pace.rate,
         "jobs": pace.jobs, "users": pace.users, "slow": pace.is_slow,
     }  # fmt: skip
-
-
-def _divide(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
 
 
 def _format(value: float | None, form: str) -> str:

@@ -123,7 +123,7 @@ def _tell(total: PackSums, users: int, named: str) -> str:
         return f"No pack of {who} has ended in this time."
     jobs = "1 job" if total.members == 1 else f"{total.members:,} jobs"
     text = f"{jobs} of {who} took {format_figure(total.gpu_hours)} GPU hours"
-    if not total.saved_of:
+    if not total.saved_of or total.saved_hours is None:
         return f"{text}; what sharing has saved is not known."
     if total.saved_of < total.packs:
         known = f"{total.saved_of:,} of {total.packs:,} packs"
@@ -145,7 +145,7 @@ def _list_facts(total: PackSums) -> list[Fact]:
         ),
         Fact(
             "Slowdown",
-            _figure(total.mean_slowdown, total.slowdowns_of),
+            _figure(total.slowdown, total.slowdowns_of),
             f"mean{_of(total.slowdowns_of, total.members, 'jobs', ' of ')}",
         ),
         Fact(
@@ -204,7 +204,7 @@ def _build_cells(sums: PackSums) -> tuple[str, ...]:
         f"{sums.members:,}",
         format_figure(sums.gpu_hours),
         tell(sums.saved_hours, sums.saved_of, sums.packs),
-        tell(sums.mean_slowdown, sums.slowdowns_of, sums.members),
+        tell(sums.slowdown, sums.slowdowns_of, sums.members),
         format_figure(sums.wasted_hours),
         format_share(sums.sm_active),
         tell(sums.energy_kwh, sums.energy_of, sums.packs),

@@ -11,10 +11,11 @@ import enum
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.model.fleet_record import SharingSums
 from slurm_colloc.model.printable import render_csv_lines
 from slurm_colloc.report.data.data_tables import write_cell
 from slurm_colloc.report.summary.summary_file import read_summary
@@ -53,7 +54,7 @@ UNKNOWN_GPU = "unknown"
 
 
 @dataclass
-class PackSums:
+class PackSums(SharingSums):
     """Sums of some packs, or of parts of them.
 
     A part of a pack has the share of its GPU time, of what was saved and of its energy that its
@@ -61,91 +62,27 @@ class PackSums:
 
     Attributes:
         name: What they are of.
-        packs: Packs of which there is a part in it.
-        members: Members that ran.
-        gpu_hours: For which packs held GPUs.
-        shared: Packs whose members shared their GPU; the others have saved nothing.
-        saved_hours: GPU hours that sharing saved, of packs of which that is known.
-        saved_of: Packs that shared of which it is known.
-        energy_kwh: Energy of the GPUs, of packs of which it is known.
-        energy_of: Packs of which it is known.
-        saved_kwh: Energy that sharing saved, of packs of which that is known.
-        saved_kwh_of: Packs that shared of which it is known.
-        wasted_hours: GPU hours of members that failed.
-        slowdowns: The sum of the slowdowns that are known.
-        slowdowns_of: Members of which it is known.
-        busy_hours: GPU hours times the activity of the SMs in them.
-        busy_of_hours: GPU hours of which the activity is known.
     """
 
     name: str
-    packs: int = 0
-    members: int = 0
-    gpu_hours: float = 0.0
-    shared: int = 0
-    saved_hours: float = 0.0
-    saved_of: int = 0
-    energy_kwh: float = 0.0
-    energy_of: int = 0
-    saved_kwh: float = 0.0
-    saved_kwh_of: int = 0
-    wasted_hours: float = 0.0
-    slowdowns: float = 0.0
-    slowdowns_of: int = 0
-    busy_hours: float = 0.0
-    busy_of_hours: float = field(default=0.0)
 
     def add(self, entry: PackEntry, parts: Sequence[ScriptPart]) -> None:
-        """Add some of a pack's parts."""
+        """Add some parts of a pack."""
         whole_s = sum(part.present_s for part in entry.parts)
         own_s = sum(part.present_s for part in parts)
         share = own_s / whole_s if whole_s > 0 else len(parts) / len(entry.parts)
-        hours = entry.gpu_s / 3600 * share
-        self.packs += 1
+        gpu_s = entry.gpu_s * share
+        self.add_use(gpu_s, entry.sm_active, entry.energy_j and entry.energy_j * share)
+        self.add_saving(
+            entry.saved_s and entry.saved_s * share,
+            entry.saved_kwh and entry.saved_kwh * share,
+            shared=entry.shared,
+        )
         self.members += sum(part.members for part in parts)
-        self.gpu_hours += hours
         if own_s > 0:
-            self.wasted_hours += hours * sum(part.wasted_s for part in parts) / own_s
-        self.shared += entry.shared
-        if entry.saved_s is not None:
-            self.saved_hours += entry.saved_s / 3600 * share
-            self.saved_of += entry.shared
-        if entry.energy_j is not None:
-            self.energy_kwh += entry.energy_j / 3.6e6 * share
-            self.energy_of += 1
-        if entry.saved_kwh is not None:
-            self.saved_kwh += entry.saved_kwh * share
-            self.saved_kwh_of += entry.shared
-        if entry.sm_active is not None:
-            self.busy_hours += hours * entry.sm_active
-            self.busy_of_hours += hours
+            self.wasted_s += gpu_s * sum(part.wasted_s for part in parts) / own_s
         self.slowdowns += sum(part.slowdowns for part in parts)
         self.slowdowns_of += sum(part.known for part in parts)
-
-    @property
-    def known_saved_hours(self) -> float | None:
-        """None where packs have shared, and what that saved is known of none of them."""
-        return self.saved_hours if self.saved_of or not self.shared else None
-
-    @property
-    def known_saved_kwh(self) -> float | None:
-        """Likewise."""
-        return self.saved_kwh if self.saved_kwh_of or not self.shared else None
-
-    @property
-    def known_energy_kwh(self) -> float | None:
-        """None where it is known of no pack."""
-        return self.energy_kwh if self.energy_of else None
-
-    @property
-    def mean_slowdown(self) -> float | None:
-        """Over the members of which it is known."""
-        return self.slowdowns / self.slowdowns_of if self.slowdowns_of else None
-
-    @property
-    def sm_active(self) -> float | None:
-        """Mean activity of the SMs, over the GPU hours of which it is known."""
-        return self.busy_hours / self.busy_of_hours if self.busy_of_hours > 0 else None
 
 
 def sum_packs(
@@ -249,12 +186,12 @@ def _build_row(sums: PackSums) -> tuple[str, ...]:
         str(sums.packs),
         str(sums.members),
         format_figure(sums.gpu_hours),
-        format_part(format_figure(sums.known_saved_hours), sums.saved_of, sums.shared),
+        format_part(format_figure(sums.saved_hours), sums.saved_of, sums.shared),
         format_figure(sums.wasted_hours),
-        format_part(format_slowdown(sums.mean_slowdown), sums.slowdowns_of, sums.members),
+        format_part(format_slowdown(sums.slowdown), sums.slowdowns_of, sums.members),
         format_share(sums.sm_active),
-        format_part(format_figure(sums.known_energy_kwh), sums.energy_of, sums.packs),
-        format_part(format_figure(sums.known_saved_kwh), sums.saved_kwh_of, sums.shared),
+        format_part(format_figure(sums.energy_kwh), sums.energy_of, sums.packs),
+        format_part(format_figure(sums.saved_kwh), sums.saved_kwh_of, sums.shared),
     )
 
 
@@ -294,15 +231,15 @@ def _build_object(sums: PackSums) -> dict[str, Any]:
         "members": sums.members,
         "gpu_hours": sums.gpu_hours,
         "packs_shared": sums.shared,
-        "gpu_hours_saved": sums.known_saved_hours,
+        "gpu_hours_saved": sums.saved_hours,
         "gpu_hours_saved_of_packs": sums.saved_of,
         "gpu_hours_wasted": sums.wasted_hours,
-        "mean_slowdown": sums.mean_slowdown,
+        "mean_slowdown": sums.slowdown,
         "mean_slowdown_of_members": sums.slowdowns_of,
         "sm_active": sums.sm_active,
-        "energy_kwh": sums.known_energy_kwh,
+        "energy_kwh": sums.energy_kwh,
         "energy_of_packs": sums.energy_of,
-        "kwh_saved": sums.known_saved_kwh,
+        "kwh_saved": sums.saved_kwh,
         "kwh_saved_of_packs": sums.saved_kwh_of,
     }
 
