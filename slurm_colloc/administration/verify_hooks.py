@@ -26,6 +26,7 @@ from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
+from slurm_colloc.model.printable import align_columns
 
 # ---- A job that does not exist, as slurmd would describe it to a hook; pure ----------------------
 
@@ -278,12 +279,7 @@ def render_entries(entries: Iterable[Mapping[str, Any]]) -> str:
         [*(_show(entry.get(name)) for name in COLUMNS[:-1]), _show(entry.get("outcome") or "ok")]
         for entry in entries
     ]
-    widths = [max(len(row[number]) for row in rows) for number in range(len(COLUMNS))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        + "\n"
-        for row in rows
-    )
+    return "".join(f"{line}\n" for line in align_columns(rows))
 
 
 def _show(value: Any) -> str:
@@ -571,12 +567,10 @@ def render_gpu(state: dict[str, Any]) -> str:
     return f"{state['uuid']}: {state['compute_mode']}, {used}, {words}"
 
 
-def render_checks(checks: list[Check]) -> Iterator[str]:
+def render_checks(checks: list[Check]) -> list[str]:
     """Lines for people."""
-    width = max((len(check.name) for check in checks), default=0)
-    for check in checks:
-        mark = {"ok": "ok    ", "note": "      ", "failed": "FAILED"}[check.outcome]
-        yield f"{mark}  {check.name:<{width}}  {check.detail}"
+    marks = {"ok": "ok    ", "note": "      ", "failed": "FAILED"}
+    return align_columns([(marks[check.outcome], check.name, check.detail) for check in checks])
 
 
 def _render_ms(value: Any) -> str:

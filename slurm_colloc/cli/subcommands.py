@@ -15,6 +15,7 @@ from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.extensions import COMMANDS, list_extensions
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.store.all_packs import State
 
 # ---- Arguments that several of csub's subcommands take, and what those that read end with --------
@@ -117,7 +118,7 @@ def describe_damaged(session: Session) -> list[str]:
         return texts
     told = "; ".join(texts[:_TOLD_MOST])
     more = f"; and {len(texts) - _TOLD_MOST} more" if len(texts) > _TOLD_MOST else ""
-    packs = "1 pack" if len(texts) == 1 else f"{len(texts)} packs"
+    packs = format_count(len(texts), "pack")
     return [f"{packs} of {session.state.owner_name} cannot be read: {told}{more}"]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.model.usage_profile import ProfileRecord
 from slurm_colloc.model.why_not_now import (
     BEING_MEASURED,
@@ -300,7 +300,7 @@ def explain_no_start(state: DegreeState, degree: int, places: int, running: int,
     if state is DegreeState.OFF or running < degree or running >= places:
         return ""
     if state is DegreeState.MEASURING:
-        return f"{BEING_MEASURED} with {format_members(running)}"
+        return f"{BEING_MEASURED} with {format_count(running, 'member')}"
     return said
 
 

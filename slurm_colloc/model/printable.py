@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -24,6 +25,32 @@ def escape_controls(text: str, keep: str = "") -> str:
         else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def pad_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[list[str]]:
+    """Cells as wide as the widest of their column.
+
+    Args:
+        rows: The cells. The last one of a row is as long as it is, and widens nothing.
+        right: Columns whose cells stand to the right, as numbers do.
+    """
+    widths: Counter[int] = Counter()
+    for row in rows:
+        for place, cell in enumerate(row):
+            if place < len(row) - 1 or place in right:
+                widths[place] = max(widths[place], len(cell))
+    return [
+        [
+            cell.rjust(widths[place]) if place in right else cell.ljust(widths[place])
+            for place, cell in enumerate(row)
+        ]
+        for row in rows
+    ]
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The lines of a plain table, see `pad_columns`."""
+    return ["  ".join(cells).rstrip() for cells in pad_columns(rows, right)]
 
 
 def render_csv_lines(rows: Iterable[Sequence[Any]]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.measured_curve import CurvePoint, KnownCurve, KnownPoint
 from slurm_colloc.model.measurement import GAIN_LEAST, choose_for_the_end
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.model.usage_profile import may_be_one_kind
 
 
@@ -33,10 +34,9 @@ class KnownDegree:
     def describe(self) -> str:
         """`12 at once made 8.4 times the progress of one alone on 2026-11-27 (1 run)`."""
         point = self.point or self.worse or self.curve.points[0]
-        runs = "1 run" if point.runs == 1 else f"{point.runs} runs"
         day = time.strftime("%Y-%m-%d", time.localtime(point.at))
         told = f"{point.degree} at once made {point.stp:.1f} times the progress of one alone"
-        told = f"{told} on {day} ({runs})"
+        told = f"{told} on {day} ({format_count(point.runs, 'run')})"
         if (slow := self.worse) is not None:
             told += f", and {slow.degree} were up to {slow.slowdown:.2f} times slower than alone"
         return told

@@ -24,6 +24,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     is_watched,
 )
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import Need, Question, choose_bound
 
@@ -398,13 +399,8 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     )
 
 
-def describe_count(number: int, noun: str) -> str:
-    """A number of things in words: `1 member`, `2 members`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _describe_size(members: int, degree: int, cpus: int, places: int | None) -> list[str]:
-    size, has = describe_count(members, "member"), describe_count(cpus, "CPU")
+    size, has = format_count(members, "member"), format_count(cpus, "CPU")
     if places:
         return [f"{size}, room for {places}, {has}", MEASURED]
     return [f"{size}, {degree} at once, {has}"]

@@ -26,6 +26,7 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.gpu_set_packs import group_by_slurm_job, number_slurm_jobs
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE, Subject
@@ -45,7 +46,7 @@ from slurm_colloc.planning.mig.instance_packs import (
     plan_known,
     plan_seats,
 )
-from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
+from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload
 from slurm_colloc.planning.unknown_packs import fill_packs, plan_unknown
 
 __all__ = [
@@ -109,8 +110,8 @@ def plan(
         widest = max(map(_count_running, group_by_slurm_job(ordered)), default=1)
         packs_at_once = max(1, policy.running_limit // widest)
         reasons.append(
-            f"at most {describe_count(policy.running_limit, 'member')} at the same time: "
-            f"{describe_count(packs_at_once, 'pack')} of degree {widest}"
+            f"at most {format_count(policy.running_limit, 'member')} at the same time: "
+            f"{format_count(packs_at_once, 'pack')} of degree {widest}"
         )
     late = [job for job in jobs if asks_over_max_time(job, capacity)]
     if late:
@@ -244,7 +245,7 @@ def _describe_late(late: Sequence[Job], capacity: Capacity) -> str:
     """That Slurm does not start jobs that ask for more than MaxTime."""
     first = late[0]
     asked = "no time limit" if first.is_unlimited else f"{first.time_limit_s} s"
-    others = f" and {describe_count(len(late) - 1, 'more job')}" if len(late) > 1 else ""
+    others = f" and {format_count(len(late) - 1, 'more job')}" if len(late) > 1 else ""
     return (
         f"{first.name}{others}: {asked} is asked for, MaxTime here is "
         f"{capacity.time_limit_max_s} s, so Slurm will not start it"

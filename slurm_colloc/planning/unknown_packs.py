@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Plan, Policy, Rule, SharingMode
-from slurm_colloc.model.sbatch.quantities import format_mb, format_time_limit
+from slurm_colloc.model.sbatch.quantities import format_count, format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
     Need,
@@ -29,7 +29,6 @@ from slurm_colloc.planning.pack_request import (
     compute_overload,
     compute_places_most,
     compute_wall_limit_s,
-    describe_count,
     find_cut_gpu,
 )
 
@@ -267,7 +266,7 @@ def compute_refusal(
     if most is not None and size > most and len(members) > most and not policy.pack_size:
         return f"it is full with {most} members, no more can share by {policy.mode}"
     if len(members) > size:
-        return f"it is full with {describe_count(size, 'member')}"
+        return f"it is full with {format_count(size, 'member')}"
     at_once = 1 if policy.pack_size and policy.pack_size > policy.degree else len(members)
     refusal = compute_overload(members, min(at_once, policy.degree), question.capacity, cut)
     if refusal:
@@ -347,7 +346,7 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     others = places - 1
     reasons = [text for text in pack.reasons if text != MEASURED]
     reasons.append(
-        f"{OPEN_FOR}{describe_count(others, 'more job')} while it runs: "
+        f"{OPEN_FOR}{format_count(others, 'more job')} while it runs: "
         f"it asks for {_describe_request(request)}"
     )
     if asked is not None and asked > places:
@@ -391,17 +390,17 @@ def _find_most(policy: Policy) -> int:
 def _describe_share(question: Question) -> str:
     capacity, job = question.capacity, question.jobs[0]
     memory_mb = capacity.host_memory_mb_per_gpu
-    told = f"the share is {describe_count(capacity.cpus_per_gpu or 0, 'CPU')}"
+    told = f"the share is {format_count(capacity.cpus_per_gpu or 0, 'CPU')}"
     if memory_mb is not None:
         told += f" and {format_mb(memory_mb)} of host memory"
-    needs = describe_count(job.cpus, "CPU")
+    needs = format_count(job.cpus, "CPU")
     if job.host_memory_mb is not None:
         needs += f" and {format_mb(job.host_memory_mb)}"
     return f"{told}, it asks for {needs}"
 
 
 def _describe_request(request: PackRequest) -> str:
-    parts = [describe_count(request.cpus, "CPU")]
+    parts = [format_count(request.cpus, "CPU")]
     if request.host_memory_mb is not None:
         parts.append(f"{format_mb(request.host_memory_mb)} of host memory")
     if request.time_limit_s is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.sbatch.quantities import format_moment
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
@@ -121,7 +121,7 @@ def build_rows(ended: Iterable[Ended], now: float) -> list[tuple[str, ...]]:
 
 def format_ended(entry: Ended) -> str:
     """`2026-11-21T10:01:07`; `by ...` where only its latest time is known."""
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(entry.by))
+    text = format_moment(entry.by)
     return text if entry.is_exact else f"by {text}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_colloc.metrics.sharing_cost import complete_solo_times
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
 
 # ----
@@ -539,7 +540,7 @@ def _tell_bound(members: Sequence[Member]) -> str:
 def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
     others = count_company(summaries, ran)
-    company = f" with {others} other{'' if others == 1 else 's'}" if others else ""
+    company = f" with {format_count(others, 'other')}" if others else ""
     verb = "ran" if final else "runs" if len(ran) == 1 else "run"
     if len(ran) > 1:
         text, cost = f"{len(ran)} {name_jobs(ran)} {verb}{company}", _tell_cost(ran)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.sbatch.quantities import format_count, format_time_limit
 from slurm_colloc.planning.explain.explanation import (
     MemberExplanation,
     PackExplanation,
@@ -487,7 +487,7 @@ def render_plan(
 def _tell_head(explanation: PlanExplanation) -> str:
     figures = compute_plan_figures(explanation)
     jobs = sum(len(pack.members) for pack in explanation.packs)
-    text = f"{_count(jobs, 'job')} in {_count(figures.packs, 'pack')}"
+    text = f"{format_count(jobs, 'job')} in {format_count(figures.packs, 'pack')}"
     if figures.gpus > figures.packs:
         text += f" with {figures.gpus} GPUs"
     if figures.gpu_hours is None:
@@ -497,7 +497,7 @@ def _tell_head(explanation: PlanExplanation) -> str:
         text += f", {_tell_hours(figures.serial_gpu_hours)} one after the other"
     at_once = explanation.packs_at_once
     if at_once is not None and at_once < figures.packs:
-        text += f"; {_count(at_once, 'pack')} at a time, the last ends "
+        text += f"; {format_count(at_once, 'pack')} at a time, the last ends "
         text += f"{format_span(figures.finish_s)} after the first has started"
     return text
 
@@ -511,10 +511,6 @@ def _tell_wait(wait: WaitEstimate) -> str:
 
 def _tell_hours(hours: float) -> str:
     return format_span(hours * 3600)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def group_packs(
@@ -552,7 +548,7 @@ def _render_packs(
         at_once = f"room for {pack.degree}"
     words = [f"{len(pack.members)} members{each}, {at_once}, {pack.mode.value}"]
     if len(pack.members) == 1 and pack.open_for:
-        others = _count(pack.open_for, "more job")
+        others = format_count(pack.open_for, "more job")
         words = [f"one job, open for {others}", pack.mode.value]
     elif len(pack.members) == 1:
         words = [f"one job{each}, alone" if each else "alone"]

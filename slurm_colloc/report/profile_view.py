@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.model.measured_curve import KnownCurve
+from slurm_colloc.model.sbatch.quantities import format_count, format_moment
 from slurm_colloc.model.usage_profile import (
     MeasuredBy,
     ProfileRecord,
@@ -96,13 +97,12 @@ def _render_best(record: ProfileRecord, curves: Sequence[KnownCurve]) -> str:
 
 def render_profile(record: ProfileRecord, width: int, curves: Sequence[KnownCurve] = ()) -> str:
     """All of one usage profile, and what packs have measured of its family."""
-    updated = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.updated_at))
     lines = [
         ("Signature", record.signature),
         ("Family", record.family),
         ("Name", record.name),
         ("GPU", f"{record.gpu_model} {', '.join(record.gpu_uuids)}"),
-        ("Runs", f"{record.samples}, the last {updated}"),
+        ("Runs", f"{record.samples}, the last {format_moment(record.updated_at)}"),
         ("Measured", _MEASURED[record.measured_by]),
         ("Steps", _render_rate(record.steps_per_s)),
         ("Samples", _render_rate(record.samples_per_s)),
@@ -134,15 +134,14 @@ def _render_curve(curve: KnownCurve) -> str:
     mix = f" with {', '.join(curve.names)}" if len(curve.families) > 1 else ""
     return (
         f"times the progress of one alone by {curve.mode.value}{mix}: {told} "
-        f"({'1 run' if packs == 1 else f'{packs} runs'}, the last {day})"
+        f"({format_count(packs, 'run')}, the last {day})"
     )
 
 
 def _render_learnt(mean: ShrunkenMean | None, whose: str) -> str:
     if mean is None:
         return UNKNOWN
-    packs = "1 pack" if mean.n == 1 else f"{mean.n} packs"
-    return f"{mean.value:+.3f} on {whose}, over {packs}"
+    return f"{mean.value:+.3f} on {whose}, over {format_count(mean.n, 'pack')}"
 
 
 def _render_gpu_memory(record: ProfileRecord) -> str:
@@ -156,7 +155,7 @@ def _render_run(record: ProfileRecord) -> str:
     total = record.steps_total
     if total is None:
         return UNKNOWN
-    runs = "1 run" if total.n == 1 else f"{total.n} runs"
+    runs = format_count(total.n, "run")
     return f"{total.mean:.0f} steps over {runs}, {format_span(record.run_s)} alone"
 
 
@@ -168,5 +167,5 @@ def _render_rate(rate: RunningStatistics | None) -> str:
     if rate is None:
         return UNKNOWN
     spread = "" if rate.sd is None else f", standard deviation {format_figure(rate.sd)}"
-    runs = "1 run" if rate.n == 1 else f"{rate.n} runs"
+    runs = format_count(rate.n, "run")
     return f"{format_figure(rate.mean)} /s over {runs}{spread}, last {format_figure(rate.last)}"

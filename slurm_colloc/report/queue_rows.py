@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.sbatch.quantities import format_elapsed, format_moment
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.terminal_tables import describe_arguments
 from slurm_colloc.report.words.speed_words import format_to_end
@@ -171,15 +170,15 @@ def format_left(view: PackView, member: MemberView, now: float) -> str:
     """Time to its wall limit, as squeue prints it."""
     record = member.record
     if member.state is not MemberState.RUNNING or record is None:
-        limit = member.wall_limit_s
-        return "" if member.is_final else _format_limit(limit)
+        return "" if member.is_final else _format_limit(member)
     left_s = compute_left_s(view, member, now)
     if left_s is None:
         return view.slurm.time_left if view.slurm else "UNLIMITED"
     return format_elapsed(max(0, left_s))
 
 
-def _format_limit(limit_s: int | None) -> str:
+def _format_limit(member: MemberView) -> str:
+    limit_s = member.wall_limit_s
     return "UNLIMITED" if limit_s is None else format_elapsed(limit_s)
 
 
@@ -269,9 +268,7 @@ class MemberField:
 
 
 def _format_moment(at: float | None) -> str:
-    if at is None:
-        return "Unknown"
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+    return "Unknown" if at is None else format_moment(at)
 
 
 def _read_moment(name: str) -> _Read:
@@ -295,11 +292,6 @@ def _read_gpus(at: Shown) -> str:
     return ",".join(use.uuids) if use else ""
 
 
-def _read_limit(at: Shown) -> str:
-    limit_s = at.member.wall_limit_s
-    return "UNLIMITED" if limit_s is None else format_elapsed(limit_s)
-
-
 def _read_place(at: Shown) -> str:
     """As squeue's NODELIST(REASON)."""
     reason = at.member.reason
@@ -313,7 +305,7 @@ FIELDS: tuple[MemberField, ...] = (
     MemberField("State", "T", "STATE", lambda at: at.member.state.value),
     MemberField("Elapsed", "M", "TIME", lambda at: format_elapsed_of(at.member, at.now)),
     MemberField("TimeLeft", "L", "TIME_LEFT", lambda at: format_left(at.view, at.member, at.now)),
-    MemberField("Timelimit", "l", "TIME_LIMIT", _read_limit),
+    MemberField("Timelimit", "l", "TIME_LIMIT", lambda at: _format_limit(at.member)),
     MemberField("Reason", "r", "REASON", lambda at: at.member.reason),
     MemberField("Place", "R", "NODELIST(REASON)", _read_place),
     MemberField("NodeList", "N", "NODELIST", _read_node),

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,12 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.job_values import PatternValues, choose_output_paths, expand_pattern
-from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
+from slurm_colloc.model.sbatch.quantities import (
+    format_count,
+    format_elapsed,
+    format_mb,
+    format_moment,
+)
 from slurm_colloc.ownership import name_user
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
@@ -88,7 +92,7 @@ def _render_pack_fields(view: PackView, state: StateReader) -> list[str]:
     if record.request is not None and any(member.spec.joined for member in view.members):
         lines.append(f"  Grown to: {_render_request(record.request)}")
     lines += [
-        f"  Runner:   {kill.how} at {_render_time(kill.at)}; {kill.outcome}"
+        f"  Runner:   {kill.how} at {format_moment(kill.at)}; {kill.outcome}"
         for kill in list_kills(state.pack_path(record.pack_id))
     ]
     lines += [f"  Fallback: {note}" for note in read_fallbacks(state, view)]
@@ -103,7 +107,7 @@ def _render_open(view: PackView) -> list[str]:
         return []
     if all(member.is_final for member in view.members):
         return []
-    return [f"  Open:     for {left} more job{'' if left == 1 else 's'}"]
+    return [f"  Open:     for {format_count(left, 'more job')}"]
 
 
 def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
@@ -237,8 +241,8 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
         ("Node:GPU", format_where(member)),
         ("CPUs", _render_cpus(member)),
         ("Host memory", format_mb(plan.host_memory_mb) if plan.host_memory_mb else "the pack's"),
-        ("Started", _render_time(record.started_at if record else None)),
-        ("Ended", _render_time(record.ended_at if record else None)),
+        ("Started", format_moment(record.started_at) if record and record.started_at else ""),
+        ("Ended", format_moment(record.ended_at) if record and record.ended_at else ""),
         ("Elapsed", format_elapsed_of(member, now)),
         ("On the GPU", _render_gpu_use(record.gpu if record else None)),
         ("End", view.cause_of(member)),
@@ -257,10 +261,6 @@ def _render_cpus(member: MemberView) -> str:
     count = member.spec.plan.cpus
     cpus = member.record.cpus if member.record else ()
     return f"{count} (bound to {','.join(map(str, cpus))})" if cpus else f"{count}"
-
-
-def _render_time(seconds: float | None) -> str:
-    return "" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
 def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
@@ -556,7 +556,7 @@ def _count_members(rows: Sequence[_Row]) -> str:
         for member in summary["members"]
         if member["started_at"] is not None
     ]
-    return "1 member" if len(ran) == 1 else f"{len(ran)} members"
+    return format_count(len(ran), "member")
 
 
 def _list_packs(rows: Sequence[_Row]) -> list[Summary]:

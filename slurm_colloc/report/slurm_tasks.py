@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb, format_time_limit
+from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
 from slurm_colloc.report.show_view import find_input_path, find_log_paths
@@ -411,14 +411,6 @@ def _format_span(seconds: int | None) -> str | None:
     return None if seconds is None else format_elapsed(seconds)
 
 
-def _format_clock(seconds: int | None) -> str | None:
-    """`1-02:03:04` or `02:03:04`, as sacct writes it."""
-    if seconds is None:
-        return None
-    text = format_time_limit(seconds)
-    return text if "-" in text else text.zfill(len("00:00:00"))
-
-
 _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "arrayjobid": lambda task: task.job,
     "arraytaskid": lambda task: task.index_or_none,
@@ -453,7 +445,7 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
 
 _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "alloccpus": lambda task: task.cpus,
-    "elapsed": lambda task: _format_clock(task.elapsed_s) or "",
+    "elapsed": lambda task: format_clock(task.elapsed_s) or "",
     "elapsedraw": lambda task: "" if task.elapsed_s is None else str(task.elapsed_s),
     "end": lambda task: task.end or "Unknown",
     "exitcode": lambda task: task.exit_code,
@@ -469,7 +461,7 @@ _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "reqcpus": lambda task: task.cpus,
     "reqmem": lambda task: task.host_memory,
     "start": lambda task: task.start or "Unknown",
-    "timelimit": lambda task: _format_clock(task.limit_s),
+    "timelimit": lambda task: format_clock(task.limit_s),
     "timelimitraw": lambda task: None if task.limit_s is None else str(task.limit_s // 60),
     "workdir": lambda task: task.directory,
 }

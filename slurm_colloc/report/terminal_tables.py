@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.job_ids import join_numbers
 from slurm_colloc.model.member import MemberId, MemberState
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import escape_controls, pad_columns
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -275,7 +275,7 @@ def describe_arguments(jobs: Sequence[Job]) -> list[str]:
 Row = tuple[str, ...]
 
 _GREEN, _YELLOW, _RED, _GREY = "32", "33", "31", "90"
-_COLOURS = {
+_COLOURS: Mapping[str, str] = {
     MemberState.RUNNING: _GREEN,
     MemberState.PENDING: _YELLOW,
     MemberState.REQUEUED: _YELLOW,
@@ -332,31 +332,17 @@ def render_lines(
         styled: The head is bold, and states have colours.
     """
     table = [header, *(tuple(map(escape_controls, row)) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    widths[-1] = 0
-    place = list(header).index("STATE") if "STATE" in header else -1
-    lines = []
-    for number, row in enumerate(table):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        if not styled:
-            lines.append("  ".join(cells).rstrip())
-            continue
-        if number == 0:
-            lines.append(_paint("  ".join(cells).rstrip(), "1"))
-            continue
-        if place >= 0:
-            cells[place] = _paint(cells[place], _choose_colour(row[place]))
-        lines.append("  ".join(cells).rstrip())
+    padded = pad_columns(table)
+    if styled and "STATE" in header:
+        place = list(header).index("STATE")
+        for row, cells in zip(table[1:], padded[1:], strict=True):
+            cells[place] = _paint(cells[place], _COLOURS.get(row[place], _RED))
+    lines = ["  ".join(cells).rstrip() for cells in padded]
+    if styled:
+        lines[0] = _paint(lines[0], "1")
     if total:
         lines += ["", escape_controls(total)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _choose_colour(state: str) -> str:
-    for known, colour in _COLOURS.items():
-        if state == known.value:
-            return colour
-    return _RED
 
 
 def _paint(text: str, code: str) -> str:

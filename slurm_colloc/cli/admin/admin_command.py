@@ -25,7 +25,7 @@ from slurm_colloc.administration.mig_parted import (
     render_yaml,
 )
 from slurm_colloc.administration.slurm_conf import find_places
-from slurm_colloc.cli.admin.admin_hooks import need_root
+from slurm_colloc.cli.admin.admin_hooks import need_root, say
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
 from slurm_colloc.host.mig.change_instances import describe_instances
 from slurm_colloc.host.mig.mig_session import MigSession
@@ -298,10 +298,8 @@ def assert_mig(options: argparse.Namespace) -> int:
     value = parse_file(_read_file(options.config_file), origin)
     wishes = choose_configuration(value, options.selected_config, origin)
     told = find_differences(wishes, read_divided_gpus(), mode_only=options.mode_only)
-    for line in told:
-        sys.stdout.write(f"{line}\n")
-    if not told:
-        sys.stdout.write("all GPUs are as the configuration says\n")
+    for line in told or ["all GPUs are as the configuration says"]:
+        say(line)
     return DIFFERS if told else 0
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,15 +22,13 @@ from slurm_colloc.administration.fleet_sums import (
     read_refused,
     sum_fleet,
 )
-from slurm_colloc.administration.hook_metrics import render_families
-from slurm_colloc.administration.node_files import write_whole
-from slurm_colloc.errors import CollocError, NodeError, StateError, UsageProblem
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.cli.admin.admin_hooks import require_prom, say, say_json, warn, write_prom
+from slurm_colloc.errors import CollocError, NodeError, UsageProblem
+from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report.terminal_tables import format_part
 from slurm_colloc.slurm.accounting import AccountedJob, read_accounts, set_admin_comment
 
-_SUFFIX = ".prom"
 _GPU_AGE = "30d"
 _TABLE_AGE = "7d"
 
@@ -44,11 +39,7 @@ def collect_reports(options: argparse.Namespace) -> int:
     Raises:
         CollocError: Slurm cannot be asked, or a file cannot be read or written.
     """
-    if options.metrics and not options.metrics.endswith(_SUFFIX):
-        raise UsageProblem(
-            f"{options.metrics} does not end with {_SUFFIX}",
-            hint="node_exporter's textfile collector reads no other files",
-        )
+    require_prom(options.metrics)
     found = collect(options.spool, read_accounts)
     if not options.dry_run:
         # First what is kept: a report that is read twice counts once.
@@ -57,23 +48,23 @@ def collect_reports(options: argparse.Namespace) -> int:
         left = remove_done(options.spool, found.done)
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            _note(
+            warn(
                 f"{left[0]}{more} cannot be removed from {options.spool}: the spool is another "
                 "user's, or these are directories with something in them, which root can remove"
             )
     if found.uncounted:
-        _note(
+        warn(
             f"{found.uncounted} reports name a GPU, and Slurm's accounting none for their jobs; "
             "they wait for a day: AccountingStorageTRES needs gres/gpu"
         )
     refused = ", ".join(f"{count} by {name}" for name, count in sorted(found.rejected.items()))
-    _say(
+    say(
         f"{len(found.accepted)} reports {'would be kept' if options.dry_run else 'kept'}, "
         f"{found.rejected.total()} refused{f' ({refused})' if refused else ''}, "
         f"{found.waiting} wait for Slurm's accounting"
     )
     if options.admin_comment and not options.dry_run:
-        _say(f"{write_comments(found.accepted)} comments written")
+        say(f"{write_comments(found.accepted)} comments written")
     if options.metrics and not options.dry_run:
         _write_metrics(options.store, options.metrics)
     return 0
@@ -97,7 +88,7 @@ def write_comments(accepted: Sequence[Accepted]) -> int:
         try:
             write_comment(job, blob)
         except CollocError as problem:
-            _note(f"the AdminComment of job {job.job_id} was not written: {problem}")
+            warn(f"the AdminComment of job {job.job_id} was not written: {problem}")
             return written
         written += 1
     return written
@@ -132,10 +123,7 @@ def _write_metrics(store: str, path: str) -> None:
         read_refused(store),
         now,
     )
-    try:
-        write_whole(os.path.abspath(path), render_families(families).encode(), 0o644)
-    except OSError as error:
-        raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
+    write_prom(path, families)
 
 
 def show_table(options: argparse.Namespace) -> int:
@@ -146,7 +134,7 @@ def show_table(options: argparse.Namespace) -> int:
     """
     rows = sum_fleet(read_days(options.store, _choose_since(options.since or _TABLE_AGE)))
     if options.json:
-        _say(json.dumps({"schema": 1, "rows": [_build_object(row) for row in rows]}))
+        say_json({"schema": 1, "rows": [_build_object(row) for row in rows]})
         return 0
     head = ("DAY", "ACCOUNT", "PARTITION", "PACKS", "MEMBERS", "FAILED", "GPU_HOURS",
             "HOURS_SAVED", "HOURS_WASTED", "SLOWDOWN", "SM_ACTIVE", "KWH")  # fmt: skip
@@ -174,7 +162,7 @@ def show_gpus(options: argparse.Namespace) -> int:
     """
     paces = compare_gpus(read_days(options.store, _choose_since(options.since or _GPU_AGE)))
     if options.json:
-        _say(json.dumps({"schema": 1, "gpus": [_build_gpu(pace) for pace in paces]}))
+        say_json({"schema": 1, "gpus": [_build_gpu(pace) for pace in paces]})
         return 0
     _say_table(
         ("NODE", "GPU", "MODEL", "RATE", "JOBS", "USERS", "SLOW"),
@@ -225,21 +213,8 @@ def _format_some(value: float | None, form: str, known: int, count: int) -> str:
 
 def _say_table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> None:
     table = [head, *(tuple(map(escape_controls, row)) for row in rows)]
-    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
-    for row in table:
-        cells = [
-            cell.ljust(width) if place < texts else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        _say("  ".join(cells).rstrip())
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"csub: {escape_controls(text)}\n")
+    for line in align_columns(table, range(texts, len(head))):
+        say(line)
 
 
 def add_fleet(commands: Any) -> None:

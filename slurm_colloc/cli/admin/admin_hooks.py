@@ -11,23 +11,29 @@ import dataclasses
 import json
 import os
 import pwd
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.administration import node_files, slurm_conf, verify_hooks
+from slurm_colloc.administration.hook_metrics import MetricFamily, render_families
 from slurm_colloc.administration.node_files import Step, build_node_files
 from slurm_colloc.administration.slurm_conf import (
     ControllerPlan,
-    HookKind,
     HookPlan,
     Places,
     find_places,
 )
 from slurm_colloc.administration.verify_hooks import FIRST_JOB_ID, FakeJob, Verification, choose_gpu
-from slurm_colloc.errors import CollocError, NodeError, NotFound, SlurmError, UsageProblem
+from slurm_colloc.errors import (
+    CollocError,
+    NodeError,
+    NotFound,
+    SlurmError,
+    StateError,
+    UsageProblem,
+)
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
@@ -50,7 +56,7 @@ def uninstall(options: argparse.Namespace) -> int:
         _take_back(options, slurm_conf.plan_removal(config, places, scripts))
     if node:
         if record is None:
-            _say(f"no hooks are installed here: there is no {places.here(places.record_path)}")
+            say(f"no hooks are installed here: there is no {places.here(places.record_path)}")
             return 0
         _uninstall_node(options, places, record)
     return 0
@@ -137,10 +143,10 @@ def _uninstall_node(options: argparse.Namespace, places: Places, record: dict[st
         node_files.remove_files(places, record)
     for step in steps:
         word = "would remove" if options.dry_run else "removed"
-        _say(f"{word:<14} {places.here(step.path)} ({step.detail})")
+        say(f"{word:<14} {places.here(step.path)} ({step.detail})")
     for path in (places.policy_path, places.log_path, places.totals_path, places.prefix_path):
         if os.path.lexists(places.here(path)):
-            _say(f"{'stays':<14} {places.here(path)}")
+            say(f"{'stays':<14} {places.here(path)}")
 
 
 def _read_own_conf(places: Places, path: str) -> str:
@@ -162,15 +168,15 @@ def print_lines(plan: ControllerPlan, say: Callable[[str], None]) -> None:
 
 def _take_back(options: argparse.Namespace, plan: ControllerPlan) -> None:
     if not plan.changes and not plan.problems:
-        _say("slurm.conf names no hook of ours as a script of its own: nothing to take back")
+        say("slurm.conf names no hook of ours as a script of its own: nothing to take back")
         return
     if not options.slurm_conf:
         if plan.problems:
             raise NodeError("; ".join(plan.problems))
-        print_lines(plan, _say)
+        print_lines(plan, say)
         where = "on the controller alone: nodes get it" if plan.is_configless else "on all machines"
-        _say(f"# {where}; then: scontrol reconfigure")
-        _say("# then on every node: csub admin uninstall --node")
+        say(f"# {where}; then: scontrol reconfigure")
+        say("# then on every node: csub admin uninstall --node")
         return
     before = slurm_conf.read_conf(options.slurm_conf)
     names = [kind.capitalize() for kind in slurm_conf.KINDS]
@@ -181,7 +187,7 @@ def _take_back(options: argparse.Namespace, plan: ControllerPlan) -> None:
         after = slurm_conf.change_text(before, plan.changes)
     _refuse_leftovers(options.slurm_conf, after, plan)
     _write(options, before, after)
-    _say("# then: scontrol reconfigure; then on every node: csub admin uninstall --node")
+    say("# then: scontrol reconfigure; then on every node: csub admin uninstall --node")
 
 
 def _refuse_leftovers(path: str, text: str, plan: ControllerPlan) -> None:
@@ -199,11 +205,11 @@ def _refuse_leftovers(path: str, text: str, plan: ControllerPlan) -> None:
 
 def _write(options: argparse.Namespace, before: str, after: str) -> None:
     for line in render_difference(options.slurm_conf, before, after):
-        _say(line)
+        say(line)
     if options.dry_run:
         return
     backup = slurm_conf.write_conf(options.slurm_conf, after)
-    _say(f"# changed {options.slurm_conf}; as it was: {backup}")
+    say(f"# changed {options.slurm_conf}; as it was: {backup}")
 
 
 def render_difference(path: str, before: str, after: str) -> list[str]:
@@ -228,8 +234,44 @@ def need_root(what: str, *, hint: str = "--dry-run shows what would be done") ->
         raise UsageProblem(f"only root can {what}", hint=hint)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line of the answer."""
     sys.stdout.write(f"{text}\n")
+
+
+def say_json(value: object) -> None:
+    """The answer for programs."""
+    say(json.dumps(value))
+
+
+def warn(text: str) -> None:
+    """What to know besides."""
+    sys.stderr.write(f"csub: {escape_controls(text)}\n")
+
+
+def require_prom(path: str) -> None:
+    """Refuse a file that node_exporter would not read; none at all is no file.
+
+    Raises:
+        UsageProblem: Its name has another end.
+    """
+    if path and not path.endswith(".prom"):
+        raise UsageProblem(
+            f"{path} does not end with .prom",
+            hint="node_exporter's textfile collector reads no other files",
+        )
+
+
+def write_prom(path: str, families: Sequence[MetricFamily]) -> None:
+    """Write metrics for node_exporter, at once.
+
+    Raises:
+        StateError: The file cannot be written.
+    """
+    try:
+        node_files.write_whole(os.path.abspath(path), render_families(families).encode(), 0o644)
+    except OSError as error:
+        raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
 
 
 # ---- `csub admin install-hooks`: hooks put in place, or what that would change -------------------
@@ -273,7 +315,7 @@ class _Outcome:
 
     def say(self, text: str) -> None:
         if not self.is_quiet:
-            sys.stdout.write(f"{escape_controls(text)}\n")
+            say(escape_controls(text))
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -306,7 +348,7 @@ def install(options: argparse.Namespace) -> int:
             "steps": outcome.steps,
             "notes": outcome.notes,
         }
-        sys.stdout.write(json.dumps(value) + "\n")
+        say_json(value)
     else:
         outcome.say(_conclude(outcome, only_says=only_says))
     return CHANGE_NEEDED if options.check and outcome.must_change else 0
@@ -444,8 +486,7 @@ def verify(options: argparse.Namespace) -> int:
     if user.pw_uid == 0:
         raise UsageProblem("the hooks never start a daemon for root", hint="name another --user")
     found = Verification(record["hooks"]["prolog"], record["hooks"]["epilog"])
-    kinds: tuple[HookKind, ...] = ("prolog", "epilog")
-    plans = [HookPlan(kind, record["hooks"][kind]) for kind in kinds]
+    plans = [HookPlan(kind, record["hooks"][kind]) for kind in slurm_conf.KINDS]
     verify_hooks.check_files(found, build_node_files(places, plans))
     verify_hooks.check_python(found, places.prefix_path)
     policy = verify_hooks.check_policy(found, places.policy_path)
@@ -489,7 +530,7 @@ def _check_slurm(found: Verification, record: dict[str, object], config: Mapping
     """Say whether Slurm calls the hooks; a node may be made ready before slurm.conf is."""
     places = find_places(os.environ)
     called = slurm_conf.find_callers(record, slurm_conf.read_config_values(config), places)
-    for kind in ("prolog", "epilog"):
+    for kind in slurm_conf.KINDS:
         detail = (
             f"{kind.capitalize()}={called[kind]}"
             if kind in called
@@ -501,10 +542,10 @@ def _check_slurm(found: Verification, record: dict[str, object], config: Mapping
 def _report(found: Verification, *, as_json: bool) -> None:
     if as_json:
         checks = [dataclasses.asdict(check) for check in found.checks]
-        sys.stdout.write(json.dumps({"schema": 1, "passed": found.passed, "checks": checks}) + "\n")
+        say_json({"schema": 1, "passed": found.passed, "checks": checks})
         return
     for line in verify_hooks.render_checks(found.checks):
-        sys.stdout.write(f"{line}\n")
+        say(line)
 
 
 # What a node keeps a user's processes from, tried out: limits of root's daemons, tracing.
@@ -559,8 +600,7 @@ def _advise(slurm: Mapping[str, str]) -> str:
 
 
 def _has_flag(slurm: Mapping[str, str]) -> bool:
-    match = re.match(r"(\d+)\.(\d+)", slurm.get("SLURM_VERSION", ""))
-    return match is not None and (int(match[1]), int(match[2])) >= FIRST_WITH_RUN_IN_JOB
+    return slurm_conf.parse_release(slurm.get("SLURM_VERSION", "")) >= FIRST_WITH_RUN_IN_JOB
 
 
 def check_tracing(found: Verification, path: str = YAMA) -> None:

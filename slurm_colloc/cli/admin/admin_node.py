@@ -26,7 +26,7 @@ from slurm_colloc.administration.hook_metrics import (
     render_families,
     write_totals,
 )
-from slurm_colloc.administration.node_files import read_record, write_whole
+from slurm_colloc.administration.node_files import read_record
 from slurm_colloc.administration.slurm_conf import Places, find_places, list_jobs_with_state
 from slurm_colloc.administration.verify_hooks import (
     AuditFilter,
@@ -34,12 +34,20 @@ from slurm_colloc.administration.verify_hooks import (
     read_entries,
     render_entries,
 )
-from slurm_colloc.cli.admin.admin_hooks import need_root
+from slurm_colloc.cli.admin.admin_hooks import (
+    need_root,
+    require_prom,
+    say,
+    say_json,
+    warn,
+    write_prom,
+)
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import align_columns, escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count, format_moment
 from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 
 NOT_FIT = 1
@@ -65,7 +73,7 @@ def show_status(options: argparse.Namespace) -> int:
     # Several nodes of a sandbox are on this machine.
     status = {**statuses[0], "jobs": [job for found in statuses for job in found["jobs"]]}
     if options.json:
-        sys.stdout.write(json.dumps(status) + "\n")
+        say_json(status)
     else:
         sys.stdout.write(render_status(status, _name_user))
     return 0
@@ -92,19 +100,19 @@ def recover_node(options: argparse.Namespace) -> int:
     about_mig = report.details.get("mig", [])
     if options.json:
         value = {"schema": 1, "is_fit": is_fit, "jobs": told, "mig": about_mig}
-        sys.stdout.write(json.dumps(value) + "\n")
+        say_json(value)
     else:
         for found in told:
-            sys.stdout.write(f"{describe_recovered_job(found)}\n")
+            say(describe_recovered_job(found))
         for text in about_mig:
-            sys.stdout.write(f"{escape_controls(text)}\n")
+            say(escape_controls(text))
         if not told and not about_mig:
-            sys.stdout.write("nothing is prepared\n")
+            say("nothing is prepared")
     if problem:
-        _warn(f"the audit log has no line of this: {problem}")
+        warn(f"the audit log has no line of this: {problem}")
     if is_fit:
         return 0
-    _warn(
+    warn(
         f"this node is not fit for jobs: {'; '.join(unsafe) or report.outcome}: keep it drained, "
         "end what holds the GPU or reboot, then call this again, csub admin verify, and scontrol "
         "update NodeName=NODE State=RESUME"
@@ -201,10 +209,6 @@ def _name_user(uid: int) -> str:
         return "?"
 
 
-def _warn(text: str) -> None:
-    sys.stderr.write(f"csub: {escape_controls(text)}\n")
-
-
 # What hooks have prepared on a node, and what of that was undone, for people; pure.
 #
 # Nothing that a file holds reaches the terminal as it is: control characters are shown by number.
@@ -221,7 +225,8 @@ def render_status(status: Mapping[str, Any], name_user: Callable[[int], str]) ->
         name_user: Gives a user's name by number.
     """
     rows = [_build_row(job, name_user) for job in status["jobs"]]
-    lines = _align([[name.upper() for name in COLUMNS], *rows]) if rows else ["nothing is prepared"]
+    head = [name.upper() for name in COLUMNS]
+    lines = align_columns([head, *rows]) if rows else ["nothing is prepared"]
     return "".join(f"{line}\n" for line in (*lines, describe_policy_state(status["policy"])))
 
 
@@ -269,7 +274,7 @@ def _build_row(job: Mapping[str, Any], name_user: Callable[[int], str]) -> list[
         str(job["mode"]),
         ",".join(_shorten_uuid(str(gpu)) for gpu in job["gpus"]),
         ",".join(pids),
-        "" if made_at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(made_at)),
+        "" if made_at is None else format_moment(made_at),
         "; ".join(problems),
     ]
     return [escape_controls(cell) or "-" for cell in cells]
@@ -279,14 +284,6 @@ def _shorten_uuid(uuid: str) -> str:
     """As much as tells the GPUs of a node apart; JSON has the whole."""
     kind, _, rest = uuid.partition("-")
     return f"{kind}-{rest.partition('-')[0]}" if kind in ("GPU", "MIG") and rest else uuid
-
-
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 # ---- `csub admin show-config` and `log`: what holds on this node, and what happened on it --------
@@ -305,7 +302,7 @@ def show_config(options: argparse.Namespace) -> int:
     hooks = None if record is None else record["hooks"]
     if options.json:
         value = {"schema": 1, "policy": [dataclasses.asdict(row) for row in rows], "hooks": hooks}
-        sys.stdout.write(json.dumps(value) + "\n")
+        say_json(value)
         return 0
     cells = [("SETTING", "VALUE", "FROM")]
     cells += [
@@ -316,13 +313,12 @@ def show_config(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    widths = [max(len(cell[number]) for cell in cells) for number in range(2)]
-    for name, shown, source in cells:
-        sys.stdout.write(f"{name:<{widths[0]}}  {shown:<{widths[1]}}  {source}\n")
+    for line in align_columns(cells):
+        say(line)
     for kind, hook in sorted((hooks or {}).items(), reverse=True):
-        sys.stdout.write(f"{kind}: {hook}\n")
+        say(f"{kind}: {hook}")
     if hooks is None:
-        sys.stdout.write("no hooks are installed on this machine\n")
+        say("no hooks are installed on this machine")
     return 0
 
 
@@ -345,14 +341,13 @@ def show_log(options: argparse.Namespace) -> int:
         entries = entries[-options.last :]
     if options.json:
         for entry in entries:
-            sys.stdout.write(json.dumps(entry) + "\n")
+            say_json(entry)
     elif entries:
         sys.stdout.write(render_entries(entries))
     else:
-        sys.stderr.write("csub: no line matches\n")
+        warn("no line matches")
     if damaged:
-        lines = "line" if damaged == 1 else "lines"
-        sys.stderr.write(f"csub: {damaged} {lines} of {path} cannot be read\n")
+        warn(f"{format_count(damaged, 'line')} of {path} cannot be read")
     return 0
 
 
@@ -425,9 +420,6 @@ def render_value(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-_SUFFIX = ".prom"
-
-
 def show_metrics(options: argparse.Namespace) -> int:
     """Print the metrics of this node, or write them where node_exporter finds them.
 
@@ -435,25 +427,16 @@ def show_metrics(options: argparse.Namespace) -> int:
         CollocError: It is not root, the log cannot be read, or the file cannot be written.
     """
     need_root("read what the hooks have done", hint="call it with sudo, or from a timer of root's")
-    if options.output and not options.output.endswith(_SUFFIX):
-        raise UsageProblem(
-            f"{options.output} does not end with {_SUFFIX}",
-            hint="node_exporter's textfile collector reads no other files",
-        )
+    require_prom(options.output)
     places = find_places(os.environ)
     counted = count_log(find_log(), read_totals(places.totals_path))
     families = build_families(counted.totals, _read_facts(find_place(places)))
-    text = render_families(families)
     if not options.output:
-        sys.stdout.write(text)
+        sys.stdout.write(render_families(families))
         return 0
     # First what is counted: a file that is missing once is not counted twice.
     write_totals(places.totals_path, counted)
-    output = os.path.abspath(options.output)
-    try:
-        write_whole(output, text.encode(), 0o644)
-    except OSError as error:
-        raise StateError(f"cannot write {output}: {os.strerror(error.errno or 0)}") from error
+    write_prom(os.path.abspath(options.output), families)
     return 0
 
 

@@ -21,6 +21,7 @@ import tomlkit.exceptions
 from slurm_colloc.cli.look.queue_and_history import parse_age
 from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.ownership import find_owner, is_of_another, name_user
 from slurm_colloc.report.ended_members import collect_ended, list_changed_since
 from slurm_colloc.report.member_views import PackView
@@ -324,7 +325,7 @@ def clean(session: Session, older_than: str, *, dry_run: bool) -> str:
         _clean_snapshots(session, before, dry_run=dry_run)
     what = "would be removed" if dry_run else "removed"
     return (
-        f"{count} pack{'s' * (count != 1)} with {members} member{'s' * (members != 1)} {what}, "
+        f"{format_count(count, 'pack')} with {format_count(members, 'member')} {what}, "
         f"{size / 1e6:.1f} MB; kept: {len(session.state.list_all()) - (count if dry_run else 0)}"
     )
 
@@ -336,7 +337,7 @@ def _clean_snapshots(session: Session, before: float, *, dry_run: bool) -> None:
     count, kept = remove_snapshots(session.state.root, used, before, dry_run=dry_run)
     if count:
         what = "would be removed" if dry_run else "removed"
-        note(f"{count} snapshot{'s' * (count != 1)} of projects {what}")
+        note(f"{format_count(count, 'snapshot')} of projects {what}")
     for path in kept:
         note(f"kept, because jobs have written into it: {path}")
 

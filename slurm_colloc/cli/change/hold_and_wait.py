@@ -33,7 +33,7 @@ from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.words.waiting_reasons import find_reason
 from slurm_colloc.store.all_packs import State
@@ -438,7 +438,7 @@ def describe_ends(members: Sequence[MemberView]) -> str:
         parts.append(f"{len(names)} {state}" + ("" if is_good else f" ({shown})"))
     failed = any(compute_status(m) and m.state is not MemberState.CANCELLED for m in members)
     hint = f"; csub retry {members[0].member.job} tries again what failed" if failed else ""
-    return f"{format_members(len(members))}: {', '.join(parts)}{hint}"
+    return f"{format_count(len(members), 'member')}: {', '.join(parts)}{hint}"
 
 
 def _await_summaries(session: Session, views: Sequence[PackView]) -> None:

@@ -13,6 +13,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count
 
 if TYPE_CHECKING:
     from slurm_colloc.model.measured_curve import KnownCurve
@@ -99,7 +100,7 @@ def forget(
     chosen = records if everything else _choose(records, patterns or [])
     removed = forget_profiles(root, chosen)
     forget_curves(root, None if everything else {(r.family, r.gpu_model) for r in chosen})
-    say(f"Forgotten: {_count(removed)}.")
+    say(f"Forgotten: {format_count(removed, 'usage profile')}.")
 
 
 @profile.command("export")
@@ -124,11 +125,7 @@ def import_all(
     written = import_profiles(Session.open_own().state.root, records)
     kept = len(records) - len(written)
     more = f"; {kept} not: the existing ones have as many runs or more" if kept else ""
-    say(f"Imported: {_count(len(written))}{more}.")
-
-
-def _count(number: int) -> str:
-    return "1 usage profile" if number == 1 else f"{number} usage profiles"
+    say(f"Imported: {format_count(len(written), 'usage profile')}{more}.")
 
 
 def _read_all(root: Path) -> list[ProfileRecord]:

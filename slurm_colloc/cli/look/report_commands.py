@@ -35,6 +35,7 @@ from slurm_colloc.cli.subcommands import (
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
@@ -174,7 +175,7 @@ def report(
 
         with with_own_rights():
             count = write_parquet(parquet, found)
-        say(f"{_count_members(count)} written to {escape_controls(str(parquet))}")
+        say(f"{format_count(count, 'member')} written to {escape_controls(str(parquet))}")
     else:
         from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
@@ -227,10 +228,6 @@ def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Su
 def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:
     members = [m for m in summary["members"] if numbers is None or m["member"] in numbers]
     return {**summary, "members": members}
-
-
-def _count_members(members: int) -> str:
-    return "1 member" if members == 1 else f"{members} members"
 
 
 def write_report(pack: Path) -> int:
@@ -459,18 +456,14 @@ def _tell_left_out(found: FoundEntries, owner: str) -> list[str]:
     notes = []
     if found.running:
         are = "is" if found.running == 1 else "are"
-        notes.append(f"{_count_packs(found.running)}{of} {are} not over: not in the sums")
+        notes.append(f"{format_count(found.running, 'pack')}{of} {are} not over: not in the sums")
     if found.without:
         have = "has" if found.without == 1 else "have"
         notes.append(
-            f"{_count_packs(found.without)}{of} {have} ended without a summary, as when "
+            f"{format_count(found.without, 'pack')}{of} {have} ended without a summary, as when "
             "nothing was watched: not in the sums"
         )
     return notes
-
-
-def _count_packs(packs: int) -> str:
-    return "1 pack" if packs == 1 else f"{packs} packs"
 
 
 # ---- `csub compare 54 89`: the same jobs before and after, or alone and shared -------------------

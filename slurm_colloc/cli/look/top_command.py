@@ -26,6 +26,7 @@ from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, des
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.member import ALL, MemberState
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.queue_rows import list_argument_words
 from slurm_colloc.report.show_view import (
@@ -202,7 +203,7 @@ def _describe_all(
         for member in latest.view.members
         if chosen is None or member.place in chosen[latest.view.record.pack_id]
     ]
-    packs = "1 pack" if len(found) == 1 else f"{len(found)} packs"
+    packs = format_count(len(found), "pack")
     counts = count_states([member.state for member in members])
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     return Text(", ".join(filter(None, (f"csub top  {clock}  {packs}", counts))), style="bold")

@@ -12,7 +12,7 @@ from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_finding
 from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.settings import read_given_environment
 
 _FITS = {0: "does not fit", 1: "1 fits"}
@@ -100,18 +100,14 @@ def _render_title(script: str, problems: Sequence[ScriptFinding], read: Sequence
 
 
 def _render_findings(findings: Sequence[ScriptFinding]) -> list[str]:
-    width = max(len(_label(finding)) for finding in findings)
-    lines = []
+    rows = []
     for finding in findings:
         texts = [] if finding.file == REQUEST else [finding.what]
         texts.append(finding.why)
         if finding.advice:
             texts.append(f"-> {finding.advice}")
-        labels = [_label(finding), *[""] * len(texts)]
-        lines += [
-            f"  {label.ljust(width)}  {text}" for label, text in zip(labels, texts, strict=False)
-        ]
-    return lines
+        rows += zip([_label(finding), *[""] * len(texts)], texts, strict=False)
+    return [f"  {line}" for line in align_columns(rows)]
 
 
 def _label(finding: ScriptFinding) -> str:
@@ -131,27 +127,19 @@ def _render_sharing(sharing: SharingFit, unreachable: str) -> list[str]:
         title = f"On one GPU: {sharing.members} jobs like this at the same time"
     if sharing.members == sharing.degree:
         title += " (as many as --degree allows)"
-    cells = [_build_cells(row) for row in sharing.rows]
-    widths = [max(len(row[i]) for row in cells if row[2] or not i) for i in range(2)]
-    return [
-        title,
-        *(
-            f"  {name.ljust(widths[0])}  {asked.ljust(widths[1])}  {fits}".rstrip()
-            for name, asked, fits in cells
-        ),
-    ]
+    return [title, *(f"  {line}" for line in align_columns(list(map(_build_cells, sharing.rows))))]
 
 
-def _build_cells(row: ResourceRow) -> tuple[str, str, str]:
+def _build_cells(row: ResourceRow) -> tuple[str, ...]:
     unit = f" {row.unit}" if row.unit else ""
     there = f" of {row.available}{unit}" if row.available else ""
     if row.asked is None:
         if row.name == "host memory":
-            return row.name, f"an equal share{there}", ""
+            return row.name, f"an equal share{there}"
         usable = f", {row.available}{unit} are usable" if row.available else ""
-        return row.name, f"not stated{usable}", ""
+        return row.name, f"not stated{usable}"
     if row.available is None:
-        return row.name, f"{row.asked}{unit} of an unknown amount", ""
+        return row.name, f"{row.asked}{unit} of an unknown amount"
     return row.name, f"{row.asked}{there}", _FITS.get(row.fits or 0, f"{row.fits} fit")
 
 

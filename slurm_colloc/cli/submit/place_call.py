@@ -22,6 +22,7 @@ from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.job_ids import format_task_ids
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.slurm.options import Options
 from slurm_colloc.store.all_packs import State, build_element_id
 from slurm_colloc.store.atomic_files import hold_lock
@@ -354,7 +355,7 @@ def describe(submitted: Sequence[Submitted]) -> str:
 def _count_packs(records: Sequence[PackRecord]) -> str:
     """How many packs there are, in words; those of several GPUs with their GPUs."""
     gpus = [sum(record.gpu_sets) for record in records if record.gpu_set == 0]
-    count = f"{len(gpus)} pack{'s' if len(gpus) > 1 else ''}"
+    count = format_count(len(gpus), "pack")
     if not any(gpus):
         return count
     nodes = 1 + max((node for record in records for node in record.set_nodes), default=0)

@@ -17,7 +17,7 @@ from slurm_colloc.cli.submit.batch_and_sweep import render_jobs
 from slurm_colloc.cli.submit.place_call import build_answer_json, tell_id
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, Options, merge_options, parse_command_line
@@ -319,7 +319,7 @@ def _describe(names: Mapping[str, str], submitted: Sequence[Submitted]) -> str:
     shown = [f"{new} tries {old} again" for new, old in list(names.items())[:_NAMED_MOST]]
     more = len(names) - len(shown)
     jobs = ", ".join(entry.job_id for entry in submitted[:_NAMED_MOST])
-    text = ", ".join(shown) + (f" and {format_members(more)} more" if more else "")
+    text = ", ".join(shown) + (f" and {format_count(more, 'member')} more" if more else "")
     return f"{text}; in Slurm job{'s' if len(submitted) > 1 else ''} {jobs}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from dataclasses import dataclass
 
 from slurm_colloc.model.job import SignalRequest
@@ -148,9 +149,14 @@ def _round_up_to_mb(text: str, kb: int) -> int:
     return memory_mb
 
 
-def format_members(count: int) -> str:
+def format_count(count: int, noun: str) -> str:
     """`1 member`, `3 members`."""
-    return "1 member" if count == 1 else f"{count} members"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def format_moment(at: float) -> str:
+    """A moment on this machine's clock, as sacct writes it: `2026-03-01T14:05:09`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
 
 
 def format_mb(memory_mb: int) -> str:

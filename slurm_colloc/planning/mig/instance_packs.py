@@ -16,6 +16,7 @@ from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.mig_layout import place as find_places
 from slurm_colloc.model.plan import PackPlan, Policy, SharingMode, UsageProfile
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.planning.hard_limits import MIG_MEMBERS_MAX, Limits, Subject, find_broken
 from slurm_colloc.planning.job_needs import (
     Need,
@@ -48,7 +49,6 @@ from slurm_colloc.planning.pack_request import (
     build_pack,
     compute_overload,
     compute_wall_limit_s,
-    describe_count,
 )
 from slurm_colloc.planning.predict.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
 
@@ -392,7 +392,7 @@ class OpenLayout:
         """Why a job does not come on top; empty where it does."""
         policy, count = self._question.policy, len(self.members) + 1
         if policy.pack_size is not None and count > policy.pack_size:
-            return f"it is full with {describe_count(policy.pack_size, 'member')}"
+            return f"it is full with {format_count(policy.pack_size, 'member')}"
         if not (self._has_seated or self._is_seated(one)):
             return "all of them need larger instances than the layout has"
         largest = self._keep_largest(one)
@@ -525,7 +525,7 @@ def _build(
     if len(subjects) > at_once:
         left = len(subjects) - at_once
         notes.append(
-            f"{describe_count(left, 'member')} wait{'s' if left == 1 else ''} until an instance "
+            f"{format_count(left, 'member')} wait{'s' if left == 1 else ''} until an instance "
             "that is large enough is free, or can be made of free ones"
         )
     if at_once > len(seats):

@@ -14,6 +14,7 @@ from typing import Any
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import (
     ENDS,
@@ -425,7 +426,7 @@ def _tell_about(source: PageSource) -> str:
     bad = sum(member["state"] in ENDS for member in members)
     known = [member["slowdown"] for member in members if member["slowdown"] is not None]
     words = [
-        f"{len(members)} member{'' if len(members) == 1 else 's'}",
+        format_count(len(members), "member"),
         f"{bad} did not end well" if bad else "",
         "" if window is None else say_span(window["to"] - window["from"]),
         f"slowdown {format_slowdown(sum(known) / len(known))}" if known else "",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.headline import ENDS
 from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu
@@ -540,7 +541,7 @@ def _build_stay(
     span = max(window["to"] - window["from"], 1e-3)
     members = [m for m in source.members if numbers is None or m["member"] in numbers]
     bad = [member for member in members if member["state"] in ENDS]
-    count = f"{len(members)} member{'' if len(members) == 1 else 's'}"
+    count = format_count(len(members), "member")
     told = f", {len(bad)} did not end well" if bad else ""
     at = format_span(max(0.0, window["from"] - first))
     return GpuStay(

@@ -29,6 +29,7 @@ from slurm_colloc.model.result_metrics import (
     parse_metric,
     parse_number,
 )
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.summary.member_figures import (
     CONTEXT_ASSUMED_MB,
@@ -303,7 +304,7 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
         return notes
     unmatched = _count_unmatched(run, figures)
     if unmatched is not None:
-        lines = "1 line" if unmatched == 1 else f"{unmatched} lines"
+        lines = format_count(unmatched, "line")
         notes.append(f"--progress-regex matched none of {lines} that it has printed")
     if figures.rate.reason:
         notes.append(f"rate unknown: {figures.rate.reason}")
@@ -440,7 +441,7 @@ class _Printed:
     def _explain(self, name: str) -> str:
         wrong = self._wrong.get(name)
         if wrong is None:
-            lines = "1 line" if self._lines == 1 else f"{self._lines} lines"
+            lines = format_count(self._lines, "line")
             return f"{name} unknown: its --metric matched none of {lines} of output"
         return f"{name} unknown: its --metric found '{wrong}', which is not a number"
 

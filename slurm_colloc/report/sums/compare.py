@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.headline import list_last_tries
 from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.report.terminal_tables import (
@@ -289,7 +290,7 @@ def _tell(
         lines.append(("Note", "they share no job with the same script and arguments"))
     for side, count in zip((first, second), left, strict=True):
         if pairs and count:
-            members = "1 member" if count == 1 else f"{count} members"
+            members = format_count(count, "member")
             lines.append(("Note", f"{members} of {side.name} without a counterpart in the other"))
     return lines
 

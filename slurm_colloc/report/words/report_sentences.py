@@ -11,6 +11,7 @@ from typing import Any
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.plan import PeakSource
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.report.summary.summary_file import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -220,12 +221,12 @@ def _tell_speed(pack: dict[str, Any]) -> str:
 
 
 def _tell_prediction(prediction: dict[str, Any]) -> str:
-    count = prediction["members"]
     # All may never have run at the same time.
     over = "" if prediction["over"] == "together" else " over all that they shared"
+    count = format_count(prediction["members"], "member")
     return (
         f"slowdown {prediction['predicted']:.2f} while all run, measured "
-        f"{prediction['measured']:.2f}{over} (mean of {count} member{'' if count == 1 else 's'}); "
+        f"{prediction['measured']:.2f}{over} (mean of {count}); "
         f"normalised progress off by {format_share(prediction['error'])}"
     )
 
@@ -399,8 +400,7 @@ def _tell_coverage(coverage: dict[str, Any] | None) -> str:
         return f"it did not run: {coverage['not_watched']}"
     parts = [f"{format_share(coverage['share'])} of its readings"]
     if coverage["gaps"]:
-        count = len(coverage["gaps"])
-        gaps = "1 gap" if count == 1 else f"{count} gaps"
+        gaps = format_count(len(coverage["gaps"]), "gap")
         parts.append(f"{gaps}, {format_span(coverage['gap_s'])} in all")
     if coverage["not_readable"]:
         parts.append(f"not readable: {', '.join(sorted(coverage['not_readable']))}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import EndCause, MemberState
-from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.report.member_survey import (
     HELD as HELD_REASON,
 )
@@ -284,9 +284,8 @@ def _render_meaning(meaning: Meaning, name: str) -> list[str]:
         (command.format(id=name, job=job), what.format(id=name, job=job))
         for command, what in meaning.can
     ]
-    width = max(len(command) for command, _ in commands)
     lines = [f"  Means:     {meaning.meaning}", f"  Next:      {meaning.next}"]
-    for index, (command, what) in enumerate(commands):
+    for index, line in enumerate(align_columns(commands)):
         label = "You can:" if index == 0 else ""
-        lines.append(f"  {label:<10} {command:<{width}}  {what}")
+        lines.append(f"  {label:<10} {line}")
     return lines

@@ -24,7 +24,7 @@ from slurm_colloc.model.measurement import (
     measure_degree,
 )
 from slurm_colloc.model.member import tell_number
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.model.why_not_now import BEING_MEASURED, say_at_once, say_no_more
 from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.guarded_steps import Journal
@@ -125,7 +125,7 @@ class MeasuredDegree:
         if len(self.members.places) < 2 or not running or self.members.takes_one:
             return ""
         if self._windows.is_open:
-            return f"{BEING_MEASURED} with {format_members(len(running))}"
+            return f"{BEING_MEASURED} with {format_count(len(running), 'member')}"
         known = None if self._measured else self.find_known([*running, member])
         if known is not None and not known.is_open and len(running) >= known.degree:
             return _tell_known(known)

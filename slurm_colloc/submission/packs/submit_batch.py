@@ -20,7 +20,7 @@ from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.job_values import remove_member_variables
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.resources import data_path
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, build_client_environment
@@ -413,7 +413,7 @@ def _render_script(
     archive = ""
     if not settings.state_shared:
         archive = build_archive(state.packs, [record.pack_id for record in records])
-    count = format_members(sum(len(record.members) for record in records))
+    count = format_count(sum(len(record.members, "member") for record in records))
     title = f"{batch.name}: {count}"
     pack_path = submission if archive else str(state.packs / submission)
     if archive or settings.templates_dir:

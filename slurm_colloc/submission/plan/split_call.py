@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from slurm_colloc.errors import NoPackPossible, SlurmUnreachable
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
-from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.sbatch.quantities import format_count, format_time_limit
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import NodeShape
 from slurm_colloc.submission.jobs.call_jobs import Candidate
@@ -81,7 +81,7 @@ def refuse_large_pack(gpus: int, gpu_type: str | None, shapes: Sequence[NodeShap
     if most is not None and gpus > most:
         raise NoPackPossible(
             f"--gpus-per-pack={gpus}, and a node of {_name_partitions(shapes)} has "
-            f"{_count(most, 'GPU')} at most",
+            f"{format_count(most, 'GPU')} at most",
             hint="ask for fewer, or for node; --nodes-per-pack adds those of other nodes",
         )
 
@@ -105,7 +105,7 @@ def _refuse_too_large_job(
     cpus = max(shape.cpus for shape in usable)
     if job.cpus > cpus:
         raise NoPackPossible(
-            f"{name(*_CPUS)}: it asks for {_count(job.cpus, 'CPU')}, and a node of {where} "
+            f"{name(*_CPUS)}: it asks for {format_count(job.cpus, 'CPU')}, and a node of {where} "
             f"has {cpus} at most",
             hint="ask for fewer, or for another partition",
         )
@@ -125,10 +125,6 @@ def _count_gpus(shape: NodeShape, gpu_type: str | None) -> int:
 def _name_partitions(shapes: Sequence[NodeShape]) -> str:
     names = list(dict.fromkeys(shape.partition for shape in shapes))
     return f"partition{'s' * (len(names) > 1)} {', '.join(names)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 # ----

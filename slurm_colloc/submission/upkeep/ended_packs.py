@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.job_ids import format_task_ids
 from slurm_colloc.model.member import RESUBMISSIONS, MemberState, SlurmJobState, is_guest
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State, StateReader, list_member_files
@@ -267,9 +267,8 @@ class Ending:
         """
         known = [name_member(self._path, base, number).number for number in never]
         names = f"{base}/{format_task_ids(tuple(sorted(known)))}"
-        ended = (
-            f"{format_members(len(never))} never started ({names}; the pack: {self._last.value})"
-        )
+        count = format_count(len(never), "member")
+        ended = f"{count} never started ({names}; the pack: {self._last.value})"
         obstacle = self._find_obstacle(never)
         if obstacle is None:
             return [], True

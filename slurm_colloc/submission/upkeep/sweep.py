@@ -17,7 +17,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.sbatch.quantities import format_count
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import (
     SlurmAccess,
@@ -230,7 +230,7 @@ def _sweep_without_slurm(state: State, pack_id: str, record: PackRecord | None) 
         never = list_never_started(state.pack_path(pack_id))
         close_books(state, record, SlurmJobState.FAILED)
         if never:
-            names = format_members(len(never))
+            names = format_count(len(never), "member")
             return [f"{names} of a pack without Slurm never started: its runner was killed"]
     return []
 
