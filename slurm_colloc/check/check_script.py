@@ -5,14 +5,16 @@ Also: what a job's request means for sharing: which jobs fit next to it, and why
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
+from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, merge_findings
 from slurm_colloc.check.memory_fraction import read_shell_environment
 from slurm_colloc.check.python_collisions import (
     SHARED_OUTPUT,
@@ -37,7 +39,7 @@ from slurm_colloc.planning.plan_packs import (
     compute_overload,
     explain_gpu_count,
 )
-from slurm_colloc.slurm.options import Options
+from slurm_colloc.slurm.options import Given, Options
 
 _SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
@@ -85,15 +87,8 @@ def check_script_text(
         findings = _check_program(program, job.directory, environment)
         return merge_findings(settle_outputs(findings, is_array=is_array)), [file]
     if interpreter != "shell":
-        unread = ScriptFinding(
-            "not-read",
-            file,
-            1,
-            text.split("\n", 1)[0],
-            "csub reads only shell and Python: of this script it knows only the request",
-            level=Severity.NOTE,
-        )
-        return [unread], [file]
+        why = "csub reads only shell and Python: of this script it knows only the request"
+        return [_unread(file, 1, text.split("\n", 1)[0], why)], [file]
     script = parse_shell(text, job.arguments)
     findings = find_shell_collisions(script, file, choose_reach(text))
     findings += _tell_not_understood(script, file)
@@ -137,14 +132,7 @@ def choose_reach(text: str) -> CommandReach:
 
 def _tell_not_understood(script: ShellScript, file: str) -> list[ScriptFinding]:
     return [
-        ScriptFinding(
-            "not-understood",
-            file,
-            line,
-            "syntax that csub does not know",
-            "this part was not checked",
-            level=Severity.NOTE,
-        )
+        build_finding("not-understood", file, line, "syntax that csub does not know")
         for line in script.not_understood
     ]
 
@@ -211,6 +199,7 @@ def _check_program(
     program: Program, directory: str, environment: Mapping[str, str | None]
 ) -> list[ScriptFinding]:
     text = program.text
+    tell = functools.partial(_unread, program.shown, program.line, "a program it starts")
     if text is None:
         path = os.path.join(directory, program.shown)
         try:
@@ -218,7 +207,7 @@ def _check_program(
                 text = stream.read(_LARGEST_PROGRAM_BYTES).decode("utf-8", "replace")
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            return [_unread(program, f"it cannot be read here ({reason}), and was not checked")]
+            return [tell(f"it cannot be read here ({reason}), and was not checked")]
     try:
         return find_python_collisions(
             text,
@@ -229,13 +218,11 @@ def _check_program(
         )
     except (SyntaxError, ValueError, RecursionError) as error:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        return [_unread(program, f"it is not Python of this version ({said}), and was not checked")]
+        return [tell(f"it is not Python of this version ({said}), and was not checked")]
 
 
-def _unread(program: Program, why: str) -> ScriptFinding:
-    return ScriptFinding(
-        "not-read", program.shown, program.line, "a program it starts", why, level=Severity.NOTE
-    )
+def _unread(file: str, line: int, what: str, why: str) -> ScriptFinding:
+    return ScriptFinding("not-read", file, line, what, why, level=Severity.NOTE)
 
 
 # ---- What a job's request means for sharing: which jobs fit next to it, and why not; pure --------
@@ -324,13 +311,16 @@ def find_request_findings(
     """What in the request keeps a job from sharing, or is good to know."""
     findings = []
     if sharing.alone_because:
-        file, line = _place(_find_origin(options, sharing.alone_because))
+        given = _find_given(options, sharing.alone_because)
+        file, line = _place(given and given.origin)
         advice = "leave it to sbatch, or ask for one GPU, one node and one task"
         if job.gpus == 0 and not job.alone_because:
             advice = "--gres=gpu:1 asks for one"
         elif "--exclusive" in sharing.alone_because or "--mem=0" in sharing.alone_because:
             advice = "leave it out, and say what one job needs: --cpus-per-task, --mem"
-        shown = _shown_request(options, sharing.alone_because)
+        shown = "no GPU" if "no GPU" in sharing.alone_because else sharing.alone_because
+        if given is not None:
+            shown = f"--{given.option.name}" + (f"={given.value}" if given.value else "")
         findings.append(
             ScriptFinding(
                 "runs-alone",
@@ -382,56 +372,20 @@ def _find_unstated(job: Job, capacity: Capacity) -> list[ScriptFinding]:
     if job.time_limit_s is None and not job.is_unlimited:
         default = capacity.time_limit_default_s
         means = f"the partition's {default} s" if default else "the partition's default"
-        findings.append(
-            ScriptFinding(
-                "no-time",
-                REQUEST,
-                0,
-                "no --time",
-                f"{means} limits each member",
-                "say how long the job takes alone",
-                Severity.NOTE,
-            )
-        )
+        findings.append(build_finding("no-time", REQUEST, 0, "no --time", means=means))
     if job.gpu_memory_mb is None:
-        findings.append(
-            ScriptFinding(
-                "no-gpu-mem",
-                REQUEST,
-                0,
-                "no --gpu-mem",
-                "whether the members' GPU memory fits together is not checked",
-                "say it, as in --gpu-mem=10G",
-                Severity.NOTE,
-            )
-        )
+        findings.append(build_finding("no-gpu-mem", REQUEST, 0, "no --gpu-mem"))
     return findings
 
 
-def _find_origin(options: Options, reason: str) -> str | None:
+def _find_given(options: Options, reason: str) -> Given | None:
+    """The option that a reason to run alone is about."""
     match = re.search(r"--([\w-]+)", reason)
-    names = [match[1]] if match else list(_GPU_OPTIONS)
-    for name in names:
-        try:
-            origin = options.origin(name)
-        except KeyError:
-            continue
-        if origin:
-            return origin
+    for name in [match[1]] if match else _GPU_OPTIONS:
+        with contextlib.suppress(KeyError):
+            if given := options.given(name):
+                return given
     return None
-
-
-def _shown_request(options: Options, reason: str) -> str:
-    match = re.search(r"--([\w-]+)", reason)
-    names = [match[1]] if match else list(_GPU_OPTIONS)
-    for name in names:
-        try:
-            given = options.given(name)
-        except KeyError:
-            continue
-        if given is not None:
-            return f"--{name}" + (f"={given.value}" if given.value else "")
-    return "no GPU" if "no GPU" in reason else reason
 
 
 def _place(origin: str | None) -> tuple[str, int]:

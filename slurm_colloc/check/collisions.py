@@ -98,73 +98,108 @@ def port_finding(file: str, line: int, what: str, *, of_job: bool) -> ScriptFind
     return ScriptFinding("fixed-port", file, line, shorten(what), why, advice)
 
 
-def job_id_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> ScriptFinding:
-    """A name with the job id in it."""
-    return ScriptFinding(
-        "job-id-path",
-        file,
-        line,
-        shorten(what),
-        "all members of a pack have the same job id, and would share this name",
-        f"name it after {own}, which is 4711_3 in a pack",
-    )
-
-
-def clock_finding(file: str, line: int, what: str, own: str = OWN_NAME) -> ScriptFinding:
-    """A name with the time of day in it."""
-    return ScriptFinding(
-        "timestamp-path",
-        file,
-        line,
-        shorten(what),
-        "members start in the same second, and would share this name",
-        f"add {own} to it",
-    )
-
-
-def device_finding(file: str, line: int, what: str) -> ScriptFinding:
-    """CUDA_VISIBLE_DEVICES is set by hand."""
-    return ScriptFinding(
-        "cuda-visible-devices",
-        file,
-        line,
-        shorten(what),
+_PROBLEMS = {
+    "cuda-visible-devices": (
         "it replaces the GPU that the pack was given with one that may be another user's, or none",
         "leave it out: Slurm and csub set it",
-    )
-
-
-def temporary_finding(file: str, line: int, what: str) -> ScriptFinding:
-    """A fixed name in a folder that the whole node shares."""
-    return ScriptFinding(
-        "fixed-temporary-file",
-        file,
-        line,
-        shorten(what),
+    ),
+    "default-directory": (
+        "members that start together choose the same folder for their runs",
+        "{advice}",
+    ),
+    "fixed-temporary-file": (
         "members run on one node, and would write the same file",
         "put it below $TMPDIR: each member has one of its own",
-    )
+    ),
+    "gpu-memory-preallocation": (
+        (
+            "as it first uses the GPU it takes {takes}, whatever it needs, so that little is left "
+            "to its neighbours"
+        ),
+        "{export} in the script: it then takes what it needs",
+    ),
+    "gpu-settings": (
+        "it changes the GPU for the neighbours too, or is not permitted",
+        "leave it out",
+    ),
+    "job-id-path": (
+        "all members of a pack have the same job id, and would share this name",
+        "name it after {own}, which is 4711_3 in a pack",
+    ),
+    "kill-by-name": (
+        "the neighbours' processes have the same names and the same user, and end too",
+        "end only what you started: pid=$! after starting it, later kill $pid",
+    ),
+    "mps-control": (
+        "the MPS daemon serves all processes on the GPU: neighbours would end with it",
+        "leave it out: csub decides how the GPU is shared",
+    ),
+    "own-job-other-id": (
+        "whether this {verb} the member or every pack of the array depends on the pack",
+        "name the job by $SLURM_JOB_ID",
+    ),
+    "removes-neighbours": (
+        "the neighbours' temporary files lie there too",
+        "remove what lies below $TMPDIR, or nothing: csub removes each member's own",
+    ),
+    "shared-output": ("all tasks of the array would write this one file", "add {own} to its name"),
+    "slurm-command-by-path": (
+        "it bypasses csub's {name}, and {verb} all members of the pack",
+        "write {name} without its path",
+    ),
+    "slurm-command-lost": (
+        (
+            "PATH is set anew in line {set_at}, so Slurm's own {name} is found, and {verb} all "
+            "members of the pack"
+        ),
+        "keep what PATH has (PATH=...:$PATH), or call {name} from bash, without a program before",
+    ),
+    "slurm-command-refused": (
+        "scontrol requeuehold cannot be done for one member, and fails",
+        "write scontrol requeue",
+    ),
+    "srun-by-path": (
+        "it bypasses csub's srun, which keeps a step within its member's host memory",
+        "write srun without its path",
+    ),
+    "timestamp-path": (
+        "members start in the same second, and would share this name",
+        "add {own} to it",
+    ),
+}
+"""Why a kind of finding is one, and what to do."""
+_NOTES = {
+    "no-gpu-mem": (
+        "whether the members' GPU memory fits together is not checked",
+        "say it, as in --gpu-mem=10G",
+    ),
+    "no-time": ("{means} limits each member", "say how long the job takes alone"),
+    "not-understood": ("this part was not checked", ""),
+    "own-job-command": ("fine: inside a member it acts only on that member", ""),
+}
 
 
-def directory_finding(file: str, line: int, what: str, advice: str) -> ScriptFinding:
-    """A library's own numbering or time stamp of runs."""
+def build_finding(
+    kind: str, file: str, line: int, what: str, *, own: str = OWN_NAME, **words: object
+) -> ScriptFinding:
+    """A finding of a kind that always means the same.
+
+    Args:
+        kind: The kind.
+        file: The script's file.
+        line: Where it is there.
+        what: What is there.
+        own: What a member's own name is called there.
+        words: What else its sentences name.
+    """
+    is_note = kind in _NOTES
+    why, advice = (_NOTES if is_note else _PROBLEMS)[kind]
     return ScriptFinding(
-        "default-directory",
+        kind,
         file,
         line,
         shorten(what),
-        "members that start together choose the same folder for their runs",
-        advice,
-    )
-
-
-def requeue_finding(file: str, line: int, what: str) -> ScriptFinding:
-    """`scontrol requeue` or `scancel` of the own job, as csub's commands understand it."""
-    return ScriptFinding(
-        "own-job-command",
-        file,
-        line,
-        shorten(what),
-        "fine: inside a member it acts only on that member",
-        level=Severity.NOTE,
+        why.format(own=own, **words),
+        advice.format(own=own, **words),
+        Severity.NOTE if is_note else Severity.PROBLEM,
     )

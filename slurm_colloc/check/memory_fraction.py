@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from slurm_colloc.check.collisions import ScriptFinding, Severity, shorten
+from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, shorten
 from slurm_colloc.check.python_strings import PythonReader, name_of
 from slurm_colloc.check.shell_reading import Assignment, Command, Kind, ShellScript, WordPart
 from slurm_colloc.model.preallocation import JAX_GROWS, TENSORFLOW_GROWS
@@ -133,14 +133,13 @@ def find_preallocation(
             told.add(id(found))
             if said & (found.names | found.variables.keys()) or _is_set(found, environment):
                 continue
-            yield ScriptFinding(
+            yield build_finding(
                 "gpu-memory-preallocation",
                 reader.file,
                 reader.line(node),
-                shorten(ast.unparse(node)),
-                f"as it first uses the GPU it takes {found.takes}, whatever it needs, "
-                "so that little is left to its neighbours",
-                f"{found.export} in the script: it then takes what it needs",
+                ast.unparse(node),
+                takes=found.takes,
+                export=found.export,
             )
 
 

@@ -12,18 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_colloc.check.collisions import (
-    OWN_NAME,
     OWN_NAME_IN_PYTHON,
     ScriptFinding,
     Severity,
-    clock_finding,
-    device_finding,
-    directory_finding,
-    job_id_finding,
+    build_finding,
     port_finding,
-    requeue_finding,
-    shorten,
-    temporary_finding,
 )
 from slurm_colloc.check.memory_fraction import (
     check_memory_calls,
@@ -84,7 +77,9 @@ def find_python_outputs(tree: ast.AST, reader: PythonReader) -> Iterator[ScriptF
             continue
         parts = reader.parts_of(target)
         if _is_constant_path(parts):
-            yield _finding(reader.file, parts[0].line, show_parts(parts), OWN_NAME_IN_PYTHON)
+            yield build_finding(
+                SHARED_OUTPUT, reader.file, parts[0].line, show_parts(parts), own=OWN_NAME_IN_PYTHON
+            )
 
 
 def _find_target(call: ast.Call) -> ast.expr | None:
@@ -122,18 +117,7 @@ def find_shell_outputs(script: ShellScript, file: str) -> Iterator[ScriptFinding
             text = redirect.target.literal
             is_file = text is not None and text != "-" and not text.isdigit()
             if redirect.operator in _TRUNCATING and is_file and not _ELSEWHERE.search(text or ""):
-                yield _finding(file, redirect.target.line, f"> {text}", OWN_NAME)
-
-
-def _finding(file: str, line: int, what: str, own: str) -> ScriptFinding:
-    return ScriptFinding(
-        SHARED_OUTPUT,
-        file,
-        line,
-        shorten(what),
-        "all tasks of the array would write this one file",
-        f"add {own} to its name",
-    )
+                yield build_finding(SHARED_OUTPUT, file, redirect.target.line, f"> {text}")
 
 
 def changes_directory(script: ShellScript) -> bool:
@@ -262,7 +246,7 @@ class _Checker(PythonReader):
         if name == "CUDA_VISIBLE_DEVICES":
             refers = any(part.text == name for part in parts)
             if not refers and not (is_text and text in ("", "-1")):
-                yield device_finding(self.file, line, what)
+                yield build_finding("cuda-visible-devices", self.file, line, what)
         elif name in ("MASTER_PORT", "PET_MASTER_PORT"):
             yield from self.port(parts, what, line)
         else:
@@ -360,11 +344,19 @@ class _Checker(PythonReader):
         job_id = find_job_id([part for part in top if part.kind is not Kind.SUM])
         clock = find_clock(top)
         if job_id is not None:
-            yield job_id_finding(self.file, job_id.line, show_parts(parts), OWN_NAME_IN_PYTHON)
+            yield build_finding(
+                "job-id-path", self.file, job_id.line, show_parts(parts), own=OWN_NAME_IN_PYTHON
+            )
         elif clock is not None:
             others = [p for p in top if p.kind is Kind.UNKNOWN and not find_clock([p])]
             if all(_BASE.search(part.text) for part in others):
-                yield clock_finding(self.file, clock.line, show_parts(parts), OWN_NAME_IN_PYTHON)
+                yield build_finding(
+                    "timestamp-path",
+                    self.file,
+                    clock.line,
+                    show_parts(parts),
+                    own=OWN_NAME_IN_PYTHON,
+                )
 
     def check_temporary(self, node: ast.Call, name: str) -> Iterator[ScriptFinding]:
         target: ast.expr | None = None
@@ -383,7 +375,7 @@ class _Checker(PythonReader):
             target = node.args[0]
         if target is not None and self.is_temporary(target):
             parts = self.parts_of(target)
-            yield temporary_finding(self.file, parts[0].line, show_parts(parts))
+            yield build_finding("fixed-temporary-file", self.file, parts[0].line, show_parts(parts))
 
     def is_temporary(self, node: ast.expr) -> bool:
         parts = self.parts_of(node)
@@ -404,7 +396,7 @@ class _Checker(PythonReader):
         ]
         command = " ".join(texts)
         if re.match(r"^scontrol requeue \S", command) and find_job_id(self.parts_of(first)):
-            yield requeue_finding(self.file, self.line(node), command)
+            yield build_finding("own-job-command", self.file, self.line(node), command)
         elif texts[0] in ("bash", "sh") or " " not in command:
             return
         else:
@@ -441,11 +433,12 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
         )
         root = keywords.get("default_root_dir")
         if not has_own and (root is None or reader.is_fixed(root)):
-            yield directory_finding(
+            yield build_finding(
+                "default-directory",
                 reader.file,
                 reader.line(node),
                 "Trainer(...) writes lightning_logs/version_N",
-                "give it a default_root_dir of its own, or a logger with a version",
+                advice="give it a default_root_dir of its own, or a logger with a version",
             )
     elif name in ("CSVLogger", "TensorBoardLogger"):
         path = next((keywords[k] for k in ("save_dir",) if k in keywords), None)
@@ -453,9 +446,9 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
         has_own = "version" in keywords or "sub_dir" in keywords
         label = keywords.get("name") or (node.args[1] if len(node.args) > 1 else None)
         if not has_own and reader.is_fixed(path) and reader.is_fixed(label):
-            yield directory_finding(
-                reader.file, reader.line(node), f"{name}(...) writes version_N", advice
-            )
+            what = f"{name}(...) writes version_N"
+            line = reader.line(node)
+            yield build_finding("default-directory", reader.file, line, what, advice=advice)
 
 
 def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptFinding]:
@@ -470,9 +463,10 @@ def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptF
         key, folder = ("sweep", "multirun") if is_sweep else ("run", "outputs")
         if any(text.startswith(f"hydra.{key}.dir=") for text in reader.arguments):
             continue
-        yield directory_finding(
+        yield build_finding(
+            "default-directory",
             reader.file,
             reader.line(decorator),
             f"@hydra.main writes {folder}/DATE/TIME",
-            f"call it with 'hydra.{key}.dir={folder}/${{oc.env:SLURM_COLLOC_NAME}}'",
+            advice=f"call it with 'hydra.{key}.dir={folder}/${{oc.env:SLURM_COLLOC_NAME}}'",
         )

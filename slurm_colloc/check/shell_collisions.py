@@ -12,13 +12,8 @@ from dataclasses import dataclass, replace
 
 from slurm_colloc.check.collisions import (
     ScriptFinding,
-    clock_finding,
-    device_finding,
-    job_id_finding,
+    build_finding,
     port_finding,
-    requeue_finding,
-    shorten,
-    temporary_finding,
 )
 from slurm_colloc.check.memory_fraction import check_memory_assignment
 from slurm_colloc.check.shell_reading import (
@@ -198,14 +193,7 @@ def check_slurm(command: Command, file: str, reach: CommandReach) -> Iterator[Sc
     at = program_at(command)
     first = command.words[0].literal if command.words else None
     if first and first.startswith("/") and base_name(first) == "srun":
-        yield ScriptFinding(
-            "srun-by-path",
-            file,
-            command.line,
-            shorten(first),
-            "it bypasses csub's srun, which keeps a step within its member's host memory",
-            "write srun without its path",
-        )
+        yield build_finding("srun-by-path", file, command.line, first)
     if at is None:
         return
     text = command.words[at].literal or ""
@@ -236,29 +224,24 @@ def _find_lost(
     if not any(find_job_id(word.parts) or _names_array(word) for word in words):
         return None
     name = base_name(text)
-    what = shorten(f"{text} {' '.join(word.source or word.shown for word in words)}")
+    what = f"{text} {' '.join(word.source or word.shown for word in words)}"
     verb = "ends" if name == "scancel" else "restarts"
     if text.startswith("/"):
         if reach.is_bash and text.rpartition("/")[0] in _BASH_FOLDERS:
             return None
-        return ScriptFinding(
-            "slurm-command-by-path",
-            file,
-            command.line,
-            what,
-            f"it bypasses csub's {name}, and {verb} all members of the pack",
-            f"write {name} without its path",
+        return build_finding(
+            "slurm-command-by-path", file, command.line, what, name=name, verb=verb
         )
     if reach.path_set_at is None or reach.is_bash:
         return None
-    return ScriptFinding(
+    return build_finding(
         "slurm-command-lost",
         file,
         command.line,
         what,
-        f"PATH is set anew in line {reach.path_set_at}, so Slurm's own {name} is found, "
-        f"and {verb} all members of the pack",
-        f"keep what PATH has (PATH=...:$PATH), or call {name} from bash, without a program before",
+        name=name,
+        verb=verb,
+        set_at=reach.path_set_at,
     )
 
 
@@ -270,25 +253,11 @@ def _check_own_job(
     if not named:
         return
     if refused:
-        yield ScriptFinding(
-            "slurm-command-refused",
-            file,
-            line,
-            shorten(what),
-            "scontrol requeuehold cannot be done for one member, and fails",
-            "write scontrol requeue",
-        )
+        yield build_finding("slurm-command-refused", file, line, what)
     elif all(_is_own_id(word) for word in named):
-        yield requeue_finding(file, line, what)
+        yield build_finding("own-job-command", file, line, what)
     else:
-        yield ScriptFinding(
-            "own-job-other-id",
-            file,
-            line,
-            shorten(what),
-            f"whether this {verb} the member or every pack of the array depends on the pack",
-            "name the job by $SLURM_JOB_ID",
-        )
+        yield build_finding("own-job-other-id", file, line, what, verb=verb)
 
 
 def _names_array(word: ShellWord) -> bool:
@@ -312,23 +281,9 @@ def check_gpu(command: Command, file: str) -> Iterator[ScriptFinding]:
     if name == "nvidia-smi":
         literals = [word.literal or "" for word in words]
         if any(_GPU_SETTINGS.match(text) for text in literals) or literals[:1] == ["mig"]:
-            yield ScriptFinding(
-                "gpu-settings",
-                file,
-                command.line,
-                shorten(what),
-                "it changes the GPU for the neighbours too, or is not permitted",
-                "leave it out",
-            )
+            yield build_finding("gpu-settings", file, command.line, what)
     elif name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
-        yield ScriptFinding(
-            "mps-control",
-            file,
-            command.line,
-            shorten(what),
-            "the MPS daemon serves all processes on the GPU: neighbours would end with it",
-            "leave it out: csub decides how the GPU is shared",
-        )
+        yield build_finding("mps-control", file, command.line, what)
 
 
 def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
@@ -353,14 +308,7 @@ def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
             reaches = reaches or _reads_processes(command)
     if reaches:
         what = " ".join(word.source or word.shown for word in command.words)
-        yield ScriptFinding(
-            "kill-by-name",
-            file,
-            command.line,
-            shorten(what),
-            "the neighbours' processes have the same names and the same user, and end too",
-            "end only what you started: pid=$! after starting it, later kill $pid",
-        )
+        yield build_finding("kill-by-name", file, command.line, what)
 
 
 def _reads_processes(command: Command) -> bool:
@@ -382,14 +330,7 @@ def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
         above = re.match(r"^\$TMPDIR/(\.\.|\*/\.\.)(/|$)", text)
         whole = re.fullmatch(r"(/tmp|/var/tmp|/dev/shm)(/\**)?", text)
         if above or whole:
-            yield ScriptFinding(
-                "removes-neighbours",
-                file,
-                command.line,
-                shorten(f"rm {word.shown}"),
-                "the neighbours' temporary files lie there too",
-                "remove what lies below $TMPDIR, or nothing: csub removes each member's own",
-            )
+            yield build_finding("removes-neighbours", file, command.line, f"rm {word.shown}")
 
 
 # ---- Finds in a shell script what would collide when it shares a GPU; pure -----------------------
@@ -495,9 +436,9 @@ def _check_name(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
     job_id = find_job_id(word.parts)
     clock = find_clock(word.parts)
     if job_id is not None:
-        yield job_id_finding(file, job_id.line, word.shown)
+        yield build_finding("job-id-path", file, job_id.line, word.shown)
     elif clock is not None:
-        yield clock_finding(file, clock.line, word.shown)
+        yield build_finding("timestamp-path", file, clock.line, word.shown)
 
 
 def _check_temporary(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
@@ -510,7 +451,7 @@ def _check_temporary(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
         return
     if any(part.kind not in (Kind.TEXT, Kind.VARIABLE) for part in word.parts):
         return
-    yield temporary_finding(file, origin_of(word), word.shown)
+    yield build_finding("fixed-temporary-file", file, origin_of(word), word.shown)
 
 
 _PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
@@ -554,7 +495,7 @@ def _check_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
         text = step.value.literal
         own = any(part.text == step.name for part in step.value.holes)
         if not own and text not in _NO_GPU:
-            yield device_finding(file, step.line, what)
+            yield build_finding("cuda-visible-devices", file, step.line, what)
     elif step.is_exported:
         yield from check_exported_name(step, file)
 
