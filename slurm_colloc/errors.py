@@ -18,7 +18,8 @@ Only the command line turns an exception into text and an exit status.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class CollocError(Exception):
@@ -132,3 +133,12 @@ class Interrupted(CollocError):
     """The user pressed Ctrl-C; the exit code is the shell's 128 + SIGINT."""
 
     exit_code = 130
+
+
+@contextlib.contextmanager
+def failed_to(doing: str, path: object, kind: type[CollocError] = StateError) -> Iterator[None]:
+    """Turn an OSError into `cannot DOING PATH: reason`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot {doing} {path}: {error.strerror or error}") from error

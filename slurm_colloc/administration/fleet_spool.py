@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.errors import UsageProblem, failed_to
 from slurm_colloc.model.fleet_record import BYTES_MOST, FleetRecord, parse_fleet_record
 from slurm_colloc.slurm.accounting import AccountedJob
 from slurm_colloc.store.atomic_files import ENDING, HALF
@@ -166,15 +166,12 @@ def _read_all(
     spool: str, found: Collection, now: float, clock: Callable[[], float]
 ) -> list[Arrival]:
     reader = _SpoolReader(found, now, clock)
-    try:
-        with _opened(spool) as folder, os.scandir(folder) as entries:
-            # In the order in which they are met: a listing of millions is not sorted.
-            for entry in entries:
-                if len(reader.arrivals) + len(found.done) - reader.surplus >= FILES_MOST:
-                    break
-                reader.take(folder, entry.name)
-    except OSError as error:
-        raise StateError(f"cannot read {spool}: {os.strerror(error.errno or 0)}") from error
+    with failed_to("read", spool), _opened(spool) as folder, os.scandir(folder) as entries:
+        # In the order in which they are met: a listing of millions is not sorted.
+        for entry in entries:
+            if len(reader.arrivals) + len(found.done) - reader.surplus >= FILES_MOST:
+                break
+            reader.take(folder, entry.name)
     return reader.arrivals
 
 
@@ -302,20 +299,17 @@ def remove_done(spool: str, names: Sequence[str]) -> list[str]:
         StateError: The spool cannot be opened.
     """
     left = []
-    try:
-        with _opened(spool) as folder:
-            for name in names:
-                try:
-                    os.unlink(name, dir_fd=folder)
-                except FileNotFoundError:
+    with failed_to("open", spool), _opened(spool) as folder:
+        for name in names:
+            try:
+                os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                continue
+            except IsADirectoryError:
+                with contextlib.suppress(OSError):
+                    os.rmdir(name, dir_fd=folder)
                     continue
-                except IsADirectoryError:
-                    with contextlib.suppress(OSError):
-                        os.rmdir(name, dir_fd=folder)
-                        continue
-                    left.append(name)
-                except OSError:
-                    left.append(name)
-    except OSError as error:
-        raise StateError(f"cannot open {spool}: {os.strerror(error.errno or 0)}") from error
+                left.append(name)
+            except OSError:
+                left.append(name)
     return left

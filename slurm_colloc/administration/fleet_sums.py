@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from slurm_colloc.administration.fleet_spool import Accepted
 from slurm_colloc.administration.hook_metrics import MetricFamily
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import StateError, failed_to
 from slurm_colloc.model.fleet_record import (
     FleetRecord,
     SharingSums,
@@ -89,12 +89,10 @@ def keep(store: str, accepted: Sequence[Accepted]) -> None:
         }
         line = json.dumps(value, separators=(",", ":"))
         by_day.setdefault(choose_day(entry.record.ended_at), []).append(line)
-    try:
+    with failed_to("write into", store):
         os.makedirs(f"{store}/days", 0o750, exist_ok=True)
         for day, lines in sorted(by_day.items()):
             _append(f"{store}/days/{day}.jsonl", "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        raise StateError(f"cannot write into {store}: {os.strerror(error.errno or 0)}") from error
 
 
 def _append(path: str, data: bytes) -> None:
@@ -153,11 +151,8 @@ def _list_days(store: str, since: str) -> list[tuple[str, str]]:
 
 
 def _read_day(day: str, path: str) -> Iterator[FleetPack]:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError as error:
-        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    with failed_to("read", path), open(path, "rb") as file:
+        lines = file.read().split(b"\n")
     for line in lines:
         # A line that a full disk cut short is none.
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
@@ -194,13 +189,11 @@ def add_refused(store: str, refused: Mapping[str, int]) -> Counter[str]:
     total = read_refused(store)
     total.update(refused)
     path = f"{store}/refused.json"
-    try:
+    with failed_to("write", path):
         os.makedirs(store, 0o750, exist_ok=True)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(dict(total), file)
         os.replace(f"{path}.new", path)
-    except OSError as error:
-        raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
     return total
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal
 
 from slurm_colloc.administration.node_files import opened_directory, write_whole
 from slurm_colloc.administration.verify_hooks import list_log_files, parse_entry
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import StateError, failed_to
 
 # ----
 # How often hooks ran, with which outcome and for how long, added up from the audit log's lines.
@@ -216,48 +216,34 @@ class NodeFacts:
 
 def build_families(totals: HookTotals, facts: NodeFacts) -> list[MetricFamily]:
     """All metrics of a node."""
-    runs = MetricFamily(
-        "slurm_colloc_hook_runs_total", "counter", "Runs of hooks that are in the audit log."
-    )
+    families: list[MetricFamily] = []
+
+    def declare(name: str, kind: Kind, description: str) -> MetricFamily:
+        families.append(MetricFamily(f"slurm_colloc_{name}", kind, description))
+        return families[-1]
+
+    runs = declare("hook_runs_total", "counter", "Runs of hooks that are in the audit log.")
     for (hook, outcome), count in sorted(totals.runs.items()):
         runs.add(count, hook=hook, outcome=outcome)
-    durations = MetricFamily(
-        "slurm_colloc_hook_duration_seconds", "histogram", "How long runs of hooks took."
-    )
+    durations = declare("hook_duration_seconds", "histogram", "How long runs of hooks took.")
     for hook, found in sorted(totals.durations.items()):
         durations.add_histogram(BUCKETS_S, found.counts, found.sum_s, hook=hook)
-    last_run = MetricFamily(
-        "slurm_colloc_hook_last_run_timestamp_seconds", "gauge", "When a hook ran last, Unix time."
-    )
+    told = "When a hook ran last, Unix time."
+    last_run = declare("hook_last_run_timestamp_seconds", "gauge", told)
     for hook, at in sorted(totals.last_run_s.items()):
         last_run.add(at, hook=hook)
-    unsafe = MetricFamily(
-        "slurm_colloc_hook_unsafe_ends_total",
-        "counter",
-        "Runs of hooks that found the node not fit for the next job.",
-    )
-    unsafe.add(totals.unsafe_ends)
-    unreadable = MetricFamily(
-        "slurm_colloc_audit_unreadable_lines_total", "counter", "Damaged lines of the audit log."
-    )
-    unreadable.add(totals.unreadable_lines)
-    jobs = MetricFamily(
-        "slurm_colloc_jobs_prepared", "gauge", "Jobs that have something prepared on this node."
-    )
-    jobs.add(facts.jobs_prepared)
-    valid = MetricFamily(
-        "slurm_colloc_policy_valid", "gauge", "1 where hooks can use the node's policy."
-    )
-    valid.add(int(facts.is_policy_valid))
-    enabled = MetricFamily(
-        "slurm_colloc_policy_enabled", "gauge", "1 where the node's policy lets prologs prepare."
-    )
-    enabled.add(int(facts.is_enabled))
-    info = MetricFamily(
-        "slurm_colloc_info", "gauge", "1, with the version of slurm_colloc on this node."
-    )
-    info.add(1, version=facts.version)
-    families = [runs, durations, last_run, unsafe, unreadable, jobs, valid, enabled, info]
+    told = "Runs of hooks that found the node not fit for the next job."
+    declare("hook_unsafe_ends_total", "counter", told).add(totals.unsafe_ends)
+    told = "Damaged lines of the audit log."
+    declare("audit_unreadable_lines_total", "counter", told).add(totals.unreadable_lines)
+    told = "Jobs that have something prepared on this node."
+    declare("jobs_prepared", "gauge", told).add(facts.jobs_prepared)
+    told = "1 where hooks can use the node's policy."
+    declare("policy_valid", "gauge", told).add(int(facts.is_policy_valid))
+    told = "1 where the node's policy lets prologs prepare."
+    declare("policy_enabled", "gauge", told).add(int(facts.is_enabled))
+    told = "1, with the version of slurm_colloc on this node."
+    declare("info", "gauge", told).add(1, version=facts.version)
     return [family for family in families if family.samples]
 
 
@@ -269,6 +255,7 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 Labels = Mapping[str, str]
+Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass
@@ -283,7 +270,7 @@ class MetricFamily:
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     description: str
     samples: list[tuple[str, Labels, float]] = field(default_factory=list)
 
@@ -419,13 +406,10 @@ def write_totals(path: str, counted: CountedLog) -> None:
     position = None if counted.position is None else vars(counted.position)
     value = {"totals": build_value(counted.totals), "position": position}
     directory, name = os.path.split(os.path.dirname(path))
-    try:
+    with failed_to("write", path):
         with opened_directory(directory) as parent, contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=parent)
         write_whole(path, json.dumps(value).encode() + b"\n", 0o644)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise StateError(f"cannot write {path}: {reason}") from error
 
 
 def count_log(path: str, before: CountedLog) -> CountedLog:
@@ -479,11 +463,8 @@ def _find_start(files: list[str], position: Position | None) -> tuple[int | None
 def _open(name: str) -> Any:
     import gzip
 
-    try:
+    with failed_to("read", name):
         return gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise StateError(f"cannot read {name}: {reason}") from error
 
 
 def _whole_lines(file: BinaryIO) -> Iterable[bytes]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from slurm_colloc import __version__
 from slurm_colloc.administration.slurm_conf import HookPlan, Places
-from slurm_colloc.errors import CollocError, NodeError, StateError
+from slurm_colloc.errors import NodeError, StateError, failed_to
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.resources import DataKind, data_path
 
@@ -252,7 +252,7 @@ def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[Hoo
     before = read_record(places)
     made = set((before or {}).get("directories", ()))
     for file, step in zip(files, steps, strict=True):
-        with _explained(places.here(file.path)):
+        with failed_to("change", places.here(file.path)):
             if step.action == "directory":
                 made |= set(_make_directories(places, file))
             elif step.action == "link":
@@ -264,7 +264,7 @@ def install_files(places: Places, files: Sequence[NodeFile], hooks: Sequence[Hoo
                 write_whole(places.here(file.path), (file.content or "").encode(), file.mode)
     record = _build_record(places, files, hooks, before or {}, made)
     if record != before:
-        with _explained(places.here(places.record_path)):
+        with failed_to("change", places.here(places.record_path)):
             data = json.dumps(record, indent=2).encode() + b"\n"
             write_whole(places.here(places.record_path), data, 0o644)
 
@@ -336,9 +336,9 @@ def remove_files(places: Places, record: dict[str, Any]) -> None:
     """
     for step in plan_file_removal(places, record):
         here = places.here(step.path)
-        with _explained(here), opened_directory(os.path.dirname(here)) as parent:
+        with failed_to("change", here), opened_directory(os.path.dirname(here)) as parent:
             os.unlink(os.path.basename(here), dir_fd=parent)
-    with _explained(places.here(places.record_path)):
+    with failed_to("change", places.here(places.record_path)):
         os.unlink(places.here(places.record_path))
     for path in sorted(record["directories"], key=len, reverse=True):
         # One that holds something (the policy, the log, a file of the site) stays.
@@ -368,16 +368,6 @@ def _make_directories(places: Places, file: NodeFile) -> list[str]:
             os.chmod(name, file.mode if missed == file.path else 0o755, dir_fd=parent)
         made.append(missed)
     return made
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    try:
-        yield
-    except CollocError:
-        raise
-    except OSError as error:
-        raise StateError(f"cannot change {path}: {os.strerror(error.errno or 0)}") from error
 
 
 # No pattern such as `*` matches it: slurmd may read a directory of hooks at any moment.

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.errors import UsageProblem, failed_to
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
 
 # ---- Where everything of slurm_colloc lies on a node; pure ---------------------------------------
@@ -604,7 +604,7 @@ def write_conf(path: str, text: str, *, now_s: float | None = None) -> str:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.localtime(now_s))
     backup = f"{target}.before-slurm_colloc.{stamp}"
     temporary = f"{target}.slurm_colloc.{os.getpid()}"
-    try:
+    with failed_to("change", path):
         status = os.stat(target)
         number = 0
         while os.path.lexists(backup):
@@ -626,8 +626,6 @@ def write_conf(path: str, text: str, *, now_s: float | None = None) -> str:
                 if os.path.lexists(leftover):
                     os.unlink(leftover)
             raise
-    except OSError as error:
-        raise StateError(f"cannot change {path}: {os.strerror(error.errno or 0)}") from error
     return backup
 
 

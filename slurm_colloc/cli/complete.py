@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.cli.command_groups import GROUPS
-from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.errors import UsageProblem, failed_to
 
 _MEMBERS = ("--state", "--name", "--where")
 _READ = (*_MEMBERS, "--user", "--json")
@@ -326,13 +326,11 @@ def install(shell: str) -> Path:
     """
     variable, usual, name = _PLACES[shell]
     path = Path(os.environ.get(variable) or Path.home() / usual, name)
-    try:
+    with failed_to("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         temporary.write_text(SCRIPTS[shell], encoding="utf-8")
         temporary.replace(path)
-    except OSError as error:
-        raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
     return path
 
 

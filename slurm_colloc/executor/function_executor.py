@@ -386,11 +386,7 @@ def cancel_jobs(jobs: list[Job[Any]]) -> int:
     from slurm_colloc.session.cancel_and_requeue import cancel
     from slurm_colloc.session.session import Session
 
-    numbers: dict[str, set[int]] = {}
-    for job in open_jobs:
-        numbers.setdefault(job.member.job, set()).add(job.member.number)
-    chosen = [Selection.of(name, found) for name, found in numbers.items()]
-    cancel(Session.open_own(), chosen, yes=True)
+    cancel(Session.open_own(), Selection.of_each(job.member for job in open_jobs), yes=True)
     for job in open_jobs:
         job.settle_cancelled()
     return len(open_jobs)

@@ -198,6 +198,14 @@ class Selection:
         """The selection of these members of a submission."""
         return cls(job, join_numbers(tuple(sorted(numbers))))
 
+    @classmethod
+    def of_each(cls, members: Iterable[MemberId]) -> list[Selection]:
+        """Selections of these very members, one for each submission."""
+        numbers: dict[str, set[int]] = {}
+        for member in members:
+            numbers.setdefault(member.job, set()).add(member.number)
+        return [cls.of(job, chosen) for job, chosen in numbers.items()]
+
     def includes(self, number: int) -> bool:
         """It names this member of the submission."""
         return self.ranges is None or any(first <= number <= last for first, last in self.ranges)

@@ -106,12 +106,8 @@ def tell_done(what: str, members: Iterable[MemberView]) -> None:
     """Say on a terminal what a command has done, as in `cancelled: 4711/1-4`."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
-    numbers: dict[str, set[int]] = {}
-    for member in members:
-        numbers.setdefault(member.member.job, set()).add(member.member.number)
-    names = (str(Selection.of(job, chosen)) for job, chosen in numbers.items())
-    if numbers:
-        note(f"{what}: {', '.join(names)}")
+    if chosen := Selection.of_each(member.member for member in members):
+        note(f"{what}: {', '.join(map(str, chosen))}")
 
 
 class Problems:

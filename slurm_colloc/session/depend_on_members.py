@@ -95,17 +95,17 @@ class DependencyTargets:
         Raises:
             NotFound: There is no such member.
         """
-        wanted: dict[str, set[int]] = {}
-        for dependency in dependencies:
-            for condition in dependency.conditions:
-                if condition.is_of_member:
-                    member = MemberId.parse(condition.target)
-                    wanted.setdefault(member.job, set()).add(member.number)
-        for job, numbers in wanted.items():
-            for view, members in self._session.survey([Selection.of(job, numbers)]):
+        wanted = Selection.of_each(
+            MemberId.parse(condition.target)
+            for dependency in dependencies
+            for condition in dependency.conditions
+            if condition.is_of_member
+        )
+        for selection in wanted:
+            for view, members in self._session.survey([selection]):
                 for found in members:
                     # One that was submitted again keeps its number.
-                    self._standing[MemberId(job, found.member.number)] = (view, found)
+                    self._standing[MemberId(selection.job, found.member.number)] = (view, found)
         return self._standing
 
     def _expand(
@@ -260,12 +260,9 @@ def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> 
         by_pack: dict[str, tuple[PackView, list[tuple[str, int]]]] = {}
         wanted = dict.fromkeys(pair for each in members for pair in each.depends)
         names = {MemberId.parse(target) for _, target in wanted if "/" in target}
-        selected: dict[str, list[int]] = {}
-        for name in names:
-            selected.setdefault(name.job, []).append(name.number)
         where = {
             str(found.member): (view, found.place)
-            for view, listed in session.survey([Selection.of(*item) for item in selected.items()])
+            for view, listed in session.survey(Selection.of_each(names))
             for found in listed
         }
         for kind, target in wanted:

@@ -349,8 +349,4 @@ class Session:
 
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:
     """Name these very members: what `all` means changes while one waits for them."""
-    numbers: dict[str, set[int]] = {}
-    for _, members in found:
-        for member in members:
-            numbers.setdefault(member.member.job, set()).add(member.member.number)
-    return [Selection.of(job, chosen) for job, chosen in numbers.items()]
+    return Selection.of_each(member.member for _, members in found for member in members)

@@ -31,8 +31,8 @@ from slurm_colloc.errors import (
     NodeError,
     NotFound,
     SlurmError,
-    StateError,
     UsageProblem,
+    failed_to,
 )
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
@@ -98,11 +98,11 @@ def read_config(path: str) -> Mapping[str, str]:
                 hint="call this where scontrol works, or name a file with what `scontrol show "
                 "config` printed elsewhere: --slurm-config FILE",
             ) from problem
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            pairs = [line.partition("=") for line in file]
-    except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    with (
+        failed_to("read", path, UsageProblem),
+        open(path, encoding="utf-8", errors="replace") as file,
+    ):
+        pairs = [line.partition("=") for line in file]
     config = {name.strip(): value.strip() for name, separator, value in pairs if separator}
     if "SLURM_VERSION" not in config:
         raise UsageProblem(f"{path} is not what `scontrol show config` prints")
@@ -268,10 +268,8 @@ def write_prom(path: str, families: Sequence[MetricFamily]) -> None:
     Raises:
         StateError: The file cannot be written.
     """
-    try:
+    with failed_to("write", path):
         node_files.write_whole(os.path.abspath(path), render_families(families).encode(), 0o644)
-    except OSError as error:
-        raise StateError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
 
 
 # ---- `csub admin install-hooks`: hooks put in place, or what that would change -------------------

@@ -42,7 +42,7 @@ from slurm_colloc.cli.admin.admin_hooks import (
     warn,
     write_prom,
 )
-from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
+from slurm_colloc.errors import CollocError, NotFound, UsageProblem, failed_to
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
@@ -385,11 +385,8 @@ def describe_policy(path: str) -> list[PolicyRow]:
         StateError: The hooks cannot use the file, so they do nothing; with the reason.
     """
     policy = read_policy(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = find_lines(file.read())
-    except OSError as error:
-        raise StateError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    with failed_to("read", path), open(path, encoding="utf-8") as file:
+        lines = find_lines(file.read())
     rows = []
     for field in dataclasses.fields(NodePolicy):
         line = lines.get(field.name)
