@@ -13,10 +13,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,7 +41,7 @@ from slurm_colloc.report.page.render_page import WeekPage, build_week
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
 from slurm_colloc.report.show_view import find_log_paths
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.summary_file import Summary, choose_members
 from slurm_colloc.report.sums.pack_entry import PackEntry
 from slurm_colloc.report.sums.sums_view import FoundEntries, Grouping, find_entries, sum_packs
 from slurm_colloc.session.selection import Choice
@@ -51,7 +51,7 @@ from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
-    from slurm_colloc.report.member_views import MemberView
+    pass
 
 
 def report(
@@ -150,17 +150,10 @@ def report(
     if not choice.selections:
         choice = Choice.parse((LAST,), ended=True)
     session = Session.open(user=user)
-    from slurm_colloc.report.summary.summary_file import find_summary
-
-    found, views = [], []
-    for view, members in session.survey(choice, follow_all=False):
-        with session.reading(view):
-            found.append((find_summary(session.state, view), _choose_numbers(view, members)))
-            views.append(view)
+    read = list(_read_summaries(session, choice))
+    found = [(summary, numbers) for _, summary, numbers in read]
     if as_html:
-        sources = [
-            build_source(session.state, view, *one) for view, one in zip(views, found, strict=True)
-        ]
+        sources = [build_source(session.state, *one) for one in read]
         write_page(sources, file, session.state.owner_name, best, opens=opened)
         tell_problems(session)
         return
@@ -202,32 +195,34 @@ def _split_targets(words: Sequence[str], *, as_html: bool) -> tuple[list[str], s
     return ids, files[0] if files else None
 
 
-def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int] | None:
-    """The members to show; None for all of a pack."""
-    if len(members) == len(view.members):
-        return None
-    return frozenset(member.place for member in members)
+def _read_summaries(
+    session: Session, choice: Choice
+) -> Iterator[tuple[PackView, Summary, frozenset[int] | None]]:
+    """Packs with their summaries, and the numbers of the members to show; None for all."""
+    from slurm_colloc.report.summary.summary_file import find_summary
+
+    for view, members in session.survey(choice, follow_all=False):
+        with session.reading(view):
+            is_whole = len(members) == len(view.members)
+            numbers = None if is_whole else frozenset(member.place for member in members)
+            yield view, find_summary(session.state, view), numbers
 
 
 def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
     """The summaries for programs, each with the first sentence on its submission."""
-    from slurm_colloc.report.headline import tell_headline
-    from slurm_colloc.report.report_view import choose_ids, group_submissions
-
     headlines = {
         id(summary): tell_headline([other for other, _ in own], choose_ids(own))
         for own in group_submissions(found)
         for summary, _ in own
     }
     return [
-        {"headline": headlines[id(summary)], **_narrow(summary, numbers)}
+        {
+            "headline": headlines[id(summary)],
+            **summary,
+            "members": choose_members(summary, numbers),
+        }
         for summary, numbers in found
     ]
-
-
-def _narrow(summary: dict[str, Any], numbers: frozenset[int] | None) -> dict[str, Any]:
-    members = [m for m in summary["members"] if numbers is None or m["member"] in numbers]
-    return {**summary, "members": members}
 
 
 def write_report(pack: Path) -> int:
@@ -477,7 +472,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two submissions: the same script before and after, or alone and shared."""
-    from slurm_colloc.report.summary.summary_file import find_summary
     from slurm_colloc.report.sums.compare import (
         Side,
         build_comparison_json,
@@ -490,13 +484,8 @@ def compare(
     session = Session.open(user=user)
 
     def read(target: str) -> Side:
-        found = []
         choice = Choice.parse((target,), ended=True)
-        for view, members in session.survey(choice, follow_all=False):
-            is_whole = len(members) == len(view.members)
-            numbers = None if is_whole else frozenset(m.place for m in members)
-            with session.reading(view):
-                found.append((find_summary(session.state, view), numbers))
+        found = [(summary, numbers) for _, summary, numbers in _read_summaries(session, choice)]
         return build_side(target, found)
 
     sides = read(first), read(second)
@@ -542,7 +531,6 @@ def track(
         raise UsageProblem(f"--to: {to!r} is not a tracker", hint="valid ones are mlflow and wandb")
     if (uri and to != "mlflow") or (offline and to != "wandb"):
         raise UsageProblem("--uri is MLflow's, and --offline is W&B's")
-    from slurm_colloc.report.summary.summary_file import find_summary
     from slurm_colloc.report.tracker_runs import (
         MemberRefused,
         MlflowTracker,
@@ -559,12 +547,9 @@ def track(
     session = Session.open()
     choice = Choice.parse(targets or (LAST,), ended=True)
     failed: CollocError | None = None
-    for view, members in session.survey(choice, follow_all=False):
-        whole = len(members) == len(view.members)
-        numbers = None if whole else frozenset(m.place for m in members)
+    for view, summary, numbers in _read_summaries(session, choice):
+        path = session.state.pack_path(view.record.pack_id)
         with session.reading(view):
-            summary = find_summary(session.state, view)
-            path = session.state.pack_path(view.record.pack_id)
             try:
                 for name, done in track_pack(tracker, to, path, summary, numbers):
                     if isinstance(done, MemberRefused):

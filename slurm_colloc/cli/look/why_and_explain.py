@@ -6,10 +6,10 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
+from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
@@ -40,6 +40,7 @@ from slurm_colloc.store.pack.report_files import latest_path
 from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
+_Read = TypeVar("_Read")
 _MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
 
 
@@ -52,105 +53,78 @@ class Inquiry:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._fields: dict[str, Mapping[str, str]] = {}
-        self._degrees: dict[str, DegreeRecord | None] = {}
-        self._setups: dict[str, tuple[bool, bool]] = {}
-        self._latest: dict[str, Mapping[str, Any] | None] = {}
-        self._apart: dict[str, tuple[str, ...]] = {}
-        self._left_out: dict[str, str] = {}
+        self._known: dict[tuple[str, str], Any] = {}
+
+    def _once(
+        self, read: Callable[[PackView], _Read], view: PackView, otherwise: _Read, of: str = ""
+    ) -> _Read:
+        """What is read of a pack, or of what `of` names, once; `otherwise` where it cannot be."""
+        key = (read.__name__, of or view.record.pack_id)
+        if key not in self._known:
+            self._known[key] = otherwise
+            with contextlib.suppress(CollocError):
+                self._known[key] = read(view)
+        found: _Read = self._known[key]
+        return found
 
     def find_facts(self, view: PackView, member: MemberView) -> Facts:
         """What is known besides the state directory."""
-        unprepared, takes_one = self._read_setup(view)
+        is_pending = member.state is MemberState.PENDING
+        waits = is_pending and view.slurm_state is SlurmJobState.PENDING
+        asks = waits and view.job_id and self._session.unreachable is None
+        is_running = member.state is MemberState.RUNNING
+        unprepared, takes_one = self._once(self._read_setup, view, (False, False))
         return Facts(
             now=time.time(),
-            fields=self._read_fields(view, member),
+            fields=self._once(self._read_fields, view, {}, view.job_id) if asks else {},
             unreachable=str(self._session.unreachable or ""),
             moved=self._find_new_name(member),
-            degree=self._read_degree(view),
-            latest=self._read_latest(view) if member.state is MemberState.RUNNING else None,
+            degree=self._once(self._read_degree, view, None),
+            latest=self._once(self._read_latest, view, None) if is_running else None,
             is_gpu_unprepared=unprepared,
             takes_one=takes_one,
             last_line=_read_last_line(view, member),
-            kept_apart=self._find_kept_apart(view, member),
-            left_out=self._find_left_out(view, member),
+            kept_apart=self._once(self._read_kept_apart, view, ()) if waits else (),
+            left_out=self._once(self._read_left_out, view, "") if is_pending else "",
         )
 
-    def _find_left_out(self, view: PackView, member: MemberView) -> str:
-        """Why the pack before its own, of the same call, takes no more members."""
-        if member.state is not MemberState.PENDING:
+    def _read_left_out(self, view: PackView) -> str:
+        """Why the pack before it in its submission takes no more members; empty where it may."""
+        sisters = self._session.state.list_sisters(view.record)
+        place = sisters.index(view.record.pack_id) if view.record.pack_id in sisters else 0
+        before = self._session.state.read_pack(sisters[place - 1]) if place else None
+        if before is None:
             return ""
-        pack_id = view.record.pack_id
-        if pack_id not in self._left_out:
-            self._left_out[pack_id] = ""
-            with contextlib.suppress(CollocError):
-                sisters = self._session.state.list_sisters(view.record)
-                place = sisters.index(pack_id) if pack_id in sisters else 0
-                before = self._session.state.read_pack(sisters[place - 1]) if place else None
-                if before is not None:
-                    names = [f"{view.shown_id}/{number}" for number in before.members]
-                    self._left_out[pack_id] = describe_closed(before, names)
-        return self._left_out[pack_id]
+        return describe_closed(before, [f"{view.shown_id}/{number}" for number in before.members])
 
-    def _find_kept_apart(self, view: PackView, member: MemberView) -> tuple[str, ...]:
-        """Why it does not start in running packs of the same script that its user submitted before.
+    def _read_kept_apart(self, view: PackView) -> tuple[str, ...]:
+        """Why waiting members do not start in open packs of other submissions with room.
 
-        Nothing is said where its submission is to stay by itself, as in each script's call, nor of
-        a job that runs alone: why it does is said anyway.
+        Only where --join lets them, and where they wait with their pack: one that has begun takes
+        over by itself.
         """
-        waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
         policy = view.record.policy
-        if not waits or view.attempt or policy is None or policy.join != "auto":
+        if view.attempt or policy is None or policy.join != "auto" or view.record.request is None:
             return ()
-        if view.record.request is None:
-            return ()
-        pack_id = view.record.pack_id
-        if pack_id not in self._apart:
-            self._apart[pack_id] = tuple(_list_kept_apart(self._session.state, view))
-        return self._apart[pack_id]
+        return tuple(_list_kept_apart(self._session.state, view))
 
     def _read_degree(self, view: PackView) -> DegreeRecord | None:
-        pack_id = view.record.pack_id
-        if pack_id not in self._degrees:
-            self._degrees[pack_id] = None
-            with contextlib.suppress(StateError):
-                path = self._session.state.pack_path(pack_id)
-                self._degrees[pack_id] = read_degree(path, view.attempt)
-        return self._degrees[pack_id]
+        return read_degree(self._session.state.pack_path(view.record.pack_id), view.attempt)
 
     def _read_setup(self, view: PackView) -> tuple[bool, bool]:
-        """Whether a pack's GPU is being prepared, and whether it takes one member at a time."""
-        pack_id = view.record.pack_id
-        if pack_id not in self._setups:
-            self._setups[pack_id] = (False, False)
-            with contextlib.suppress(StateError):
-                setup = read_setup(self._session.state.pack_path(pack_id))
-                is_old = setup is None or setup.attempt != view.attempt
-                # A job that runs alone prepares nothing.
-                shares = view.record.request is not None
-                notes = () if setup is None or is_old else setup.notes
-                takes_one = any(ONE_AT_A_TIME in note for note in notes)
-                self._setups[pack_id] = (is_old and shares, takes_one)
-        return self._setups[pack_id]
+        """Whether a pack's GPU is still to be prepared, and whether it takes one process only."""
+        setup = read_setup(self._session.state.pack_path(view.record.pack_id))
+        is_old = setup is None or setup.attempt != view.attempt
+        # A job alone prepares nothing.
+        shares = view.record.request is not None
+        notes = () if setup is None or is_old else setup.notes
+        return is_old and shares, any(ONE_AT_A_TIME in note for note in notes)
 
     def _read_latest(self, view: PackView) -> Mapping[str, Any] | None:
-        pack_id = view.record.pack_id
-        if pack_id not in self._latest:
-            self._latest[pack_id] = None
-            with contextlib.suppress(StateError):
-                path = self._session.state.pack_path(pack_id)
-                self._latest[pack_id] = read_json(latest_path(path))
-        return self._latest[pack_id]
+        return read_json(latest_path(self._session.state.pack_path(view.record.pack_id)))
 
-    def _read_fields(self, view: PackView, member: MemberView) -> Mapping[str, str]:
-        waits = member.state is MemberState.PENDING and view.slurm_state is SlurmJobState.PENDING
-        if not waits or not view.job_id or self._session.unreachable is not None:
-            return {}
-        if view.job_id not in self._fields:
-            self._fields[view.job_id] = {}
-            with contextlib.suppress(SlurmError):
-                self._fields[view.job_id] = self._session.slurm.read_job(view.job_id) or {}
-        return self._fields[view.job_id]
+    def _read_fields(self, view: PackView) -> Mapping[str, str]:
+        return self._session.slurm.read_job(view.job_id) or {}
 
     def _find_new_name(self, member: MemberView) -> str:
         if member.moved_to is None:

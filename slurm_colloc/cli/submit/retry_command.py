@@ -145,9 +145,8 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
     """Try the members of each submission again; the names of the new ones."""
     found = session.survey(request.choice)
     wanted: dict[str, set[int]] = {}
-    for _, members in found:
-        for member in members:
-            wanted.setdefault(member.member.job, set()).add(member.member.number)
+    for member in (member.member for _, members in found for member in members):
+        wanted.setdefault(member.job, set()).add(member.number)
     is_all = any(selection.job == ALL for selection in request.choice.selections)
     ready = []
     # Before the first is submitted.
@@ -228,15 +227,25 @@ def _retry(
     candidates, names, missing = [], {}, []
     for view, member in chosen:
         number += 1
-        candidate = _build(session, request, view, member, number, together=len(chosen) > 1)
-        if candidate is None:
+        path = session.state.pack_path(view.record.pack_id)
+        environment = read_stored_environment(path, member.files.number)
+        if environment is None:
             missing.append(member)
-            candidate = _build(
-                session, request, view, member, number,
-                together=len(chosen) > 1, environment=read_given_environment(),
-            )  # fmt: skip
-        assert candidate is not None
-        candidates.append(candidate)
+            environment = read_given_environment()
+        old = member.spec.job
+        job = dataclasses.replace(
+            old,
+            number=number,
+            retry_of=old.retry_of or str(member.member),
+            came_together=len(chosen) > 1,
+            depends=(),
+            depends_on_any=False,
+            slurm_dependency="",
+            group=tuple(pair for pair in old.group if pair[0] not in SERVED),
+        )
+        script = read_stored_script(path, member.files.number)
+        job = change_job(job, request.options.givens)
+        candidates.append(Candidate(job, script, environment))
         names[f"{job_id}/{number}"] = str(member.member)
     if missing:
         shown = ", ".join(str(member.member) for member in missing)
@@ -279,37 +288,6 @@ def _close_to_joiners(session: Session, views: Sequence[PackView]) -> None:
             if not locked or newest is None:
                 raise StateError(f"cannot close {view.job_id} to other jobs: it is being joined")
             write_record(path, dataclasses.replace(newest, closed=_CLOSED))
-
-
-def _build(
-    session: Session,
-    request: RetryRequest,
-    view: PackView,
-    member: MemberView,
-    number: int,
-    *,
-    together: bool,
-    environment: Mapping[str, str] | None = None,
-) -> Candidate | None:
-    """A member's job, to be submitted again; None where its environment is not kept any more."""
-    path = session.state.pack_path(view.record.pack_id)
-    if environment is None:
-        environment = read_stored_environment(path, member.files.number)
-    if environment is None:
-        return None
-    old = member.spec.job
-    job = dataclasses.replace(
-        old,
-        number=number,
-        retry_of=old.retry_of or str(member.member),
-        came_together=together,
-        depends=(),
-        depends_on_any=False,
-        slurm_dependency="",
-        group=tuple(pair for pair in old.group if pair[0] not in SERVED),
-    )
-    script = read_stored_script(path, member.files.number)
-    return Candidate(change_job(job, request.options.givens), script, environment)
 
 
 _NAMED_MOST = 3
