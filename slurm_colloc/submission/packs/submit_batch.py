@@ -413,7 +413,7 @@ def _render_script(
     archive = ""
     if not settings.state_shared:
         archive = build_archive(state.packs, [record.pack_id for record in records])
-    count = format_count(sum(len(record.members, "member") for record in records))
+    count = format_count(sum(len(record.members) for record in records), "member")
     title = f"{batch.name}: {count}"
     pack_path = submission if archive else str(state.packs / submission)
     if archive or settings.templates_dir:
