@@ -13,7 +13,7 @@ from slurm_colloc import __version__
 from slurm_colloc.cli.command_groups import group_commands
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.extensions import COMMANDS, list_extensions
-from slurm_colloc.model.sbatch.quantities import format_count
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.session.selection import Choice
 from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.store.all_packs import State
@@ -149,7 +149,7 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell inside a running member: its CPUs, memory limit, GPU and environment."""
-    from slurm_colloc.cli.look.logs_and_shell import enter
+    from slurm_colloc.cli.logs_and_shell import enter
 
     words = command or []
     raise typer.Exit(enter(Session.open_own(), target, words[words[:1] == ["--"] :]))
@@ -173,7 +173,7 @@ def cancel(
 
 def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Keep waiting members from starting."""
-    from slurm_colloc.cli.change import hold_and_wait
+    from slurm_colloc.cli import hold_and_wait
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_wait.hold(Session.open_own(), choice))
@@ -183,7 +183,7 @@ def release(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Let held members start."""
-    from slurm_colloc.cli.change import hold_and_wait
+    from slurm_colloc.cli import hold_and_wait
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_wait.release(Session.open_own(), choice))
@@ -201,7 +201,7 @@ def requeue(
 
 def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Wait until members have ended; exit with the worst one's status, and name it."""
-    from slurm_colloc.cli.change.hold_and_wait import wait_for
+    from slurm_colloc.cli.hold_and_wait import wait_for
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
@@ -218,7 +218,7 @@ def config(
     as_json: Json = False,
 ) -> None:
     """Show the settings and where each comes from, or change your own."""
-    from slurm_colloc.cli.change import config_and_clean
+    from slurm_colloc.cli import config_and_clean
 
     if unset:
         if name:
@@ -239,7 +239,7 @@ def clean(
     ] = False,
 ) -> None:
     """Remove csub's own files of packs that are over; never your output."""
-    from slurm_colloc.cli.change.config_and_clean import clean as run_clean
+    from slurm_colloc.cli.config_and_clean import clean as run_clean
 
     session = Session.open() if dry_run else Session.open_own()
     say(run_clean(session, older_than, dry_run=dry_run))

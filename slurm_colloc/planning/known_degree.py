@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.model.measured_curve import CurvePoint, KnownCurve, KnownPoint
 from slurm_colloc.model.measurement import GAIN_LEAST, choose_for_the_end
-from slurm_colloc.model.sbatch.quantities import format_count
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.usage_profile import may_be_one_kind
 
 
@@ -55,8 +55,8 @@ def find_degree(
     last degree within the bound and the first beyond it slowdowns go in a straight line.
 
     Args:
-        curves: Those of the GPU model and sharing mode in question (`store.learned.curves`).
-        kinds: How many jobs of each family there are (`store.learned.profiles.compute_family`).
+        curves: Those of the GPU model and sharing mode in question (`store.curves`).
+        kinds: How many jobs of each family there are (`store.profiles.compute_family`).
         bound: The slowdown that is accepted for each of them.
         rates: Their rates alone by family, as far as known.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_colloc.metrics.sharing_cost import complete_solo_times
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.sbatch.quantities import format_count
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
 
 # ----

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.model.measured_curve import KnownCurve
-from slurm_colloc.model.sbatch.quantities import format_count, format_moment
+from slurm_colloc.model.quantities import format_count, format_moment
 from slurm_colloc.model.usage_profile import (
     MeasuredBy,
     ProfileRecord,
     RunningStatistics,
     ShrunkenMean,
 )
+from slurm_colloc.report.report_sentences import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -24,7 +25,6 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
-from slurm_colloc.report.words.report_sentences import PEAK_SOURCE_WORDS
 
 SIGNATURE_SHOWN = 12
 """As many digits of a signature as are shown; they select it, too."""

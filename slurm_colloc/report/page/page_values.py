@@ -14,7 +14,7 @@ from typing import Any
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.quantities import format_count
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import (
     ENDS,
@@ -60,7 +60,7 @@ from slurm_colloc.report.report_view import (
     name_summary,
 )
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -70,7 +70,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     tell_members_apart,
 )
-from slurm_colloc.store.pack.member_states import read_pauses
+from slurm_colloc.store.member_states import read_pauses
 
 # ---- What a page tells first: how long, how fast, whether sharing paid, and what failed; pure ----
 

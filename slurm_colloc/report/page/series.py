@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.metrics.rates import OwnTime
-from slurm_colloc.report.summary.pack_samples import (
+from slurm_colloc.report.pack_samples import (
     GpuSamples,
     join_gpus,
     need_pyarrow,
     read_columns,
 )
-from slurm_colloc.store.pack.member_states import MemberPause
+from slurm_colloc.store.member_states import MemberPause
 
 if TYPE_CHECKING:
     import pyarrow as pa

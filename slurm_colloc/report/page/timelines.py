@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.sbatch.quantities import format_count
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import ENDS
 from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu
-from slurm_colloc.report.summary.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import Summary, choose_members
 from slurm_colloc.report.terminal_tables import format_span
 from slurm_colloc.store.atomic_files import read_bytes
-from slurm_colloc.store.pack.member_states import AT_DOOR, MEASURED, MemberPause
+from slurm_colloc.store.member_states import AT_DOOR, MEASURED, MemberPause
 
 RUNS, MEASURING, PARKED, LOADED = 0, 1, 2, 3
 _KINDS = {MEASURED: MEASURING, AT_DOOR: LOADED}
