@@ -326,12 +326,12 @@ _OF_LAB = (calibrate, tutorial, sandbox)
 """The same of another package's, listed where that is installed."""
 _HERE = (cancel, hold, release, requeue, wait, config, clean)
 _ELSEWHERE = {
-    "queue": "look.queue_and_history", "history": "look.queue_and_history",
-    "show": "look.queue_and_history", "why": "look.queue_and_history",
-    "explain": "look.queue_and_history", "logs": "look.queue_and_history",
-    "report": "look.report_commands", "compare": "look.report_commands",
-    "track": "look.report_commands", "top": "look.top_command", "profile": "look.profile_command",
-    "doctor": "look.doctor_command",
+    "queue": "queue_and_history", "history": "queue_and_history",
+    "show": "queue_and_history", "why": "queue_and_history",
+    "explain": "queue_and_history", "logs": "queue_and_history",
+    "report": "report_commands", "compare": "report_commands",
+    "track": "report_commands", "top": "top_command", "profile": "profile_command",
+    "doctor": "doctor_command",
 }  # fmt: skip
 """Where the function, or the group of commands, of that name is declared."""
 

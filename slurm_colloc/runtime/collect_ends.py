@@ -45,7 +45,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmAccess, expand_node_list
 #
 # collect_ends has judged how its processes ended. Here follow: whose fault it was, what that means
 # for its neighbours, its place, its state, and with the state the mails. The jobs that wait for the
-# member are let go in the same turn of the runner (pack.member_dependencies).
+# member are let go in the same turn of the runner (member_dependencies).
 
 
 class MemberEnds:
