@@ -312,7 +312,7 @@ def find_request_findings(
     findings = []
     if sharing.alone_because:
         given = _find_given(options, sharing.alone_because)
-        file, line = _place(given and given.origin)
+        file, line = _place(given.origin if given else None)
         advice = "leave it to sbatch, or ask for one GPU, one node and one task"
         if job.gpus == 0 and not job.alone_because:
             advice = "--gres=gpu:1 asks for one"

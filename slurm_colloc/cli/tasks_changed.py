@@ -16,10 +16,10 @@ import json
 import os
 import pwd
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from slurm_colloc.cli.hold_and_wait import hold, release
 from slurm_colloc.cli.sbatch_call import ask_slurm, find_command
@@ -78,6 +78,7 @@ _STATES = {"": "", "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED"}
 """Those by which scancel chooses; a parked member is suspended for csub alone."""
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
@@ -355,8 +356,9 @@ def list_job_records(session: Session, call: ScontrolCall) -> list[str] | None:
             answers.append(text)
     if is_json:
         return _fill_json(session, choice, answers)
-    records = [record for text in answers for record in split_records(text) if record.strip()]
-    told = list(_fill(session, choice, records))
+    split = [record for text in answers for record in split_records(text) if record.strip()]
+    records = [(name_job(record), find_field(record, "JobId") or "", record) for record in split]
+    told = _fill(session, choice, records, write_record)
     if not told:
         return None
     is_one_line = "o" in call.options
@@ -364,59 +366,42 @@ def list_job_records(session: Session, call: ScontrolCall) -> list[str] | None:
     return text.removesuffix("\n").split("\n")
 
 
-def _fill(session: Session, choice: JobChoice, records: Sequence[str]) -> Iterator[str]:
-    names = [name_job(record) for record in records]
-    tasks = _find_tasks(session, choice, names)
+def _fill(
+    session: Session,
+    choice: JobChoice,
+    records: Sequence[tuple[str, str, _Record]],
+    write: Callable[[SlurmTask, _Record], _Record],
+) -> list[_Record]:
+    """Records of jobs, each with its name and id: those of tasks in the place of their packs'."""
+    names = [name for name, _, _ in records]
+    arrays = dict.fromkeys(name.partition("_")[0] for name in names)
+    tasks = PackedTasks(session, [*choice.jobs, *arrays], os.environ)
     hidden = tasks.names()
+    told: list[_Record] = []
     shown: set[str] = set()
-    for name, record in zip(names, records, strict=True):
-        ids = (name, find_field(record, "JobId") or "")
+    for name, number, record in records:
         found = tasks.find(name, set(names))
-        if found is None:
-            # Of a task that another pack has taken over Slurm may still know the element.
-            if name not in hidden and choice.is_named(*ids):
-                yield record
-            continue
-        for task in _choose(choice, found, ids, shown):
-            yield write_record(task, record)
+        # Of a task that another pack has taken over Slurm may still know the element.
+        if found is None and name not in hidden and choice.is_named(name, number):
+            told.append(record)
+        for task in found or ():
+            if task.name_for_slurm not in shown and choice.wants(task, (name, number)):
+                shown.add(task.name_for_slurm)
+                told.append(write(task, record))
+    return told
 
 
 def _fill_json(session: Session, choice: JobChoice, answers: Sequence[str]) -> list[str] | None:
-    documents = []
     try:
         documents = [json.loads(text) for text in answers]
         jobs = [job for document in documents for job in document["jobs"]]
-        names = [_name_json_job(job) for job in jobs]
+        records = [(_name_json_job(job), str(job["job_id"]), job) for job in jobs]
     except (KeyError, TypeError, ValueError):
         return None
-    tasks = _find_tasks(session, choice, names)
-    hidden = tasks.names()
-    told: list[dict[str, Any]] = []
-    shown: set[str] = set()
-    for name, job in zip(names, jobs, strict=True):
-        ids = (name, str(job["job_id"]))
-        found = tasks.find(name, set(names))
-        if found is not None:
-            told += [write_json_record(task, job) for task in _choose(choice, found, ids, shown)]
-        elif name not in hidden and choice.is_named(*ids):
-            told.append(job)
+    told = _fill(session, choice, records, write_json_record)
     if not told:
         return None
     return json.dumps({**documents[0], "jobs": told}, indent=2).split("\n")
-
-
-def _find_tasks(session: Session, choice: JobChoice, names: Sequence[str]) -> PackedTasks:
-    arrays = dict.fromkeys(name.partition("_")[0] for name in names)
-    return PackedTasks(session, [*choice.jobs, *arrays], os.environ)
-
-
-def _choose(
-    choice: JobChoice, found: Sequence[SlurmTask], pack: Sequence[str], shown: set[str]
-) -> Iterator[SlurmTask]:
-    for task in found:
-        if task.name_for_slurm not in shown and choice.wants(task, pack):
-            shown.add(task.name_for_slurm)
-            yield task
 
 
 def _drop_oneliner(words: Sequence[str]) -> list[str]:

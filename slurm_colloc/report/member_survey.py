@@ -71,47 +71,39 @@ def survey_packs(
     """
     views = []
     for pack_id in pack_ids:
-        try:
-            record = (known or {}).get(pack_id) or state.read_pack(pack_id)
-        except (OSError, StateError) as error:
-            problem = explain_unreadable(state.pack_path(pack_id), error)
-            if damaged is None:
-                raise problem from error
-            damaged.append(problem)
-            continue
-        view = None if record is None else survey_pack(state, record, jobs, damaged)
+        view = _survey(state, pack_id, (known or {}).get(pack_id), jobs, damaged)
         if view is not None:
             views.append(view)
     for _ in range(LOOKS_MOST):
         stale = find_stale(views)
         for place in stale:
             # A damaged file was told of at the first look.
-            again = survey_pack(state, views[place].record, jobs, [])
+            record = views[place].record
+            again = _survey(state, record.pack_id, record, jobs, [])
             views[place] = again or views[place]
         if not stale:
             break
     return sorted(show_once(views), key=_compute_order)
 
 
-def survey_pack(
+def _survey(
     state: StateReader,
-    record: PackRecord,
+    pack_id: str,
+    record: PackRecord | None,
     jobs: Mapping[str, SlurmJob] | None,
     damaged: list[StateError] | None,
 ) -> PackView | None:
-    """Look at one pack; None where it cannot be read, which is said in `damaged`.
-
-    Raises:
-        StateError: A file is damaged, and `damaged` was not given.
-    """
+    """Look at one pack; None where it is gone or cannot be read, which is said in `damaged`."""
     try:
-        return _with_members(state, _look_at(state, record, jobs), damaged)
+        record = record or state.read_pack(pack_id)
+        if record is not None:
+            return _with_members(state, _look_at(state, record, jobs), damaged)
     except (OSError, StateError) as error:
-        problem = explain_unreadable(state.pack_path(record.pack_id), error)
+        problem = explain_unreadable(state.pack_path(pack_id), error)
         if damaged is None:
             raise problem from error
         damaged.append(problem)
-        return None
+    return None
 
 
 def _look_at(
