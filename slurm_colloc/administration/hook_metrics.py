@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 from slurm_colloc.administration.node_files import opened_directory, write_whole
 from slurm_colloc.administration.verify_hooks import list_log_files, parse_entry
 from slurm_colloc.errors import StateError, failed_to
+from slurm_colloc.model.quantities import is_number
 
 # ----
 # How often hooks ran, with which outcome and for how long, added up from the audit log's lines.
@@ -138,13 +139,7 @@ def parse_time(entry: Mapping[str, Any]) -> float | None:
 
 def _read_duration_s(entry: Mapping[str, Any]) -> float | None:
     value = entry.get("ms")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        duration_s = value / 1000
-    except OverflowError:
-        return None
-    return duration_s if math.isfinite(duration_s) and duration_s >= 0 else None
+    return value / 1000 if is_number(value) and value >= 0 else None
 
 
 def build_value(totals: HookTotals) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from slurm_colloc.model.job import SignalRequest
 
@@ -147,6 +149,12 @@ def _round_up_to_mb(text: str, kb: int) -> int:
     if memory_mb > _MAX_MEMORY_MB:
         raise ValueError(f"{text[:40]!r} is more memory than Slurm can count")
     return memory_mb
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A finite number: to Python True is one, too, and those of JSON may be of any size."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= sys.float_info.max
 
 
 def format_count(count: int, noun: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import io
-import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.printable import escape_controls, render_csv_lines
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.report.member_summary import format_time
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
 from slurm_colloc.report.summary_file import Summary, choose_members
@@ -189,7 +189,7 @@ def _take(value: Any, kind: ColumnKind) -> Any:
         return escape_controls(shlex.join(value)) if is_list and value else "" if is_list else None
     if kind is ColumnKind.TEXT:
         return escape_controls(value) if isinstance(value, str) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         return None
     if kind is ColumnKind.WHOLE:
         return int(value) if abs(value) < _WHOLE_MOST else None

@@ -13,6 +13,7 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured, explain_no_start
 from slurm_colloc.model.measurement import FIRST_COST_MOST_S
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.model.why_not_now import BEING_MEASURED
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.store.all_packs import StateReader
@@ -104,9 +105,7 @@ def find_figures(
 
 
 def _read_positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if _LEAST <= value <= _MOST else None
+    return float(value) if is_number(value) and _LEAST <= value <= _MOST else None
 
 
 # ---- What measuring a pack by pausing its members has shown, in words; pure ----------------------
@@ -263,7 +262,7 @@ class TimesToEnd:
 
 
 def _read_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None
 
 
 def format_to_end(seconds: float | None) -> str:

@@ -6,13 +6,13 @@ for readers: the one that its end has left, else one made now.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.report.member_summary import add_times
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.store.all_packs import StateReader
@@ -38,11 +38,7 @@ def fits_summary(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and abs(value) < _LARGEST
+    return value is None or (is_number(value) and abs(value) < _LARGEST)
 
 
 _PAIR = 2
@@ -50,8 +46,7 @@ _PAIR = 2
 
 def _is_result(value: Any) -> bool:
     """A result of a program's own may be as large as it likes."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (is_one and math.isfinite(value))
+    return value is None or is_number(value)
 
 
 def _is_count(value: Any) -> bool:

@@ -22,6 +22,7 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.report.pack_samples import read_columns
 from slurm_colloc.report.summary_file import Summary, choose_members
 from slurm_colloc.store.report_files import (
@@ -164,17 +165,12 @@ def _list_figures(
         value: Any = member
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
-        if _is_number(value):
+        if is_number(value):
             yield f"{PREFIX}{name}", float(value)
     for name in ("gpu_hours_saved", "stp"):
         value = summary["pack"].get(name)
-        if _is_number(value):
+        if is_number(value):
             yield f"{PREFIX}pack/{name}", float(value)
-
-
-def _is_number(value: Any) -> bool:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and math.isfinite(value)
 
 
 def _build_series(
@@ -187,7 +183,7 @@ def _build_series(
     found: dict[float, dict[str, float]] = {}
 
     def add(at: float, name: str, value: Any) -> None:
-        if _is_number(value) and at >= begin and (end is None or at <= end + 1.0):
+        if is_number(value) and at >= begin and (end is None or at <= end + 1.0):
             found.setdefault(at, {})[f"{PREFIX}{name}"] = float(value)
 
     before: Mapping[str, Any] | None = None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import is_known, read_word
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.store.atomic_files import read_json
 
 Record = TypeVar("Record")
@@ -168,7 +168,7 @@ def _take(value: object, kind: type) -> Any:
 
 
 def _take_number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise ValueError(f"a number belongs there, not {ascii(value)[:40]}")
     return float(value)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.model.quantities import is_number
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -332,14 +332,9 @@ def _is_sound(one: ReportedMetric) -> bool:
     return (
         0 < len(one.name) <= NAME_MOST
         and one.source in SOURCES
-        and _is_number(one.at)
-        and all(number is None or _is_number(number) for number in numbers)
+        and is_number(one.at)
+        and all(number is None or is_number(number) for number in numbers)
     )
-
-
-def _is_number(value: Any) -> bool:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and math.isfinite(value)
 
 
 @dataclass(frozen=True)
