@@ -100,7 +100,7 @@ def _render_title(script: str, problems: Sequence[ScriptFinding], read: Sequence
 
 
 def _render_findings(findings: Sequence[ScriptFinding]) -> list[str]:
-    rows = []
+    rows: list[tuple[str, str]] = []
     for finding in findings:
         texts = [] if finding.file == REQUEST else [finding.what]
         texts.append(finding.why)

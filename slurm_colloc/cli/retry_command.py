@@ -228,10 +228,10 @@ def _retry(
     for view, member in chosen:
         number += 1
         path = session.state.pack_path(view.record.pack_id)
-        environment = read_stored_environment(path, member.files.number)
-        if environment is None:
+        kept = read_stored_environment(path, member.files.number)
+        if kept is None:
             missing.append(member)
-            environment = read_given_environment()
+        environment = read_given_environment() if kept is None else kept
         old = member.spec.job
         job = dataclasses.replace(
             old,
