@@ -17,6 +17,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import Job
@@ -132,9 +133,17 @@ def number_slurm_jobs(groups: Iterable[Sequence[PackPlan]]) -> list[PackPlan]:
     return found
 
 
-def group_by_slurm_job(packs: Iterable[PackPlan]) -> list[list[PackPlan]]:
+class _InSlurmJob(Protocol):
+    @property
+    def slurm_job(self) -> int | None: ...
+
+
+_Pack = TypeVar("_Pack", bound=_InSlurmJob)
+
+
+def group_by_slurm_job(packs: Iterable[_Pack]) -> list[list[_Pack]]:
     """The packs of each Slurm job, or element of an array, in order of their first."""
-    groups: dict[object, list[PackPlan]] = {}
+    groups: dict[object, list[_Pack]] = {}
     for place, pack in enumerate(packs):
         key = ("alone", place) if pack.slurm_job is None else pack.slurm_job
         groups.setdefault(key, []).append(pack)

@@ -25,6 +25,7 @@ from slurm_colloc.planning.explanation import (
     PlanExplanation,
     SeatExplanation,
 )
+from slurm_colloc.planning.gpu_set_packs import group_by_slurm_job
 from slurm_colloc.planning.job_needs import label_jobs
 from slurm_colloc.report.report_sentences import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
@@ -71,7 +72,7 @@ class PlanFigures:
 
 def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
     """What a plan comes to."""
-    jobs = group_slurm_jobs(explanation.packs)
+    jobs = group_by_slurm_job(explanation.packs)
     held = [_find_last_s(packs) for packs in jobs]
     gpus = [sum(pack.gpus for pack in packs) for packs in jobs]
     slowdowns = [
@@ -97,15 +98,6 @@ def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
         worst_slowdown=max(known) if is_known else None,
         finish_s=None if held_s is None else _find_end_s(held, _count_at_once(explanation, gpus)),
     )
-
-
-def group_slurm_jobs(packs: Sequence[PackExplanation]) -> list[list[PackExplanation]]:
-    """The packs of each Slurm job, in order of their first: one for each of its GPU sets."""
-    found: dict[object, list[PackExplanation]] = {}
-    for place, pack in enumerate(packs):
-        key = ("alone", place) if pack.slurm_job is None else pack.slurm_job
-        found.setdefault(key, []).append(pack)
-    return list(found.values())
 
 
 def _find_last_s(packs: Sequence[PackExplanation]) -> float | None:
@@ -521,7 +513,7 @@ def group_packs(
     The GPU sets of a Slurm job are one pack, and stand together whatever they look like.
     """
     found: dict[object, list[int]] = {}
-    jobs = group_slurm_jobs(packs)
+    jobs = group_by_slurm_job(packs)
     for number, (pack, *others) in enumerate(jobs, start=1):
         if others:
             found[number] = [number]
