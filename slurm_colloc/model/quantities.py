@@ -153,8 +153,9 @@ def _round_up_to_mb(text: str, kb: int) -> int:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """A finite number: to Python True is one, too, and those of JSON may be of any size."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def format_count(count: int, noun: str) -> str:
