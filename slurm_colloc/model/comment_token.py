@@ -8,8 +8,8 @@ node's own policy. hooks/prolog.sh and site-config/job_submit.lua know the same 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.mig_profiles import LAYOUT
 
 COMMENT_MAX_BYTES = 1024

@@ -5,11 +5,12 @@ So every field has a kind and bounds, and nothing of a user's is in it: no names
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from slurm_colloc.model.late_dataclasses import asdict, dataclass
 
 SCHEMA = 1
 KIND = "slurm_colloc.fleet"
@@ -30,7 +31,7 @@ _WATT_MOST = 3000.0
 _GAIN_MOST = 256.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FleetRecord:
     """A pack that has ended; None stands for what is not known.
 
@@ -105,7 +106,7 @@ class FleetRecord:
 
 def build_mapping(record: FleetRecord) -> dict[str, Any]:
     """Its JSON form."""
-    return {"schema": SCHEMA, "kind": KIND, **dataclasses.asdict(record)}
+    return {"schema": SCHEMA, "kind": KIND, **asdict(record)}
 
 
 def parse_fleet_record(value: Any) -> FleetRecord:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.job_values import MailRequest

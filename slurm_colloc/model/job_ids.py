@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from slurm_colloc.model.late_dataclasses import dataclass, field
 
 # ---- The `--array` specification: parsing it, and writing task ids back in short -----------------
 

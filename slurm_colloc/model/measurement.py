@@ -14,10 +14,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.measured_curve import CurvePoint
 
 # ---- What a measurement by pausing is given, asks for and answers; values only -------------------

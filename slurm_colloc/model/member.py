@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import join_numbers, parse_job_id
+from slurm_colloc.model.late_dataclasses import dataclass
 
 
 class MemberState(enum.StrEnum):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.mig_profiles import (
     ATTRIBUTE,
     LAYOUT_MAX_CHARACTERS,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from slurm_colloc.model.late_dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from slurm_colloc.model.late_dataclasses import dataclass
 
 METRICS_MOST = 16
 EXPRESSION_MOST = 1000

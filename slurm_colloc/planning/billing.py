@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.plan import PackRequest
 
 _WEIGHT = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([KMGTP]?)", re.ASCII)
@@ -14,7 +14,7 @@ _MEGABYTE = 2.0**20
 _NOTHING = ("", "(null)", "N/A", "accounting_storage/none")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BillingRule:
     """How Slurm charges jobs of a partition.
 

@@ -11,10 +11,10 @@ memory fit.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.job import Job, ShareRequest
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
@@ -131,8 +131,8 @@ def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
     jobs = list(question.jobs)
     for index in lone:
         if jobs[index].needs_wall:
-            jobs[index] = dataclasses.replace(jobs[index], alone_because="")
-    freed = dataclasses.replace(question, jobs=jobs)
+            jobs[index] = replace(jobs[index], alone_because="")
+    freed = replace(question, jobs=jobs)
     buckets: dict[object, list[int]] = {}
     for index, key in find_keys(freed).items():
         if index in lone:
@@ -167,7 +167,7 @@ def ask(
     """What planning is asked, with `%limit` of an array counted into the degree."""
     limit = policy.running_limit
     if limit is not None:
-        policy = dataclasses.replace(
+        policy = replace(
             policy, degree=min(policy.degree, limit), degree_max=min(policy.degree_max, limit)
         )
     return Question(jobs, profiles, capacity, policy, calibration, curves)
@@ -181,7 +181,7 @@ def find_buckets(question: Question) -> list[list[int]]:
     return list(buckets.values())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BucketKey:
     """What jobs must agree in to share.
 
@@ -218,15 +218,15 @@ def find_keys(question: Question) -> dict[int, BucketKey]:
     alike: dict[BucketKey, set[int]] = {}
     for key in keys.values():
         if key.longest_s is not None:
-            alike.setdefault(dataclasses.replace(key, longest_s=None), set()).add(key.longest_s)
+            alike.setdefault(replace(key, longest_s=None), set()).add(key.longest_s)
     longest: dict[BucketKey, BucketKey] = {}
     for common, limits_s in alike.items():
         top_s = 0
         for limit_s in sorted(limits_s, reverse=True):
             if limit_s * TIME_RATIO < top_s or not top_s:
                 top_s = limit_s
-            own = dataclasses.replace(common, longest_s=limit_s)
-            longest[own] = dataclasses.replace(common, longest_s=top_s)
+            own = replace(common, longest_s=limit_s)
+            longest[own] = replace(common, longest_s=top_s)
     return {index: longest.get(key, key) for index, key in keys.items()}
 
 
@@ -354,7 +354,7 @@ def find_walled(question: Question, indices: Sequence[int]) -> list[PackPlan]:
 
 def _ask_with_walls(question: Question) -> Question:
     """The same question where MIG is what is asked for."""
-    policy = dataclasses.replace(
+    policy = replace(
         question.policy,
         mode=SharingMode.MIG,
         modes=(SharingMode.MIG,),
@@ -362,7 +362,7 @@ def _ask_with_walls(question: Question) -> Question:
         degree_max=min(question.policy.degree_max, MIG_INSTANCES_MAX),
         degree=min(question.policy.degree, MIG_INSTANCES_MAX),
     )
-    return dataclasses.replace(question, policy=policy)
+    return replace(question, policy=policy)
 
 
 def _pack_culprits(question: Question, indices: Sequence[int]) -> list[PackPlan]:
@@ -407,9 +407,9 @@ def _describe_source(question: Question, members: Sequence[Subject]) -> str:
     if not any(load.sensitivity or load.pressure for load in loads):
         return "by the model of what each takes alone; no earlier pack has measured it"
     uncorrected = [
-        dataclasses.replace(
+        replace(
             member,
-            load=member.load and dataclasses.replace(member.load, sensitivity=0.0, pressure=0.0),
+            load=member.load and replace(member.load, sensitivity=0.0, pressure=0.0),
         )
         for member in members
     ]

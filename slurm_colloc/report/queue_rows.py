@@ -9,11 +9,11 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed

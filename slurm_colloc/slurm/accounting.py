@@ -9,9 +9,9 @@ import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.plan import USUAL, Association, PastJob, Qos, QosTable
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.slurm.run_command import run_slurm
 
 # ---- What is known about an option: its argument, and what it means for packing ------------------

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option
 
 # ---- The options that srun has and sbatch has not, and all that srun takes -----------------------

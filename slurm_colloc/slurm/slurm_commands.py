@@ -11,11 +11,11 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.comment_token import is_of_submission
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import (

@@ -10,9 +10,9 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.slurm.run_command import run_slurm
 from slurm_colloc.slurm.slurm_commands import parse_nodes
 

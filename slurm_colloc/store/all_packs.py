@@ -15,7 +15,6 @@ submission.packs.batch_script
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import re
@@ -23,10 +22,10 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
+from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
 from slurm_colloc.ownership import build_refusal, find_caller, find_owner, name_user, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -552,8 +551,8 @@ class State(StateReader):
         index = read_record(path, JobIndex)
         if index is None:
             raise NotFound(f"csub has no job {job_id} in {self.root}")
-        whole = dataclasses.replace(index, parts=(*index.list_parts(), *parts))
-        write_json(path, dataclasses.asdict(whole))
+        whole = replace(index, parts=(*index.list_parts(), *parts))
+        write_json(path, asdict(whole))
 
     def record_pack_job(
         self, record: PackRecord, job_id: str, *, outlives_crash: bool = True
@@ -626,7 +625,7 @@ def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
         if known is not None and own in known.list_parts():
             return
     index = JobIndex(record.submission, record.indices, record.parts)
-    write_json(path, dataclasses.asdict(index))
+    write_json(path, asdict(index))
 
 
 # ----

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import errno
 import fcntl
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.ownership import find_protected_owner, refuse_protected
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 
@@ -320,7 +320,7 @@ def is_locked(path: Path | str) -> bool:
 POLL_S = 0.01
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Lock:
     """A lock that was asked for; true where it is held.
 

@@ -6,7 +6,6 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from slurm_colloc import __version__
 from slurm_colloc.cli.session import note, say
 from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.terminal_tables import is_styled
 from slurm_colloc.settings import Settings

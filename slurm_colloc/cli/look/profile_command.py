@@ -178,14 +178,13 @@ def _read_curves(root: Path) -> list[KnownCurve]:
 
 def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) -> str:
     """As JSON; with what packs have measured, where that is asked for."""
-    import dataclasses
-
+    from slurm_colloc.model.late_dataclasses import asdict
     from slurm_colloc.store.learned.profiles import build_profile_mapping
 
     shown = [build_profile_mapping(record) for record in records]
     for record, mapping in zip(records, shown, strict=True):
         if curves is not None:
-            mapping["curves"] = [dataclasses.asdict(c) for c in curves if c.is_of(record)]
+            mapping["curves"] = [asdict(c) for c in curves if c.is_of(record)]
     return json.dumps(shown, indent=1)
 
 

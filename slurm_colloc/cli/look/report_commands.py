@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +32,7 @@ from slurm_colloc.cli.subcommands import (
     tell_unreadable,
 )
 from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import with_own_rights

@@ -14,7 +14,6 @@ import termios
 import time
 import tty
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Annotated, Any, Self
 
@@ -25,6 +24,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.queue_rows import list_argument_words

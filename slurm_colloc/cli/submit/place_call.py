@@ -6,12 +6,10 @@ answer to a submission: sbatch's line, or JSON; the reasons, if asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.session import Session, note, say
@@ -19,6 +17,7 @@ from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.job_ids import format_task_ids
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.slurm.options import Options
@@ -225,7 +224,7 @@ def prepare_call(
 
         prepare_summaries(session.state, session.settings)
     join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
-    policy = dataclasses.replace(choose_policy(call, session.settings), join=join)
+    policy = replace(choose_policy(call, session.settings), join=join)
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
     if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
         from slurm_colloc.submission.plan.known_jobs import bar_culprits

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
+from slurm_colloc.model.late_dataclasses import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

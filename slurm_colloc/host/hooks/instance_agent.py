@@ -16,7 +16,6 @@ does not wait for that (signals.end_agent).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -45,6 +44,7 @@ from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.mig.plan_cut import MigClaim
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
+from slurm_colloc.model.late_dataclasses import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class InstanceAgent:
         checkpoint = self._read_checkpoint()
         claims = tuple(claim if one.gpu == claim.gpu else one for one in checkpoint.mig)
         try:
-            self._run.write(dataclasses.replace(checkpoint, mig=claims))
+            self._run.write(replace(checkpoint, mig=claims))
         except OSError as error:
             raise StateError(f"the checkpoint cannot be written ({error.strerror})") from error
 

@@ -14,12 +14,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.hook_job import HookJob
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.model.comment_token import Token
+from slurm_colloc.model.late_dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
 from slurm_colloc.model.comment_token import Token, parse_token
+from slurm_colloc.model.late_dataclasses import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Prolog:
             checkpoint, why_no_mig = self._divide(answer)
         if checkpoint is None:
             checkpoint = self._prepare_mps(answer, why_no_mig)
-        self._run.write(dataclasses.replace(checkpoint, phase=READY))
+        self._run.write(replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
         report.action, report.mode = "prepared", checkpoint.mode
 

@@ -10,13 +10,11 @@ What is not proven to be of a dead job is left alone.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import select
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.host.hooks.checkpoint import (
     SLUID,
@@ -28,6 +26,7 @@ from slurm_colloc.host.hooks.checkpoint import (
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uids
 from slurm_colloc.host.system.signals import end_child
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def _judge(
     if not reason and running and is_running(checkpoint, running) and not checkpoint.seen:
         # On a full disk it is noted the next time.
         with contextlib.suppress(OSError):
-            run.write(dataclasses.replace(checkpoint, seen=True))
+            run.write(replace(checkpoint, seen=True))
     return checkpoint, reason
 
 

@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from slurm_colloc.errors import CollocError, NodeError
@@ -70,6 +69,7 @@ from slurm_colloc.host.system.node_processes import (
     read_namespace_pids,
     read_uid,
 )
+from slurm_colloc.model.late_dataclasses import replace
 
 # ---- The keeper's process: what Slurm's signals, orphans and standard streams are to it ----------
 

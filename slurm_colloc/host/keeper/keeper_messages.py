@@ -6,12 +6,12 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.mps.mps_control import ListedClient
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
+from slurm_colloc.model.late_dataclasses import dataclass, field, is_dataclass
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def decode(line: bytes | str) -> Any:
 
 
 def _pack(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Mapping):

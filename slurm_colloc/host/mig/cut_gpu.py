@@ -11,13 +11,11 @@ The caller has written the claim into the checkpoint before `cut` is called, so 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +33,7 @@ from slurm_colloc.host.mig.plan_cut import (
     PlannedInstance,
 )
 from slurm_colloc.host.system.node_processes import read_process
+from slurm_colloc.model.late_dataclasses import dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
     except NodeError as error:
         if isinstance(error, NotMade):
             begun.pop()
-        rest = dataclasses.replace(claim, planned=tuple(begun))
+        rest = replace(claim, planned=tuple(begun))
         raise CutFailed(error.message, rest) from error
     return after
 

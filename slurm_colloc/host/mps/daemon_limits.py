@@ -12,7 +12,6 @@ import contextlib
 import os
 import pwd
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.system.child_programs import run_as
@@ -25,6 +24,7 @@ from slurm_colloc.host.system.control_groups import (
     write_setting,
 )
 from slurm_colloc.host.system.directories import Owner
+from slurm_colloc.model.late_dataclasses import dataclass
 
 DEVICES, HOST_MEMORY, PROCESSES, CPUS = "devices", "host memory", "processes", "CPUs"
 NEEDED = (DEVICES, HOST_MEMORY, PROCESSES)

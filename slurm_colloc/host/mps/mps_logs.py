@@ -13,10 +13,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT, INITIALIZING
 from slurm_colloc.host.system.directories import DAEMON_LOG, LOGS
+from slurm_colloc.model.late_dataclasses import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

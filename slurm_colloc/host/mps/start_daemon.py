@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field, replace
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import (
@@ -36,6 +35,7 @@ from slurm_colloc.host.system.directories import (
     remove_directory,
 )
 from slurm_colloc.host.system.node_processes import ProcessId, identify, read_process, read_uid
+from slurm_colloc.model.late_dataclasses import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

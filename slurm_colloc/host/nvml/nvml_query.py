@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from slurm_colloc.host.system.child_programs import (
     PIPE,
@@ -24,6 +23,7 @@ from slurm_colloc.host.system.child_programs import (
     start_program,
 )
 from slurm_colloc.host.system.signals import end_child
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

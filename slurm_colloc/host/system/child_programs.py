@@ -17,13 +17,13 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.system.control_groups import enter_groups, set_ordinary_oom_score
 from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.host.system.node_processes import identify, wait_until_ended
 from slurm_colloc.host.system.signals import KILL, end_child
+from slurm_colloc.model.late_dataclasses import dataclass
 
 # ---- Doing one thing as another user: root's way to touch a user's files -------------------------
 

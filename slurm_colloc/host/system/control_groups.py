@@ -14,9 +14,9 @@ import os
 import struct
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from slurm_colloc.host.system.node_processes import read_process
+from slurm_colloc.model.late_dataclasses import dataclass
 
 NAME = "slurm_colloc"
 WANTED = ("devices", "memory", "pids", "freezer", "cpu")

@@ -18,9 +18,9 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
+from slurm_colloc.model.late_dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.host.system.node_processes import (
     Process,
@@ -30,6 +29,7 @@ from slurm_colloc.host.system.node_processes import (
     read_uids,
     wait_until_ended,
 )
+from slurm_colloc.model.late_dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

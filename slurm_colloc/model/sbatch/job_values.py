@@ -13,9 +13,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberId, MemberState
 
 AFTERCORR = "aftercorr"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
 
 from slurm_colloc.model.job import SignalRequest
+from slurm_colloc.model.late_dataclasses import dataclass
 
 # Slurm keeps seconds in a C int.
 _MAX_TIME_S = 2**31 - 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
+from slurm_colloc.model.late_dataclasses import replace
 from slurm_colloc.model.plan import Policy
 
 _WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)

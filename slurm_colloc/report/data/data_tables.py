@@ -16,11 +16,11 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
 from slurm_colloc.report.summary.member_summary import format_time

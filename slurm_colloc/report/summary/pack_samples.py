@@ -9,13 +9,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.pack.report_files import (
     GPU_COLUMNS,

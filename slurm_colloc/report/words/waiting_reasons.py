@@ -7,8 +7,8 @@ shown as it is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.store.pack.member_states import PARKED
 
 

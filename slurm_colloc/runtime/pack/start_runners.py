@@ -11,7 +11,6 @@ all. The starter of the first node has those of the others started.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
@@ -23,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
+from slurm_colloc.model.late_dataclasses import replace
 from slurm_colloc.model.member import EndCause, MemberState, is_guest
 from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import Journal, insist
@@ -341,7 +341,7 @@ class LeftNode:
             record = read_state(path, number, attempt)
             end = find_written_end(path, number, record, starts_again=True)
             if end is not None:
-                record = dataclasses.replace(end, attempt=attempt)
+                record = replace(end, attempt=attempt)
                 write_state(path, number, record)
             if record is None or record.is_final or not record.starts:
                 inbox.set_free(str(path), number)
@@ -366,7 +366,7 @@ def _tell_of_node(record: StateRecord, node: str, attempt: int, *, goes_on: bool
     told = f"{node} has left the job"
     evidence = tuple(dict.fromkeys((*record.evidence, f"Slurm: {told}")))
     if goes_on:
-        return dataclasses.replace(
+        return replace(
             record,
             state=MemberState.PENDING,
             attempt=attempt,
@@ -374,7 +374,7 @@ def _tell_of_node(record: StateRecord, node: str, attempt: int, *, goes_on: bool
             cause=EndCause.NODE_FAILURE.value,
             evidence=evidence,
         )
-    return dataclasses.replace(
+    return replace(
         record,
         state=MemberState.NODE_FAIL,
         attempt=attempt,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_colloc.model.late_dataclasses import dataclass, field
 from slurm_colloc.planning.hard_limits import split_cpus
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
@@ -41,7 +40,7 @@ class Allocation:
     cores: tuple[tuple[int, ...], ...]
     gpus: tuple[str, ...]
     environment: Mapping[str, str]
-    called_in: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    called_in: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_environment(self) -> dict[str, str]:

@@ -14,12 +14,12 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_dataclasses import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
 from slurm_colloc.model.plan import Policy, Rule, SharingMode

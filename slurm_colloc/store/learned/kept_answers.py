@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_dataclasses import is_dataclass
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
 from slurm_colloc.store.record_files import build_record
 
@@ -56,7 +57,7 @@ def keep(root: Path, name: str, about: str | None, answer: Any) -> None:
 
 def _build_value(value: Any) -> Any:
     """The JSON form; mappings are lists of pairs, as some of their keys are no texts."""
-    if dataclasses.is_dataclass(value):
+    if is_dataclass(value):
         fields = dataclasses.fields(value)
         return {field.name: _build_value(getattr(value, field.name)) for field in fields}
     if isinstance(value, Mapping):

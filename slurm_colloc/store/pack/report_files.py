@@ -13,19 +13,18 @@ was killed at, `list_sample_files` names each row exactly once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -268,7 +267,7 @@ def keep_metrics(root: str, pack: Path | str) -> None:
             _join(kept.setdefault(int(match[1]), {}), metrics)
     if {number: metrics for number, metrics in kept.items() if metrics} != before:
         make_directory(Path(report_directory(pack)))
-        entries = [dataclasses.asdict(one) for own in kept.values() for one in own.values()]
+        entries = [asdict(one) for own in kept.values() for one in own.values()]
         write_json(metrics_path(pack), {"metrics": entries}, outlives_crash=False)
 
 
@@ -309,7 +308,7 @@ def _join(known: Metrics, found: Metrics) -> None:
         newest = new if new.at >= old.at else old
         low = [one for one in (old.least, new.least) if one is not None]
         high = [one for one in (old.greatest, new.greatest) if one is not None]
-        known[name] = dataclasses.replace(
+        known[name] = replace(
             newest, least=min(low, default=None), greatest=max(high, default=None)
         )
 

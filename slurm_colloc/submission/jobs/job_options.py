@@ -11,11 +11,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_dataclasses import dataclass, field, replace
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.job_values import (
     MailRequest,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import re
@@ -10,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import check_parameter_name, check_parameter_value, find_equal_variables
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.options import (
     COMMAND_LINE,
@@ -51,7 +51,7 @@ _ASSIGNED = re.compile(r"(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.ASCII | re.D
 _FLAG = re.compile(r"--?([A-Za-z_][A-Za-z0-9_.-]*)", re.ASCII)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SweptArguments:
     """The arguments of a sweep's script.
 
@@ -258,7 +258,5 @@ def fill_candidate(
                 f"{setting.place}: no placeholder takes the parameter {cut(name)}",
                 hint=f"write {{{cut(name)}}} where its value goes, or leave it out",
             )
-    job = dataclasses.replace(
-        job, number=number, parameters=setting.values, arguments=tuple(arguments)
-    )
-    return dataclasses.replace(base, job=job)
+    job = replace(job, number=number, parameters=setting.values, arguments=tuple(arguments))
+    return replace(base, job=job)

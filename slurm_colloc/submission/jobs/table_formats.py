@@ -21,11 +21,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Parameters
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.printable import cut
 
 # ---- The text of a table that a user wrote, wherever it was written: bytes to lines --------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import io
 import os
 import re
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
+from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.job_values import remove_member_variables
 from slurm_colloc.model.sbatch.quantities import format_members
@@ -263,7 +263,7 @@ def _build_refusal(text: str, where: str) -> UsageProblem:
 # ---- One Slurm job from its packs: write them, sbatch, write down the answer ---------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Submitted:
     """One Slurm job that came of a call.
 

@@ -8,14 +8,13 @@ parts by what that was planned with.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_dataclasses import dataclass, replace
 from slurm_colloc.model.measurement import PROBE_TIME_S, may_be_measured
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
@@ -107,7 +106,7 @@ _CHOSEN_AMONG_MOST = 100
 """For more jobs no second plan is made: it would take as long as the first."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedPart:
     """A part of a call, and its plan.
 
@@ -124,7 +123,7 @@ class PlannedPart:
     waits: WaitTable | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CallPlan:
     """The plan of a call, and what it was made with.
 
@@ -210,16 +209,16 @@ def _plan_part(
     looks_at_queue: bool,
 ) -> PlannedPart:
     choice = choose_gpus_per_pack(part.jobs, part.capacity, policy)
-    policy = dataclasses.replace(policy, gpus_per_pack=choice.gpus)
+    policy = replace(policy, gpus_per_pack=choice.gpus)
     chosen = _plan(part, policy)
     is_open = policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG
     if is_open and not policy.has_gpu_sets:
         wider = widen_for_limit(chosen, part.capacity)
         if wider is not None:
-            choice, policy = wider, dataclasses.replace(policy, gpus_per_pack=wider.gpus)
+            choice, policy = wider, replace(policy, gpus_per_pack=wider.gpus)
             chosen = _plan(part, policy)
     if choice.reason and any(pack.request is not None for pack in chosen.packs):
-        chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, choice.reason))
+        chosen = replace(chosen, reasons=(*chosen.reasons, choice.reason))
     waits = None
     smaller = _choose_smaller(chosen, policy) if slurm is not None else None
     if slurm is not None and (smaller is not None or looks_at_queue):
@@ -231,7 +230,7 @@ def _plan_part(
             chosen, reason = choose_by_queue((chosen, other), waits)
             if reason:
                 policy = smaller
-                chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, reason))
+                chosen = replace(chosen, reasons=(*chosen.reasons, reason))
     return PlannedPart(part, chosen, policy, waits)
 
 
@@ -255,7 +254,7 @@ def _plan(part: Part, policy: Policy) -> Plan:
             )
             for pack in packs
         )
-    return dataclasses.replace(chosen, packs=tuple(packs))
+    return replace(chosen, packs=tuple(packs))
 
 
 def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> PackPlan:
@@ -266,8 +265,8 @@ def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> Pack
     if pack.request is None:
         return pack
     if len(pack.members) == 1 and pack.slurm_job is None and not in_array:
-        return dataclasses.replace(pack, request=dataclasses.replace(pack.request, gpu_type=None))
-    return dataclasses.replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
+        return replace(pack, request=replace(pack.request, gpu_type=None))
+    return replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
 
 
 def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
@@ -297,10 +296,8 @@ def _list_packs(planned: PlannedPart) -> Sequence[PackPlan]:
 
 
 def _renumber(pack: PackPlan, indices: Sequence[int]) -> PackPlan:
-    members = (
-        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
-    )
-    return dataclasses.replace(pack, members=tuple(members))
+    members = (replace(member, job_index=indices[member.job_index]) for member in pack.members)
+    return replace(pack, members=tuple(members))
 
 
 def _gather(texts: Iterator[tuple[str, ...]]) -> tuple[str, ...]:
@@ -323,7 +320,7 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
         return None
     if any(pack.predicted_finish_s is None for pack in chosen.packs):
         return None
-    return dataclasses.replace(policy, degree_max=-(-largest // 2), is_small_for_queue=True)
+    return replace(policy, degree_max=-(-largest // 2), is_small_for_queue=True)
 
 
 def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:
@@ -335,8 +332,8 @@ def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:
     if profile is None:
         return pack
     if member.solo_steps_per_s is None:
-        member = dataclasses.replace(member, solo_steps_per_s=profile.steps_per_s)
-    return dataclasses.replace(
+        member = replace(member, solo_steps_per_s=profile.steps_per_s)
+    return replace(
         pack,
         members=(member,),
         predicted_finish_s=pack.predicted_finish_s or profile.run_s,
@@ -363,7 +360,7 @@ def look_up_waits(partition: str | None, root: Path) -> WaitTable:
 # ---- Whether a call's only job is to ask for more than it needs, so that others can join it ------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Opening:
     """How a single job is opened for others.
 
@@ -502,7 +499,7 @@ def as_probe(call: Call, settings: Settings) -> Call:
     time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
     shape = {name: value for name, value in job.shape if name != "time-min"}
     shape["time"] = format_time_limit(time_limit_s)
-    probe = dataclasses.replace(
+    probe = replace(
         job,
         time_limit_s=time_limit_s,
         shape=tuple(shape.items()),
@@ -512,8 +509,8 @@ def as_probe(call: Call, settings: Settings) -> Call:
         only_probe=True,
         alone_because="it is only probed",
     )
-    candidate = dataclasses.replace(call.candidates[0], job=probe)
-    return dataclasses.replace(
+    candidate = replace(call.candidates[0], job=probe)
+    return replace(
         call,
         candidates=(candidate,),
         degree=None,
@@ -551,7 +548,7 @@ def explain_call_plan(call_plan: CallPlan) -> PlanExplanation:
     }
     # The parts' Slurm jobs are numbered through the whole call, as its plan has them.
     packs = [
-        dataclasses.replace(by_first[pack.members[0].job_index], slurm_job=pack.slurm_job)
+        replace(by_first[pack.members[0].job_index], slurm_job=pack.slurm_job)
         for pack in call_plan.plan.packs
     ]
     pairs = [pair for explanation in own for pair in explanation.pairs]
@@ -592,7 +589,7 @@ def _explain_across(
         question = Question(jobs, {}, Capacity(), call_plan.policy)
         ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
         count = len(mine) * len(theirs)
-        found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
+        found.append(replace(pair, first_index=i, second_index=j, pairs=count))
     return found
 
 
@@ -624,7 +621,7 @@ def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanatio
     )
     if part.indices == tuple(range(len(part.indices))):
         return found
-    return dataclasses.replace(
+    return replace(
         found,
         packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),
         pairs=tuple(_renumber_pair(pair, part.indices) for pair in found.pairs),
@@ -632,14 +629,12 @@ def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanatio
 
 
 def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplanation:
-    members = (
-        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
-    )
-    return dataclasses.replace(pack, members=tuple(members))
+    members = (replace(member, job_index=indices[member.job_index]) for member in pack.members)
+    return replace(pack, members=tuple(members))
 
 
 def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
-    return dataclasses.replace(
+    return replace(
         pair,
         first_index=indices[pair.first_index],
         second_index=indices[pair.second_index],
