@@ -27,6 +27,11 @@ SUBCOMMANDS = frozenset(
         "wait", "why",
     }
 )  # fmt: skip
+_TAKE_IDS = {
+    "history": "queue_and_history", "queue": "queue_and_history", "report": "report_commands",
+    "show": "queue_and_history", "why": "queue_and_history",
+}  # fmt: skip
+"""The modules of commands that look at what is named, without options at the rest."""
 # slurm_colloc.extensions finds them.
 _OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
 _LINE_BREAK = "\n"
@@ -97,7 +102,8 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
         # typer takes 100 ms to say it.
         return _tell_version
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
-        return lambda: _run_typer(argv)
+        is_plain = first in _TAKE_IDS and not any(word.startswith("-") for word in argv)
+        return lambda: _look(first, argv[1:]) if is_plain else _run_typer(argv)
     if first == "plan":
         from slurm_colloc.cli.submit.plan_command import run_plan
 
@@ -131,6 +137,14 @@ def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
 
         return lambda: run_retry(argv[1:])
     return None
+
+
+def _look(name: str, targets: Sequence[str]) -> int:
+    """Run a command without options, for which nothing as slow as typer is needed."""
+    from importlib import import_module
+
+    getattr(import_module(f"slurm_colloc.cli.look.{_TAKE_IDS[name]}"), name)(list(targets) or None)
+    return 0
 
 
 def _run_of_lab(name: str, words: Sequence[str]) -> int:

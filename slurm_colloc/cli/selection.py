@@ -253,3 +253,20 @@ def _read_settings_of(uid: int, path: str) -> bytes | None:
         ) from error
     finally:
         os.close(descriptor)
+
+
+def choose(
+    targets: list[str] | None, state: str, name: str, where: Sequence[str] | None = None
+) -> Choice:
+    """What a command that needs to be told is to act on.
+
+    Raises:
+        UsageProblem: Nothing was named, or it cannot be read.
+    """
+    choice = Choice.parse(targets or (), state, name, where)
+    if not choice.selections:
+        raise UsageProblem(
+            "name members to act on",
+            hint="an id as in csub queue, last, all, --state, --name or --where",
+        )
+    return choice

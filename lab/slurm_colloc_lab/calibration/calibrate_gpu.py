@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
-from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurm_colloc import __version__
+from slurm_colloc.cli.arguments import Json
 from slurm_colloc.cli.session import note, say
-from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.printable import escape_controls
@@ -64,7 +64,7 @@ def doctor(  # noqa: PLR0917 - typer makes options of them
         "nodelist": nodelist,
     }
     wanted = Wanted(options, gres, None if not gres else _count_gpus(gres), timeout)
-    raise typer.Exit(examine(wanted, no_job=no_job, as_json=as_json))
+    sys.exit(examine(wanted, no_job=no_job, as_json=as_json))
 
 
 def _count_gpus(gres: str) -> int:

@@ -6,26 +6,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.subcommands import (
-    Each,
-    Format,
-    Json,
-    Name,
-    NoHeader,
-    States,
-    Targets,
-    User,
-    Where,
-    choose,
-    tell_problems,
-    tell_unreadable,
-)
+from slurm_colloc.cli.selection import Choice, choose
+from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL
 from slurm_colloc.model.sbatch.quantities import parse_age_s
@@ -38,6 +22,21 @@ from slurm_colloc.report.member_views import (
 from slurm_colloc.report.queue_rows import Found
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
 from slurm_colloc.report.words.speed_words import TimesToEnd
+
+if TYPE_CHECKING:
+    from slurm_colloc.cli.arguments import (
+        Annotated,
+        Each,
+        Format,
+        Json,
+        Name,
+        NoHeader,
+        States,
+        Targets,
+        User,
+        Where,
+        typer,
+    )
 
 
 def queue(
@@ -218,7 +217,7 @@ def explain(
     for problem in problems:
         note(f"error: {problem}")
     if problems:
-        raise typer.Exit(problems[0].exit_code)
+        sys.exit(problems[0].exit_code)
     tell_problems(session)
 
 
@@ -247,7 +246,7 @@ def logs(
     from slurm_colloc.cli.look.logs_and_shell import LogRequest, print_logs
 
     request = LogRequest(follow=follow, error=error, tail=tail, prefix=prefix)
-    raise typer.Exit(print_logs(session, choice, request))
+    sys.exit(print_logs(session, choice, request))
 
 
 DEFAULT_AGE = "7d"

@@ -15,22 +15,11 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.look.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.subcommands import (
-    Json,
-    Name,
-    States,
-    User,
-    Where,
-    tell_problems,
-    tell_unreadable,
-)
+from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.member import LAST
@@ -50,6 +39,7 @@ from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
+    from slurm_colloc.cli.arguments import Annotated, Json, Name, States, User, Where, typer
     from slurm_colloc.report.member_views import MemberView
 
 
@@ -125,9 +115,9 @@ def report(
 ) -> None:
     """Show what members used, how fast they were, and what sharing gained; last by default."""
     if write is not None:
-        raise typer.Exit(write_report(write))
+        sys.exit(write_report(write))
     if write_mail is not None:
-        raise typer.Exit(write_mail_text(write_mail))
+        sys.exit(write_mail_text(write_mail))
     as_html = as_html or opened
     kinds = {
         "--json": as_json, "--csv": as_csv, "--parquet": parquet is not None, "--html": as_html,
@@ -585,4 +575,4 @@ def track(
                 failed = problem
     tell_unreadable(session)
     if failed is not None:
-        raise typer.Exit(failed.exit_code)
+        sys.exit(failed.exit_code)

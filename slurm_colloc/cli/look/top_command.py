@@ -15,13 +15,10 @@ import time
 import tty
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Annotated, Any, Self
-
-import typer
+from typing import TYPE_CHECKING, Any, Self
 
 from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, describe_damaged
+from slurm_colloc.cli.session import Session, describe_damaged, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.late_dataclasses import dataclass
@@ -51,6 +48,9 @@ from slurm_colloc.report.words.report_sentences import say_attribution
 from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd, format_to_end
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.pack.member_states import PARKED
+
+if TYPE_CHECKING:
+    from slurm_colloc.cli.arguments import Annotated, Name, States, Targets, User, Where, typer
 
 PERIOD_S = 1.0
 _NVLINK_SHOWN_MIB_S = 1.0
