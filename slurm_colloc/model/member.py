@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import join_numbers, parse_job_id
 from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_patterns import late_pattern
 
 
 class MemberState(enum.StrEnum):
@@ -102,7 +103,7 @@ class ExitCode:
         return cls(int(code), int(signal or "0"))
 
 
-_MEMBER_ID = re.compile(r"(L?\d+)[/_](\d+)", re.ASCII)
+_MEMBER_ID = late_pattern(r"(L?\d+)[/_](\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)

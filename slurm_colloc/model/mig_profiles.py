@@ -9,10 +9,10 @@ Names, sizes and placements are NVML's on the GPU itself: they differ between bo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_patterns import late_pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
 
 # ---- What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure -----
 
-_NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
+_NAME = late_pattern(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
 
 
 @dataclass(frozen=True, order=True)

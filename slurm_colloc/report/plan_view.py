@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
 from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import format_time_limit
@@ -449,7 +449,7 @@ PLAN_SCHEMA = 1
 _REASONS_MOST = 20
 _TOLD_MOST = 12
 """Packs that are alike whose members are told."""
-_UNIT = re.compile(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
+_UNIT = late_pattern(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
 _GLUE = "\x1f"
 """Stands for the blank between them: no text has it whose control characters are escaped."""
 

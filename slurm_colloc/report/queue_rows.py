@@ -5,7 +5,6 @@ Also: `--format` of queue and history: squeue's `%.18i %.8j %T`, or sacct's `Job
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed
@@ -337,8 +337,8 @@ FIELDS: tuple[MemberField, ...] = (
 
 _BY_CODE = {field.code: field for field in FIELDS if field.code}
 _BY_NAME = {field.name.lower(): field for field in FIELDS}
-_CODE = re.compile(r"%(?P<right>\.)?(?P<width>[0-9]{1,4})?(?P<code>[A-Za-z])")
-_NAMED = re.compile(r"(?P<name>[A-Za-z]+)(?:%(?P<width>-?[0-9]{1,4}))?")
+_CODE = late_pattern(r"%(?P<right>\.)?(?P<width>[0-9]{1,4})?(?P<code>[A-Za-z])")
+_NAMED = late_pattern(r"(?P<name>[A-Za-z]+)(?:%(?P<width>-?[0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)

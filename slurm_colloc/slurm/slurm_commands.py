@@ -16,6 +16,7 @@ from typing import Protocol
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import (
@@ -59,7 +60,7 @@ class SlurmJob:
     comment: str
 
 
-_JOB_ID = re.compile(r"\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?", re.ASCII)
+_JOB_ID = late_pattern(r"\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?", re.ASCII)
 
 
 def parse_queue(text: str) -> list[SlurmJob]:
@@ -114,7 +115,7 @@ class NodeShape:
     is_given_whole: bool = False
 
 
-_GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))?")
+_GPU = late_pattern(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))?")
 
 
 def parse_nodes(text: str) -> list[NodeShape]:
@@ -191,8 +192,8 @@ def _expand_ranges(text: str) -> list[str]:
     return found
 
 
-_NODE_WORD = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
-_NODE_PART = re.compile(r"([^\[\]]+)|\[([^\]]*)\]")
+_NODE_WORD = late_pattern(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_NODE_PART = late_pattern(r"([^\[\]]+)|\[([^\]]*)\]")
 
 
 def parse_moment(text: str) -> float | None:
@@ -217,10 +218,10 @@ def parse_accounting(text: str) -> dict[str, SlurmJobState]:
     return states
 
 
-_TASKS = re.compile(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]")
+_TASKS = late_pattern(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]")
 
 
-_MERGED = re.compile(r",(?=\S)")
+_MERGED = late_pattern(r",(?=\S)")
 
 
 def has_merged_reasons(job: SlurmJob) -> bool:

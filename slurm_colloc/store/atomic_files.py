@@ -9,7 +9,6 @@ files, and where none sees others'.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -150,12 +149,22 @@ def sync_file_system(path: Path | str) -> None:
 
     For thousands of files it takes as long as for a few; a network file system has them already.
     """
+    import ctypes
+
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             ctypes.CDLL(None).syncfs(descriptor)
         finally:
             os.close(descriptor)
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory and all that is in it; what cannot be removed stays."""
+    # It loads what packs and unpacks archives.
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path | str, value: Mapping[str, Any], *, outlives_crash: bool = True) -> None:

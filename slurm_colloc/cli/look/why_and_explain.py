@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
@@ -40,7 +40,7 @@ from slurm_colloc.store.pack.report_files import latest_path
 from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
-_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
+_MAY_BE_MEMBERS = late_pattern(r"L?\d.*|last([/_].*)?|all|.*/.*")
 
 
 class Inquiry:

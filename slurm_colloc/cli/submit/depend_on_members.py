@@ -6,7 +6,6 @@ Also: what the ids in `--dependency` stand for: members, tasks, submissions of s
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.cli.change.cancel_and_requeue import wake_runner
@@ -15,6 +14,7 @@ from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, parse_job_id
 from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.job_values import (
     AFTERCORR,
@@ -188,7 +188,7 @@ class DependencyTargets:
 # `--dependency` on members: judged when a job is submitted, and told to the packs concerned.
 
 _OPTION = "dependency"
-_LAST = re.compile(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")
+_LAST = late_pattern(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")
 _PAIRED_BY_SLURM = "--dependency=aftercorr pairs it with a task of a job that csub does not know"
 _WAITED_FOR = (
     SlurmJobState.PENDING,

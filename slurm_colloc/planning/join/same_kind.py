@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.plan import Policy
 
-_WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
+_WITH_A_DATE = late_pattern(r"\d{4}-\d\d-\d\d.*", re.ASCII)
 
 
 class Asked(Protocol):

@@ -273,7 +273,7 @@ class MemberStarter:
             number=name.number,
             is_array=job.array_task is not None,
             name=job.name,
-            node=self._allocation.node.partition(".")[0] or socket.gethostname(),
+            node=self._allocation.node.partition(".")[0] or os.uname().nodename,
             user=find_user_name(),
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def read_allocation(environ: Mapping[str, str], local_id: str = "") -> Allocatio
     return Allocation(
         job_id=f"{array}_{environ['SLURM_ARRAY_TASK_ID']}" if array and not local_id else shown,
         shown_job_id=shown,
-        node=environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        node=environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
         cpus_allocated=int(environ.get("SLURM_CPUS_ON_NODE", str(len(allowed)))),
         cores=read_cores(allowed),

@@ -20,6 +20,7 @@ from typing import Any
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -43,7 +44,7 @@ from slurm_colloc.store.record_files import build_record, read_record
 
 PROFILE_SCHEMA = 1
 
-_SIGNATURE = re.compile(r"[0-9a-f]{32}")
+_SIGNATURE = late_pattern(r"[0-9a-f]{32}")
 
 _NUMBER_MOST = 1e15
 _COUNT_MOST = 10**9
@@ -143,7 +144,7 @@ def _check_number(name: str, number: float) -> None:
 # and those that it lacks are read once and written into it.
 
 FOLDER = "profiles"
-FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
+FILE_NAME = late_pattern(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
 
 _INDEX = "families"
 _LINE_BYTES = 33
@@ -378,7 +379,7 @@ def has_culprits(root: Path) -> bool:
 # ---- `profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user, read --------------------
 
 _EDGE = r"=,:;/\[\](){}\s\"'"
-_NUMBER = re.compile(
+_NUMBER = late_pattern(
     rf"(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])", re.ASCII
 )
 """A word that is a number as a whole: `--lr=1e-4`, `8`, not the digits in resnet18 or llama-7b."""

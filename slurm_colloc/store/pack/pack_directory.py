@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from slurm_colloc.store.atomic_files import (
     is_locked,
     is_there,
     read_bytes,
+    remove_tree,
     write_atomic,
     write_json,
 )
@@ -404,7 +404,7 @@ def drop_claimed(pack: Path, number: int) -> None:
     directory = pack / "members" / format_number(number)
     with contextlib.suppress(OSError):
         (directory / "spec.json").unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
 
 
 def write_moved(pack: Path, number: int, pack_id: str) -> None:

@@ -25,6 +25,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
 from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -97,7 +98,7 @@ TABLES = {"gpu": GPU_COLUMNS, "members": MEMBER_COLUMNS}
 GPU_METRICS = tuple(name for name, _ in GPU_COLUMNS[3:])
 """What is measured of a GPU: all columns but those that say when and which."""
 
-_NAME = re.compile(
+_NAME = late_pattern(
     r"(?P<table>[a-z]+)(?:\.(?P<first>[0-9]{6,})(?:-(?P<last>[0-9]{6,}))?)?\.parquet"
 )
 
@@ -197,7 +198,7 @@ def list_sample_files(pack: str | os.PathLike[str], table: str) -> list[str]:
 # All of it is a user's, and believed as little as any text that a program prints.
 
 SOURCES = ("python", "mlflow", "wandb")
-_START = re.compile(r"([0-9]{4,})\.([0-9]+)", re.ASCII)
+_START = late_pattern(r"([0-9]{4,})\.([0-9]+)", re.ASCII)
 _FILES_MOST = 256
 """Processes of one start that are looked at."""
 _METRICS_BYTES_MOST = 1 << 16
@@ -413,7 +414,7 @@ def read_mail_text(pack: Path) -> str:
 # The instrument notes them in the directory of a member's start, which is gone when the pack has
 # ended; the runner takes them into the pack's own directory.
 
-_RUN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_RUN = late_pattern(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _LINES_MOST = 10_000
 _RUNS_BYTES_MOST = 1 << 20
 

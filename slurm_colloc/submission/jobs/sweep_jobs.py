@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import check_parameter_name, check_parameter_value, find_equal_variables
 from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.options import (
     COMMAND_LINE,
@@ -47,8 +48,8 @@ from slurm_colloc.submission.jobs.table_formats import (
 )
 
 _BEFORE_THE_SCRIPT = ("--zip", "--sample", "--from", "--dry-run")
-_ASSIGNED = re.compile(r"(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.ASCII | re.DOTALL)
-_FLAG = re.compile(r"--?([A-Za-z_][A-Za-z0-9_.-]*)", re.ASCII)
+_ASSIGNED = late_pattern(r"(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.ASCII | re.DOTALL)
+_FLAG = late_pattern(r"--?([A-Za-z_][A-Za-z0-9_.-]*)", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import Any
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Parameters
 from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.printable import cut
 
 # ---- The text of a table that a user wrote, wherever it was written: bytes to lines --------------
@@ -100,7 +101,7 @@ MANY = 500
 are elements of one, with numbers that no member has, and there would be none left."""
 FIRST_OF_MANY = 10_001
 
-_RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
+_RANGE = late_pattern(r"(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 _OPENING, _CLOSING = "([{", ")]}"
 
 

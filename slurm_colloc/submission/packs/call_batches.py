@@ -20,6 +20,7 @@ from slurm_colloc.model.comment_token import (
     parse_token,
 )
 from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
 from slurm_colloc.model.sbatch.job_values import join_conditions
 from slurm_colloc.settings import Settings
@@ -371,8 +372,8 @@ _NO_SETS = (
     "itself"
 )
 # What goes on with `&` as it is, and what needs parentheses first; counts and brackets are neither.
-_PLAIN = re.compile(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
-_WITH_OR = re.compile(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
+_PLAIN = late_pattern(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
+_WITH_OR = late_pattern(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
 
 
 @dataclass(frozen=True)

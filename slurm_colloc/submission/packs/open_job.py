@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused
 from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
 from slurm_colloc.model.sbatch.quantities import format_time_limit, parse_host_memory_mb
 from slurm_colloc.planning.billing import compute_billing, read_billing_rule
@@ -44,7 +44,7 @@ from slurm_colloc.submission.plan.target_nodes import Destination, Destinations,
 
 # ---- What Slurm says of a Slurm job that is not submitted: `sbatch --test-only` ------------------
 
-_START = re.compile(r"\bto start at (\S+)")
+_START = late_pattern(r"\bto start at (\S+)")
 
 
 def ask_slurm(

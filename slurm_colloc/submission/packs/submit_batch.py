@@ -9,7 +9,6 @@ import base64
 import contextlib
 import io
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.job_values import remove_member_variables
 from slurm_colloc.model.sbatch.quantities import format_members
@@ -53,7 +53,7 @@ TEMPLATE = "pack.sbatch.j2"
 # What differs between two calls stands in a kept script under these names, which a shell takes as
 # they are; see render_kept_script.
 _TITLE, _PACK_PATH = "@csub:title@", "@csub:pack_path@"
-_HOLES = re.compile(f"{_TITLE}|{_PACK_PATH}")
+_HOLES = late_pattern(f"{_TITLE}|{_PACK_PATH}")
 
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
