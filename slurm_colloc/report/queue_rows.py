@@ -18,8 +18,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.terminal_tables import describe_arguments
-from slurm_colloc.report.words.speed_words import format_to_end
+from slurm_colloc.report.terminal_tables import describe_arguments, format_to_end
 
 ARGUMENTS_MOST = 60
 """Longer arguments are cut; `--format=JobID,Arguments` and `--json` have all."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.cli.selection import Choice, choose
 from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import ALL
+from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
 from slurm_colloc.report.ended_members import Ended
@@ -21,7 +21,6 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import Found
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
-from slurm_colloc.report.words.speed_words import TimesToEnd
 
 if TYPE_CHECKING:
     from slurm_colloc.cli.arguments import (
@@ -76,17 +75,26 @@ def queue(
     elif line_format:
         _say_formatted(line_format, listed, now, header=not no_header)
     else:
-        times = TimesToEnd(session.state)
-        to_end = {
-            str(member.member): seconds
-            for view, members in found
-            for number, seconds in times.estimate(view, members, now).items()
-            for member in members
-            if member.place == number
-        }
+        to_end = _estimate_ends(session, found, now)
         table = rows.build_table(joined, now, to_end)
         _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
+
+
+def _estimate_ends(session: Session, found: Found, now: float) -> dict[str, float]:
+    """Seconds to the end of running members, by their ids; without those not known."""
+    if not any(member.state is MemberState.RUNNING for _, members in found for member in members):
+        return {}
+    from slurm_colloc.report.words.speed_words import TimesToEnd
+
+    times = TimesToEnd(session.state)
+    return {
+        str(member.member): seconds
+        for view, members in found
+        for number, seconds in times.estimate(view, members, now).items()
+        for member in members
+        if member.place == number
+    }
 
 
 def history(

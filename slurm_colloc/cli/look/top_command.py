@@ -42,10 +42,11 @@ from slurm_colloc.report.terminal_tables import (
     format_mb_figure,
     format_share,
     format_span,
+    format_to_end,
     render,
 )
 from slurm_colloc.report.words.report_sentences import say_attribution
-from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd, format_to_end
+from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.pack.member_states import PARKED
 

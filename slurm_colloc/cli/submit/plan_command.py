@@ -45,10 +45,10 @@ from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.packs.open_job import ask_slurm, open_job
 from slurm_colloc.submission.packs.submit_batch import group_call
 from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.explain_plan import explain_call_plan
 from slurm_colloc.submission.plan.plan_call import (
     CallPlan,
     choose_opening,
-    explain_call_plan,
     plan_call,
 )
 

@@ -54,12 +54,14 @@ from slurm_colloc.submission.jobs.job_options import (
     refuse_directories,
     stays_fast,
 )
-from slurm_colloc.submission.jobs.table_formats import JOBS_MOST
 
 # ---- Finding and reading the scripts of a call ---------------------------------------------------
 
 SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
+
+JOBS_MOST = 50_000
+"""Jobs of one call: more, and Slurm and the file system have to do with little else."""
 
 COMMANDS = (
     "submit", "pack", "sweep", "batch", "retry", "probe", "check", "queue", "show", "logs",

@@ -28,6 +28,7 @@ from slurm_colloc.model.job import Parameters
 from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.printable import cut
+from slurm_colloc.submission.jobs.call_jobs import JOBS_MOST
 
 # ---- The text of a table that a user wrote, wherever it was written: bytes to lines --------------
 
@@ -92,9 +93,6 @@ def decode_table(data: bytes, shown: str) -> str:
 # An axis is a sequence of settings, of which each job of the sweep has one; a setting gives values
 # to one or several parameters. A list on the command line is an axis of one parameter, the rows of
 # a table are an axis of all its columns. The sweep is the product of its axes, or goes along them.
-
-JOBS_MOST = 50_000
-"""Jobs of one call: more, and Slurm and the file system have to do with little else."""
 
 MANY = 500
 """From more jobs on their numbers begin above what Slurm takes for an element of an array: packs

@@ -5,7 +5,6 @@ Also: the batch script of a pack, from templates/pack.sbatch.j2, and what travel
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import os
@@ -250,6 +249,8 @@ def _archive(packs: Path, pack_ids: Sequence[str], takes: Callable[[str], bool])
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for pack_id in pack_ids:
             archive.add(packs / pack_id, arcname=f"packs/{pack_id}", filter=choose)
+    import base64
+
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
