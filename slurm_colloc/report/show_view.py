@@ -32,7 +32,6 @@ from slurm_colloc.report.terminal_tables import (
     format_mb_figure,
     format_share,
 )
-from slurm_colloc.report.words.speed_words import describe_cost, describe_degree
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.pack.member_states import GpuUse
@@ -165,6 +164,8 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         if degree is not None:
+            from slurm_colloc.report.words.speed_words import describe_cost, describe_degree
+
             is_over = all(member.is_final for member in view.members)
             at_once = sum(member.state is MemberState.RUNNING for member in view.members)
             if is_over:

@@ -27,13 +27,8 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
-from slurm_colloc.report.page.render_page import WeekPage, build_week
-from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
-from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.summary.summary_file import Summary
-from slurm_colloc.report.sums.pack_entry import PackEntry
-from slurm_colloc.report.sums.sums_view import FoundEntries, Grouping, find_entries, sum_packs
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
@@ -41,6 +36,10 @@ from slurm_colloc.store.atomic_files import write_atomic
 if TYPE_CHECKING:
     from slurm_colloc.cli.arguments import Annotated, Json, Name, States, User, Where, typer
     from slurm_colloc.report.member_views import MemberView
+    from slurm_colloc.report.page.render_page import WeekPage
+    from slurm_colloc.report.page.timelines import PageSource
+    from slurm_colloc.report.sums.pack_entry import PackEntry
+    from slurm_colloc.report.sums.sums_view import FoundEntries
 
 
 def report(
@@ -285,6 +284,9 @@ def build_source(
         numbers: The numbers of the members to show; None for all.
     """
     last_lines = {}
+    from slurm_colloc.report.page.timelines import PageSource
+    from slurm_colloc.report.show_view import find_log_paths
+
     ended = [m for m in view.members if m.record is not None and m.state.value in BAD_STATES]
     for member in ended[:_LAST_LINES_MOST]:
         # What is damaged of one is told where it is looked at.
@@ -392,6 +394,8 @@ def show_sums(
         StateError: A state directory cannot be read.
         UsageProblem: One of the words cannot be read.
     """
+    from slurm_colloc.report.sums.sums_view import Grouping, find_entries, sum_packs
+
     try:
         grouping = Grouping(by or Grouping.SCRIPT)
     except ValueError:
@@ -412,6 +416,8 @@ def show_sums(
         entries += [(state.owner_name, entry) for entry in found.entries]
         notes += _tell_left_out(found, state.owner_name if len(users) > 1 else "")
     if page is not None:
+        from slurm_colloc.report.page.render_page import build_week
+
         _write_page(page, build_week(entries, grouping, (age, moment, now), names, notes))
         return
     rows, total = sum_packs(entries, grouping)

@@ -24,8 +24,7 @@ from slurm_colloc.model.late_dataclasses import dataclass
 from slurm_colloc.model.late_patterns import late_pattern
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
-from slurm_colloc.report.summary.member_summary import format_time
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary.summary_file import Summary, format_time
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
