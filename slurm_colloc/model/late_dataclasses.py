@@ -31,8 +31,9 @@ else:
             return dataclasses.dataclass(kind, **options)
         body = {name: value for name, value in own.items() if name not in _NOT_TO_COPY}
         base = _Late
-        if options.get("eq", True):
+        if options.get("eq", True) and not options.get("order"):
             base = _Compared
+            options |= {"repr": False, "eq": False}
             if not options.get("frozen"):
                 body["__hash__"] = None
         # Made again with one base more. A placeholder of its own would have to go before the
@@ -40,11 +41,11 @@ else:
         bases = [known for known in kind.__bases__ if known is not object]
         late = type(kind)(kind.__name__, (*bases, base), body)
         late.__qualname__ = kind.__qualname__
-        late.__dataclass_fields__ = _Fields(late, {**options, "repr": False, "eq": False})
+        late.__dataclass_fields__ = _Fields(late, options)
         return late
 
 
-_AT_ONCE = frozenset({"slots", "order", "unsafe_hash"})
+_AT_ONCE = frozenset({"slots", "unsafe_hash"})
 _BY_HAND = frozenset({"__init__", "__eq__", "__hash__"})
 _NOT_TO_COPY = frozenset({"__dict__", "__weakref__"})
 _FIELDS = "__dataclass_fields__"

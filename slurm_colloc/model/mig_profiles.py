@@ -232,8 +232,16 @@ def _build_table(model: str) -> tuple[InstanceProfile, ...]:
     return tuple(profiles)
 
 
-MIG_TABLES = {model: _build_table(model) for model in _SIZES}
+MIG_TABLES: Mapping[str, tuple[InstanceProfile, ...]]
 """Profiles by model: A100-40, A100-80, A30, H100-80, H200, B200."""
+
+
+def __getattr__(name: str) -> object:
+    # They are built where they are asked for, which only few commands do.
+    if name != "MIG_TABLES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    tables = globals()[name] = {model: _build_table(model) for model in _SIZES}
+    return tables
 
 
 def choose_mig_table(gpu_model: str, gpu_memory_mb: int | None) -> tuple[InstanceProfile, ...]:
@@ -243,6 +251,8 @@ def choose_mig_table(gpu_model: str, gpu_memory_mb: int | None) -> tuple[Instanc
         gpu_model: Such as `NVIDIA H100 80GB HBM3`.
         gpu_memory_mb: All of its memory (MiB); None where unknown.
     """
+    from slurm_colloc.model.mig_profiles import MIG_TABLES
+
     words = gpu_model.upper().replace("-", " ").split()
     for family in ("A30", "H200", "B200", "A100", "H100"):
         if family not in words:
