@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 # A user may press Ctrl-C while modules are loaded, too.
 try:
+    from slurm_colloc.cli.command_groups import OF_LAB
     from slurm_colloc.cli.in_place.sbatch_call import choose_sbatch_call, hand_over, is_led_back
     from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
     from slurm_colloc.errors import CollocError
@@ -32,9 +33,8 @@ _TAKE_IDS = {
     "show": "queue_and_history", "why": "queue_and_history",
 }  # fmt: skip
 """The modules of commands that look at what is named, without options at the rest."""
-# slurm_colloc.extensions finds them.
-_OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
 _LINE_BREAK = "\n"
+_HELP = (["--help"], ["-h"])
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 
@@ -90,14 +90,15 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
 def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     """The same for all that is no submission; None for one."""
     first = argv[0] if argv else ""
-    if first in _OF_LAB:
+    if first in OF_LAB:
         return lambda: _run_of_lab(first, argv[1:])
     if first == "admin":
         from slurm_colloc.cli.admin.admin_command import run_admin
 
         return lambda: run_admin(argv[1:])
-    if not argv and sys.stdin is not None and sys.stdin.isatty():
-        return lambda: _run_typer(["--help"])
+    is_asked = list(argv) in _HELP
+    if is_asked or (not argv and sys.stdin is not None and sys.stdin.isatty()):
+        return _tell_help
     if len(argv) == 1 and first in ("--version", "-V"):
         # typer takes 100 ms to say it.
         return _tell_version
@@ -151,6 +152,14 @@ def _run_of_lab(name: str, words: Sequence[str]) -> int:
     from slurm_colloc.extensions import COMMANDS, load_extension
 
     return int(load_extension(COMMANDS, name, f"csub {name}")(words))
+
+
+def _tell_help() -> int:
+    from slurm_colloc.cli.command_groups import render_help
+    from slurm_colloc.extensions import COMMANDS, list_extensions
+
+    sys.stdout.write(render_help(list_extensions(COMMANDS)))
+    return 0
 
 
 def _tell_version() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from typer.core import TyperGroup
 from slurm_colloc import __version__
 from slurm_colloc.cli import arguments
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where
-from slurm_colloc.cli.command_groups import group_commands
+from slurm_colloc.cli.command_groups import list_groups, render_help
 from slurm_colloc.cli.selection import choose
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
@@ -23,17 +22,9 @@ from slurm_colloc.extensions import COMMANDS, list_extensions
 class GroupedCommands(TyperGroup):
     """csub's commands, whose help is grouped."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands; typer brings a click of its own, or takes the installed."""
-        commands = {
-            name: command
-            for name in self.list_commands(ctx)
-            if (command := self.get_command(ctx, name)) is not None and not command.hidden
-        }
-        for title, names in group_commands(list(commands)):
-            with formatter.section(title):
-                rows = [(name, commands[name].get_short_help_str(limit=200)) for name in names]
-                formatter.write_dl(rows, col_max=12)
+    def get_help(self, ctx: Any) -> str:  # noqa: ARG002 - typer's
+        """The text of `csub --help`, as it is printed without typer."""
+        return render_help(list_extensions(COMMANDS)).rstrip("\n")
 
 
 def shell(
@@ -154,71 +145,10 @@ def root(
         sys.exit(0)
 
 
-def submit() -> None:
-    """Submit a script, as sbatch does; the word may be left out."""
+def _run_elsewhere() -> None:
+    """Stand for the commands that read their own words, which typer only lists."""
 
 
-def pack() -> None:
-    """Submit several scripts that share a GPU: csub pack [OPTIONS] a.sh 'b.sh --lr 0.1' ..."""
-
-
-def sweep() -> None:
-    """Submit a script once for each of many values: csub sweep SCRIPT --lr 0.1,0.2 --seed 0:5."""
-
-
-def batch() -> None:
-    """Submit the rows of a table as jobs: csub batch jobs.csv; also a list of commands."""
-
-
-def retry() -> None:
-    """Retry members that did not complete: csub retry ID [--failed] [OPTIONS]."""
-
-
-def probe() -> None:
-    """Run a script alone until its usage profile is known: csub probe [OPTIONS] SCRIPT."""
-
-
-def plan() -> None:
-    """Show which jobs would share, how and why; submit nothing: csub plan [OPTIONS] SCRIPT."""
-
-
-def notebook() -> None:
-    """Start a Jupyter server as a member; it ends when no longer used."""
-
-
-def check() -> None:
-    """Say what in a script would collide on a shared GPU: csub check [OPTIONS] SCRIPT."""
-
-
-def calibrate() -> None:
-    """Measure how trainings share this GPU, for csub's plans on GPUs of its model."""
-
-
-def tutorial() -> None:
-    """Try csub for five minutes on a private Slurm, which is removed at the end."""
-
-
-def sandbox() -> None:
-    """Run a private Slurm cluster on this machine: up, status, env, down."""
-
-
-def admin() -> None:
-    """For administrators: install, test, show and remove hooks on the nodes."""
-
-
-_HELP = (
-    "Share a GPU between jobs inside one ordinary Slurm allocation.\n\n"
-    "csub [SBATCH OPTIONS] SCRIPT [ARGUMENTS] submits as sbatch does; csub submit --help "
-    "lists the options.\n\n"
-    "csub --install-completion makes your shell complete commands, options and ids; csub --man "
-    "prints the manual page."
-)
-_FOR_HELP = (
-    submit, pack, sweep, batch, retry, probe, plan, notebook, check, admin,
-)  # fmt: skip
-"""Commands that read their own words: typer only lists them."""
-_OF_LAB = (calibrate, tutorial, sandbox)
-"""The same of another package's, listed where that is installed."""
 _HERE = (cancel, hold, release, requeue, wait, config, clean)
 _ELSEWHERE = {
     "queue": "look.queue_and_history", "history": "look.queue_and_history",
@@ -240,7 +170,6 @@ def build_app(only: str = "") -> typer.Typer:
     app = typer.Typer(
         name="csub",
         cls=GroupedCommands,
-        help=_HELP,
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
@@ -248,8 +177,11 @@ def build_app(only: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(root)
-    for command in _list_for_help() if not only else ():
-        app.command(context_settings=_RAW)(command)
+    declared_here = {*_ELSEWHERE, *(command.__name__ for command in (*_HERE, shell))}
+    for _, group in list_groups(list_extensions(COMMANDS)) if not only else ():
+        for name, said in group.items():
+            if name not in declared_here:
+                app.command(name, help=said, context_settings=_RAW)(_run_elsewhere)
     for name, module in _ELSEWHERE.items():
         if only in ("", name):
             commands = vars(import_module(f"slurm_colloc.cli.{module}"))
@@ -266,8 +198,3 @@ def build_app(only: str = "") -> typer.Typer:
     if only in ("", shell.__name__):
         app.command(context_settings={"allow_interspersed_args": False})(shell)
     return app
-
-
-def _list_for_help() -> tuple[Callable[[], None], ...]:
-    installed = list_extensions(COMMANDS)
-    return (*_FOR_HELP, *(command for command in _OF_LAB if command.__name__ in installed))
