@@ -8,10 +8,11 @@ are fields, and what is said of them, `dataclasses` decides.
 
 from __future__ import annotations
 
+import operator
 import sys
 from _thread import RLock
+from collections.abc import Callable
 from importlib import import_module
-from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -53,81 +54,32 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(kind: type | None = None, /, **options: bool) -> Any:
-        """As `dataclasses.dataclass`: the class gets its methods with its first instance."""
+        """As `dataclasses.dataclass`: the class gets its `__init__` with its first instance."""
         if kind is None:
             return lambda given: dataclass(given, **options)
         own = vars(kind)
         if not _AT_ONCE.isdisjoint((*options, *own)):
             return dataclasses.dataclass(kind, **options)
-        body = {name: value for name, value in own.items() if name not in _NOT_TO_COPY}
+        is_frozen = options.get("frozen", False)
+        methods = {**_ALL, **(_FROZEN if is_frozen else {})}
+        if options.get("eq", True):
+            methods |= {**_COMPARED, **(_ORDERED if options.get("order") else {})}
+            if not is_frozen:
+                methods["__hash__"] = None
+        for name, method in methods.items():
+            if name not in own:
+                setattr(kind, name, method)
         # `dataclasses` would make one of the signature.
-        body["__doc__"] = kind.__doc__ or kind.__name__
-        is_frozen, is_compared = options.get("frozen", False), options.get("eq", True)
-        if is_compared and not is_frozen:
-            body["__hash__"] = None
-        # Made again with bases more. Placeholders of its own would have to go before the methods
-        # come, and another thread would find a class with neither.
-        bases = [base for base in kind.__bases__ if base is not object]
-        bases += [*[_Frozen] * is_frozen, _Compared if is_compared else _Late]
-        late = type(kind)(kind.__name__, tuple(bases), body)
-        late.__qualname__ = kind.__qualname__
-        setattr(late, _FIELDS, _Fields(late, kw_only=options.get("kw_only", False)))
-        return late
+        kind.__doc__ = kind.__doc__ or kind.__name__
+        setattr(kind, _FIELDS, _Fields(kind, kw_only=options.get("kw_only", False)))
+        return kind
 
 
 _FIELDS = "__dataclass_fields__"
-_NOT_TO_COPY = frozenset({"__dict__", "__weakref__"})
-_AT_ONCE = frozenset({"slots", "order", "unsafe_hash", "__init__", "__eq__", "__hash__"})
+_COMPARE = "__dataclass_compare__"
+_AT_ONCE = frozenset({"slots", "unsafe_hash", "__init__", "__eq__", "__hash__"})
 """Options and methods of a class that is left to `dataclasses`."""
 _WRITING = RLock()
-
-
-class _Late:
-    """The methods of all dataclasses."""
-
-    __slots__ = ()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _find_dataclass(type(self)).__init__(self, *args, **kwargs)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _find_dataclass(type(self))
-        self.__dict__.update(state)
-
-    def __repr__(self) -> str:
-        shown = [one.name for one in fields(type(self)) if one.repr]  # type: ignore[arg-type]
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
-        return f"{type(self).__qualname__}({values})"
-
-
-class _Compared(_Late):
-    """Those of classes whose instances are equal if their fields are."""
-
-    __slots__ = ()
-    _compared: Any
-
-    def __eq__(self, other: object) -> bool:
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return bool(self._compared(self) == self._compared(other))
-
-    def __hash__(self) -> int:
-        return hash(self._compared(self))
-
-
-class _Frozen:
-    """Those of classes whose instances do not change; a class that is derived may add something."""
-
-    __slots__ = ()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        kind = type(self)
-        if _FIELDS in vars(kind) or name in getattr(kind, _FIELDS):
-            raise FrozenInstanceError(f"cannot assign to field {name!r}")
-        object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 class _Fields:
@@ -144,7 +96,9 @@ class _Fields:
                 )(self.owner)
                 names = [one.name for one in fields(written) if one.compare]
                 # Of a single name it would give no tuple.
-                written._compared = attrgetter(*names, *names[:1]) if names else type
+                values = operator.attrgetter(*names, *names[:1]) if names else type
+                setattr(written, _COMPARE, values)
+                # Until here another thread waits in the one that stands for it.
                 written.__init__ = _write_init(written)
         return getattr(kind, _FIELDS)
 
@@ -152,10 +106,59 @@ class _Fields:
 def _find_dataclass(kind: type) -> Any:
     """The dataclass that an instance's class is, or is derived from, with its methods."""
     owner = next(base for base in kind.__mro__ if _FIELDS in vars(base))
-    # Another thread may be half way.
     with _WRITING:
         getattr(owner, _FIELDS)
     return owner
+
+
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _find_dataclass(type(self)).__init__(self, *args, **kwargs)
+
+
+def _set_state(self: Any, state: dict[str, Any]) -> None:
+    _find_dataclass(type(self))
+    self.__dict__.update(state)
+
+
+def _show(self: Any) -> str:
+    shown = [one.name for one in fields(self) if one.repr]
+    values = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+    return f"{type(self).__qualname__}({values})"
+
+
+def _hash(self: Any) -> int:
+    return hash(self.__dataclass_compare__(self))
+
+
+def _set(self: Any, name: str, value: object) -> None:
+    kind = type(self)
+    if _FIELDS in vars(kind) or name in getattr(kind, _FIELDS):
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    # A class that is derived may have more.
+    object.__setattr__(self, name, value)
+
+
+def _delete(_self: Any, name: str) -> None:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _build_comparison(compare: Callable[[Any, Any], bool]) -> Any:
+    def method(self: Any, other: Any) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        values = self.__dataclass_compare__
+        return compare(values(self), values(other))
+
+    return method
+
+
+_ALL = {"__init__": _init, "__setstate__": _set_state, "__repr__": _show}
+_FROZEN = {"__setattr__": _set, "__delattr__": _delete}
+_COMPARED = {"__eq__": _build_comparison(operator.eq), "__hash__": _hash}
+_ORDERED = {
+    f"__{compare.__name__}__": _build_comparison(compare)
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge)
+}
 
 
 def _write_init(kind: Any) -> Any:
