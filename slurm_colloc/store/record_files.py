@@ -135,8 +135,14 @@ def _make_list_reader(inner: tuple[Any, ...]) -> _Reader:
     if len(inner) == 2 and inner[1] is Ellipsis:
         read = _make_reader(inner[0])
 
+        plain = {inner[0]} & {int, str}
+
         def read_all(value: object) -> tuple[Any, ...]:
-            items = map(read, _take(value, list))
+            given = _take(value, list)
+            # The elements of a large array, which each of its packs names.
+            if plain and plain.issuperset(map(type, given)):
+                return tuple(given)
+            items = map(read, given)
             return tuple(i for i in items if not isinstance(i, enum.StrEnum) or is_known(i))
 
         return read_all

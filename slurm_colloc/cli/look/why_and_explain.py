@@ -149,7 +149,7 @@ class Inquiry:
         if view.job_id not in self._fields:
             self._fields[view.job_id] = {}
             with contextlib.suppress(SlurmError):
-                self._fields[view.job_id] = self._session.slurm.read_job(view.job_id) or {}
+                self._fields |= self._session.slurm.read_elements(view.job_id)
         return self._fields[view.job_id]
 
     def _find_new_name(self, member: MemberView) -> str:
