@@ -71,6 +71,7 @@ else:
                 setattr(kind, name, method)
         # `dataclasses` would make one of the signature.
         kind.__doc__ = kind.__doc__ or kind.__name__
+        _DEFINED.append(kind)
         setattr(kind, _FIELDS, _Fields(kind, kw_only=options.get("kw_only", False)))
         return kind
 
@@ -80,6 +81,13 @@ _COMPARE = "__dataclass_compare__"
 _AT_ONCE = frozenset({"slots", "unsafe_hash", "__init__", "__eq__", "__hash__"})
 """Options and methods of a class that is left to `dataclasses`."""
 _WRITING = RLock()
+_DEFINED: list[type] = []
+
+
+def write_methods() -> None:
+    """Write those of all classes that are defined, for processes that are forked to share them."""
+    for kind in _DEFINED:
+        _find_dataclass(kind)
 
 
 class _Fields:
@@ -147,7 +155,7 @@ def _build_comparison(compare: Callable[[Any, Any], bool]) -> Any:
         if other.__class__ is not self.__class__:
             return NotImplemented
         values = self.__dataclass_compare__
-        return compare(values(self), values(other))
+        return bool(compare(values(self), values(other)))
 
     return method
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -34,7 +35,7 @@ from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State, write_job_index
-from slurm_colloc.store.atomic_files import hold_lock, is_there, remove_tree, write_atomic
+from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import (
@@ -251,7 +252,7 @@ def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
             f"csub: member {member.number} {member.spec.job.name} {member.record.state}"
             f"{f' {code}' if code is not None else ''}\n"
         )
-    remove_tree(pack.parent.parent)
+    shutil.rmtree(pack.parent.parent, ignore_errors=True)
 
 
 def end_like_the_member(code: ExitCode) -> None:

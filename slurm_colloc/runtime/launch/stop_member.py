@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
-from slurm_colloc.store.atomic_files import is_there, remove_tree
+from slurm_colloc.store.atomic_files import is_there
 
 # ---- A member's processes: signals to them, and what its wrapper and its srun have written -------
 
@@ -97,7 +98,7 @@ def clean(member: Member) -> None:
     with contextlib.suppress(OSError):
         os.unlink(f"{member.prefix}.launch")
     if member.tmpdir:
-        remove_tree(member.tmpdir)
+        shutil.rmtree(member.tmpdir, ignore_errors=True)
 
 
 def _read(path: str) -> dict[str, Any] | None:

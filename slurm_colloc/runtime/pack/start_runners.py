@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_dataclasses import replace, write_methods
 from slurm_colloc.model.member import EndCause, MemberState, is_guest
 from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import Journal, insist
@@ -142,6 +142,7 @@ LOADED_ONCE = (
     "slurm_colloc.runtime.gpu.pack_daemon",
     "slurm_colloc.runtime.gpu.member_limits",
     "slurm_colloc.store.learned.profiles",
+    "hashlib",
 )
 """What every runner loads sooner or later: of what is there before the fork they share the memory.
 """
@@ -187,6 +188,7 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
     _write_down(packs, division)
     for name in LOADED_ONCE:
         import_module(name)
+    write_methods()
     gc.collect()
     # What is there now stays: a collection would copy all of it into each runner.
     gc.freeze()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,6 @@ from slurm_colloc.runtime.queue.members import Member, PackMembers
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.watch.member_progress import ProgressReader
 from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
-from slurm_colloc.store.atomic_files import remove_tree
 from slurm_colloc.store.pack.member_states import AT_DOOR, append_change
 from slurm_colloc.store.pack.pack_directory import PackRecord
 
@@ -165,7 +165,7 @@ class Doors:
             self._write_wait(door, resumed=True)
         if door.too_late and member.record.state is MemberState.PENDING:
             # It has not begun: it is left as it came, for a pack with time enough.
-            remove_tree(door.directory)
+            shutil.rmtree(door.directory, ignore_errors=True)
             for path in Path(member.prefix).parent.glob(f"{Path(member.prefix).name}.*"):
                 path.unlink(missing_ok=True)
             self.states.write(

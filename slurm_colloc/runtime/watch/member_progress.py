@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from slurm_colloc.errors import StateError
@@ -90,7 +89,11 @@ class _Lines:
 
     def find_usual_s(self) -> float | None:
         """Seconds from one line to the next, pauses left out; None before that is known."""
-        return median(self.gaps) if len(self.gaps) >= _GAPS_LEAST else None
+        if len(self.gaps) < _GAPS_LEAST:
+            return None
+        # As the median of `statistics`, which loads decimals, fractions and random numbers.
+        ordered, half = sorted(self.gaps), len(self.gaps) // 2
+        return (ordered[half] + ordered[~half]) / 2
 
 
 class WindowRates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from slurm_colloc.runtime.launch.step_command import StartedProcess, start_proce
 from slurm_colloc.runtime.queue.allocation import Allocation, read_host_memory_mb
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.atomic_files import make_directory, remove_tree, write_json
+from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.indexes import note_due
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.pack_directory import PackRecord
@@ -128,7 +129,7 @@ class PackMonitor:
             # Found only now: it is not to be taken for forgotten before it is locked.
             os.rename(making, f"{base}/{name}")
         except OSError:
-            remove_tree(making)
+            shutil.rmtree(making, ignore_errors=True)
             if lock >= 0:
                 os.close(lock)
             raise
@@ -253,7 +254,7 @@ class PackMonitor:
                 keep_tracker_runs(self._root, self._pack)
             with contextlib.suppress(OSError, StateError):
                 keep_metrics(self._root, self._pack)
-            remove_tree(self._root)
+            shutil.rmtree(self._root, ignore_errors=True)
             self._root = ""
         if self._lock is not None:
             os.close(self._lock)
@@ -309,7 +310,7 @@ def _remove_unless_locked(directory: str) -> None:
     except OSError:
         return
     else:
-        remove_tree(directory)
+        shutil.rmtree(directory, ignore_errors=True)
     finally:
         os.close(lock)
 
