@@ -7,10 +7,6 @@ repository.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
@@ -20,28 +16,6 @@ COMMANDS = "slurm_colloc.commands"
 
 RULES = "slurm_colloc.rules"
 """By a rule's name: a `slurm_colloc.planning.known_packs.PackingRule`."""
-
-
-def list_extensions(group: str) -> frozenset[str]:
-    """The names of what is installed, without loading it, nor what knows of all distributions."""
-    found: set[str] = set()
-    for folder in sys.path:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder or "."):
-                if name.endswith((".dist-info", ".egg-info")):
-                    found.update(_read_names(f"{folder or '.'}/{name}/entry_points.txt", group))
-    return frozenset(found)
-
-
-def _read_names(path: str, group: str) -> Iterator[str]:
-    """The names under one heading of such a file; none where there is no file."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        heading = ""
-        for line in map(str.strip, file):
-            if line.startswith("["):
-                heading = line
-            elif heading == f"[{group}]" and line and not line.startswith("#"):
-                yield line.partition("=")[0].strip()
 
 
 def load_extension(group: str, name: str, what: str) -> Any:

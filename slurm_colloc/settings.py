@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -10,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from slurm_colloc.model.late_definitions import (
+    asdict,
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+    replace,
+)
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
 from slurm_colloc.model.setting_values import RunnerSettings, check_values
 from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
@@ -101,7 +107,7 @@ class Settings:
     start_margin_s: int = 60
     kill_wait_s: int = 0
     launcher: str = "auto"
-    gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpu_memory: Mapping[str, str] = field(default_factory=dict)
     join: str = "auto"
     open: str = "auto"
     hooks: str = "auto"
@@ -279,7 +285,7 @@ def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> N
 
 def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: str) -> None:
     """Check names and kinds against the fields of a dataclass."""
-    known = [field.name for field in fields(defaults)]
+    known = [one.name for one in fields(defaults)]
     for name, value in values.items():
         if name not in known:
             import difflib

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Where everything of slurm_colloc lies on a node; pure ---------------------------------------
 

@@ -27,7 +27,7 @@ from slurm_colloc.check.shell_collisions import (
 )
 from slurm_colloc.check.shell_reading import Command, ShellScript, parse_shell
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.gpu_set_packs import choose_set_degree, scale_capacity
 from slurm_colloc.planning.plan_packs import (

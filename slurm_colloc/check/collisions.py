@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Iterable
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 OWN_NAME = "${SLURM_COLLOC_NAME:-$SLURM_JOB_ID}"
 """What to write where a script has its job id; `4711_3` in a pack, `4711` under sbatch."""

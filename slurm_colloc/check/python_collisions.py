@@ -47,7 +47,7 @@ from slurm_colloc.check.shell_reading import (
     find_job_id,
     tells_members_apart,
 )
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 
 # ---- Output files with a constant name, which several members would write at once; pure ----------
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Collection, Iterator
 
 OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
@@ -108,3 +111,25 @@ def render_help(installed: Collection[str]) -> str:
             lines.append(f"  {name:<{column}}{first}")
             lines += [f"  {'':<{column}}{other}" for other in others]
     return "\n".join(lines) + "\n"
+
+
+def list_extensions(group: str) -> frozenset[str]:
+    """The names of what is installed, without loading it, nor what knows of all distributions."""
+    found: set[str] = set()
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder or "."):
+                if name.endswith((".dist-info", ".egg-info")):
+                    found.update(_read_names(f"{folder or '.'}/{name}/entry_points.txt", group))
+    return frozenset(found)
+
+
+def _read_names(path: str, group: str) -> Iterator[str]:
+    """The names under one heading of such a file; none where there is no file."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        heading = ""
+        for line in map(str.strip, file):
+            if line.startswith("["):
+                heading = line
+            elif heading == f"[{group}]" and line and not line.startswith("#"):
+                yield line.partition("=")[0].strip()

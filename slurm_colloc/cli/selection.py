@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Parameters, format_parameters, meets, parse_condition
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection, is_guest
 from slurm_colloc.ownership import find_caller, find_owner, find_user, name_user, take_rights_of
 from slurm_colloc.settings import Settings, parse_settings, read_settings_file

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.cli.selection import Choice, is_of_job
 from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, SlurmRefused, StateError
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of

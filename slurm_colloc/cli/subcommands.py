@@ -12,11 +12,11 @@ from typer.core import TyperGroup
 from slurm_colloc import __version__
 from slurm_colloc.cli import arguments
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where
-from slurm_colloc.cli.command_groups import list_groups, render_help
+from slurm_colloc.cli.command_groups import list_extensions, list_groups, render_help
 from slurm_colloc.cli.selection import choose
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.extensions import COMMANDS, list_extensions
+from slurm_colloc.extensions import COMMANDS
 
 
 class GroupedCommands(TyperGroup):

@@ -23,7 +23,7 @@ from slurm_colloc.diagnosis.login_findings import (
     yellow,
 )
 from slurm_colloc.model.examination import Examination, GpuLook, NvmlLook
-from slurm_colloc.model.late_dataclasses import asdict
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.report.show_view import name_gpu
 
 # ---- What the node tells of its GPU, MPS and root's hooks, judged; pure --------------------------

@@ -24,7 +24,7 @@ from slurm_colloc.executor.submit_calls import (
     submit_functions,
     submit_script,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from slurm_colloc.executor.calls import (
     write_calls,
 )
 from slurm_colloc.executor.run_call import VARIABLE, find_checkpoint
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from statistics import fmean
 from slurm_colloc.metrics.presence import find_shared
 from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
 from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.measured_curve import (
     CurvePoint,
     FamilyRate,

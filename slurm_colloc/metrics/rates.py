@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Series of measured values over time; None is what could not be read, never 0 ----------------
 

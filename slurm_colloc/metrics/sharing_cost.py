@@ -22,7 +22,7 @@ from slurm_colloc.metrics.rates import (
     compute_percentile,
     sum_known,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 SECONDS_PER_HOUR = 3600.0
 SHORT_S = 10.0

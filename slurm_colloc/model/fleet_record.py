@@ -10,20 +10,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_colloc.model.late_dataclasses import asdict, dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern
 
 SCHEMA = 1
 KIND = "slurm_colloc.fleet"
 BYTES_MOST = 32 << 10
 RATES_MOST = 64
 
-_JOB = late_pattern(r"[0-9]{1,10}(?:_[0-9]{1,10})?", re.ASCII)
-_CLUSTER = late_pattern(r"[A-Za-z0-9_.-]{0,64}", re.ASCII)
-_NODE = late_pattern(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-_MODEL = late_pattern(r"[A-Za-z0-9 ()/_.+-]{1,64}", re.ASCII)
-_UUID = late_pattern(r"(?:GPU|MIG)-[0-9a-fA-F/-]{4,80}", re.ASCII)
-_SIGNATURE = late_pattern(r"[0-9a-f]{32}", re.ASCII)
+_JOB = late_pattern(r"(?a)[0-9]{1,10}(?:_[0-9]{1,10})?")
+_CLUSTER = late_pattern(r"(?a)[A-Za-z0-9_.-]{0,64}")
+_NODE = late_pattern(r"(?a)[A-Za-z0-9_.-]{1,64}")
+_MODEL = late_pattern(r"(?a)[A-Za-z0-9 ()/_.+-]{1,64}")
+_UUID = late_pattern(r"(?a)(?:GPU|MIG)-[0-9a-fA-F/-]{4,80}")
+_SIGNATURE = late_pattern(r"(?a)[0-9a-f]{32}")
 _MODES = frozenset({"exclusive", "timeslice", "mps", "mig"})
 _MOMENT_MOST = 1e11
 _GPUS_MOST = 64

@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slurm_colloc.model.late_dataclasses import dataclass, field
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 # ---- The `--array` specification: parsing it, and writing task ids back in short -----------------
 
@@ -21,8 +20,8 @@ from slurm_colloc.model.late_patterns import late_pattern
 LARGEST_TASK_ID = 4_000_000
 
 _BRACKETS = late_pattern(r"\[([^\[\]]*)\](%.*)?")
-_TOKEN = late_pattern(r"\s*(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
-_LIMIT = late_pattern(r"\d{1,9}", re.ASCII)
+_TOKEN = late_pattern(r"(?a)\s*(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?")
+_LIMIT = late_pattern(r"(?a)\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def format_task_runs(task_ids: Iterable[int]) -> str:
 
 _JOB = r"(L?\d{1,18}|last)"
 _NUMBERS = r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*"
-_OWN = late_pattern(rf"{_JOB}(?:/({_NUMBERS}))?", re.ASCII)
-_SLURM = late_pattern(rf"{_JOB}_(?:(\d{{1,18}})|(\[[\d,:%-]+\])|(\*))", re.ASCII)
+_OWN = late_pattern(rf"(?a){_JOB}(?:/({_NUMBERS}))?")
+_SLURM = late_pattern(rf"(?a){_JOB}_(?:(\d{{1,18}})|(\[[\d,:%-]+\])|(\*))")
 
 Ranges = tuple[tuple[int, int], ...]
 """First and last number of each part."""

@@ -13,7 +13,7 @@ import enum
 import math
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.quantities import format_members

@@ -16,7 +16,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import CurvePoint
 
 # ---- What a measurement by pausing is given, asks for and answers; values only -------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass, field, fields
+from slurm_colloc.model.late_definitions import dataclass, field, fields
 from slurm_colloc.model.mig_layout import PlannedSeat
 
 # ---- How long jobs may run, and how many at once, by their quality of service (QoS) --------------

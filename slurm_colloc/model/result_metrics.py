@@ -11,8 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 
 METRICS_MOST = 16
 EXPRESSION_MOST = 1000
@@ -26,8 +25,8 @@ _NUMBER_AFTER = (
     r"(?<![\w./-]){name}[\"']?\s{{0,8}}[:=]?\s{{0,8}}"
     r"(?P<value>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:nan|[-+]?inf))(?!\w)"
 )
-_WORD = late_pattern(r"[A-Za-z][\w/.-]*", re.ASCII)
-_BEGINNING = late_pattern(r"(?:\^|\\b)?([A-Za-z][\w/]*)", re.ASCII)
+_WORD = late_pattern(r"(?a)[A-Za-z][\w/.-]*")
+_BEGINNING = late_pattern(r"(?a)(?:\^|\\b)?([A-Za-z][\w/]*)")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import Goal, Rule
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Counters of a GPU that NVML reads in one call: performance monitoring (GPM), and fields -----
 #

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.hard_limits import (

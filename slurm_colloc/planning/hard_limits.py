@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import MIG_INSTANCES_MAX, KnownBy, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration, Load
 

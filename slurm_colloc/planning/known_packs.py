@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from slurm_colloc.extensions import RULES, load_extension
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode, UsageProfile
 from slurm_colloc.planning.broken_limits import Declining, Weighing
 from slurm_colloc.planning.hard_limits import (

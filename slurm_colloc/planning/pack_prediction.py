@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import KnownBy, PackPlan, Rule, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.broken_limits import predict_setting

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.job import Job, ShareRequest
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import (
     Capacity,

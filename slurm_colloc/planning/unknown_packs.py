@@ -9,7 +9,7 @@ import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Plan, Policy, Rule, SharingMode
 from slurm_colloc.model.sbatch.quantities import format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb

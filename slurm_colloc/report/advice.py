@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.sbatch.quantities import format_mb
 from slurm_colloc.report.headline import (

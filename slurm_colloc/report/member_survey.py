@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, effective_state
 from slurm_colloc.model.sbatch.job_values import describe
 from slurm_colloc.report.member_views import MemberView, PackView, find_stale, show_once

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import AUTO, Parameters
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     MemberId,

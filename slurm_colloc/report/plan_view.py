@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.sbatch.quantities import format_time_limit

@@ -12,8 +12,7 @@ from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import format_elapsed

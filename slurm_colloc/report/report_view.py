@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.result_metrics import is_less_better
 from slurm_colloc.report.advice import list_advice

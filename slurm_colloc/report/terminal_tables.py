@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.job_ids import join_numbers
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.printable import escape_controls
 

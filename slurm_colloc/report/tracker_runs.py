@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.job import read_parameters
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.summary.pack_samples import read_table

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.preallocation import find_taken_at_once

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     ExitCode,

@@ -23,7 +23,7 @@ from slurm_colloc.host.system.node_processes import (
     read_named_start,
     read_process,
 )
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import Rule
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED, RENEW_S

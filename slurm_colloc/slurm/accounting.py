@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import USUAL, Association, PastJob, Qos, QosTable
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
@@ -24,7 +22,7 @@ ASSOCIATION_FIELDS = (
     "cluster,defaultaccount,account,partition,defaultqos,qos,maxwall,"
     "maxjobs,maxsubmit,grptres,maxtres"
 )
-_COUNT = late_pattern(r"[0-9]{1,9}", re.ASCII)
+_COUNT = late_pattern(r"(?a)[0-9]{1,9}")
 _OVER_PARTITION = "OverPartQOS"
 _OVER_MAX_TIME = "PartitionTimeLimit"
 _NONE = ("", "N/A", "(null)")
@@ -258,10 +256,10 @@ _FORMAT = (
 )
 _WAIT_S = 60.0
 _JOBS_AT_ONCE = 500
-_DIGITS = late_pattern(r"[0-9]{1,12}", re.ASCII)
+_DIGITS = late_pattern(r"(?a)[0-9]{1,12}")
 _FIELDS = 12
-_CPUS = late_pattern(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)", re.ASCII)
-_MEMORY = late_pattern(r"(?:^|,)mem=([0-9]{1,12}(?:\.[0-9]{1,3})?)([KMGT])(?:,|$)", re.ASCII)
+_CPUS = late_pattern(r"(?a)(?:^|,)cpu=([0-9]{1,9})(?:,|$)")
+_MEMORY = late_pattern(r"(?a)(?:^|,)mem=([0-9]{1,12}(?:\.[0-9]{1,3})?)([KMGT])(?:,|$)")
 _UNIT_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
 
 

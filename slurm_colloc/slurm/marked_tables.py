@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.scontrol_records import CommandOptions
 
 _HEAD, _MARK = "\x1e", "\x1f"

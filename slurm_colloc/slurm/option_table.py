@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.slurm.run_command import run_slurm
 
 # ---- What is known about an option: its argument, and what it means for packing ------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.late_dataclasses import asdict, dataclass
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.comment_token import is_of_submission
-from slurm_colloc.model.late_dataclasses import dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import (
@@ -60,7 +58,7 @@ class SlurmJob:
     comment: str
 
 
-_JOB_ID = late_pattern(r"\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?", re.ASCII)
+_JOB_ID = late_pattern(r"(?a)\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?")
 
 
 def parse_queue(text: str) -> list[SlurmJob]:

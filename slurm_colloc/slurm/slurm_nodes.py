@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.run_command import run_slurm
 from slurm_colloc.slurm.slurm_commands import parse_nodes

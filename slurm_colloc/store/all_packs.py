@@ -23,8 +23,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.ownership import build_refusal, find_caller, find_owner, name_user, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.ownership import find_protected_owner, refuse_protected
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 

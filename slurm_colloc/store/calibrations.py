@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields, replace
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Calibration, ModeModel
 from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_atomic

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.ownership import refuse_protected
 from slurm_colloc.store.atomic_files import hold_lock, make_directory, read_bytes, write_atomic
 

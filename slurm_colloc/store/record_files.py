@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import MISSING, dataclass, fields, is_dataclass
+from slurm_colloc.model.late_definitions import MISSING, dataclass, fields, is_dataclass
 from slurm_colloc.model.member import is_known, read_word
 from slurm_colloc.store.atomic_files import read_json
 

@@ -25,7 +25,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import asdict, dataclass
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, write_json
 from slurm_colloc.store.record_files import read_record
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from slurm_colloc import extensions
 from slurm_colloc.__main__ import run
-from slurm_colloc.cli.command_groups import OF_LAB
+from slurm_colloc.cli import command_groups
+from slurm_colloc.cli.command_groups import OF_LAB, list_extensions
 from slurm_colloc.cli.subcommands import build_app
-from slurm_colloc.extensions import COMMANDS, RULES, list_extensions
+from slurm_colloc.extensions import COMMANDS, RULES
 from slurm_colloc.model.plan import OWN_RULES, Rule
 from slurm_colloc.planning.known_packs import find_rule
 
@@ -29,7 +29,7 @@ ABSENT = (
 def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An environment without entry points, and a home of its own."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
-    monkeypatch.setattr(extensions, "sys", SimpleNamespace(path=[str(tmp_path)]))
+    monkeypatch.setattr(command_groups, "sys", SimpleNamespace(path=[str(tmp_path)]))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

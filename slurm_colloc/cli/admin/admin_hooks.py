@@ -29,7 +29,7 @@ from slurm_colloc.errors import CollocError, NodeError, NotFound, SlurmError, Us
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, field, replace
+from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
 
 

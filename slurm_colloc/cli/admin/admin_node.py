@@ -37,7 +37,7 @@ from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 

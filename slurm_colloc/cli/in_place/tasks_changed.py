@@ -43,7 +43,7 @@ from slurm_colloc.cli.session import Session, freeze, note
 from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
 from slurm_colloc.model.job_ids import parse_job_id
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, MemberState, Selection
 from slurm_colloc.model.sbatch.quantities import parse_signal
 from slurm_colloc.report.member_views import MemberView, PackView

@@ -17,7 +17,7 @@ from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import NodeError, NotFound, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_views import (

@@ -178,7 +178,7 @@ def _read_curves(root: Path) -> list[KnownCurve]:
 
 def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) -> str:
     """As JSON; with what packs have measured, where that is asked for."""
-    from slurm_colloc.model.late_dataclasses import asdict
+    from slurm_colloc.model.late_definitions import asdict
     from slurm_colloc.store.learned.profiles import build_profile_mapping
 
     shown = [build_profile_mapping(record) for record in records]

@@ -19,7 +19,7 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import Found
+from slurm_colloc.report.queue_rows import Found, LineFormat, build_json
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
 
 if TYPE_CHECKING:
@@ -136,8 +136,6 @@ def history(
 def _say_formatted(
     line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
 ) -> None:
-    from slurm_colloc.report.queue_rows import LineFormat
-
     say(LineFormat.parse(line_format).render(listed, now, header=header))
 
 
@@ -169,7 +167,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show everything about a submission or a member."""
-    from slurm_colloc.report.queue_rows import build_json
     from slurm_colloc.report.show_view import render_member, render_pack
 
     session = Session.open(user=user)

@@ -21,7 +21,7 @@ from slurm_colloc.cli.look.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import CollocError, UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import with_own_rights
@@ -199,9 +199,6 @@ def _choose_numbers(view: PackView, members: list[MemberView]) -> frozenset[int]
 
 def _tell_all(found: Sequence[tuple[Summary, frozenset[int] | None]]) -> list[Summary]:
     """The summaries for programs, each with the first sentence on its submission."""
-    from slurm_colloc.report.headline import tell_headline
-    from slurm_colloc.report.report_view import choose_ids, group_submissions
-
     headlines = {
         id(summary): tell_headline([other for other, _ in own], choose_ids(own))
         for own in group_submissions(found)
@@ -394,13 +391,14 @@ def show_sums(
         StateError: A state directory cannot be read.
         UsageProblem: One of the words cannot be read.
     """
-    from slurm_colloc.report.sums.sums_view import Grouping, find_entries, sum_packs
+    from slurm_colloc.report.sums import sums_view
 
     try:
-        grouping = Grouping(by or Grouping.SCRIPT)
+        grouping = sums_view.Grouping(by or sums_view.Grouping.SCRIPT)
     except ValueError:
         raise UsageProblem(
-            f"--by: there are no sums by {by!r}", hint=f"valid ones are {', '.join(Grouping)}"
+            f"--by: there are no sums by {by!r}",
+            hint=f"valid ones are {', '.join(sums_view.Grouping)}",
         ) from None
     age = since or DEFAULT_AGE
     now = time.time()
@@ -412,7 +410,7 @@ def show_sums(
     for name in users:
         state = Session.open(user=name).state
         names.append(state.owner_name)
-        found = find_entries(state, moment)
+        found = sums_view.find_entries(state, moment)
         entries += [(state.owner_name, entry) for entry in found.entries]
         notes += _tell_left_out(found, state.owner_name if len(users) > 1 else "")
     if page is not None:
@@ -420,23 +418,19 @@ def show_sums(
 
         _write_page(page, build_week(entries, grouping, (age, moment, now), names, notes))
         return
-    rows, total = sum_packs(entries, grouping)
+    rows, total = sums_view.sum_packs(entries, grouping)
     if as_json:
-        from slurm_colloc.report.sums.sums_view import build_sums_json
-
-        say(json.dumps(build_sums_json(rows, total, grouping, notes)))
+        say(json.dumps(sums_view.build_sums_json(rows, total, grouping, notes)))
     elif as_csv:
-        from slurm_colloc.report.sums.sums_view import render_sums_csv
-
-        say(render_sums_csv(rows))
+        say(sums_view.render_sums_csv(rows))
     else:
-        from slurm_colloc.report.sums.sums_view import render_sums
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         if not rows:
             notes.insert(0, f"no pack has ended within {age}")
         styled = is_styled(sys.stdout)
-        say(render_sums(rows, total, grouping, notes, choose_width(), styled=styled), styled=styled)
+        text = sums_view.render_sums(rows, total, grouping, notes, choose_width(), styled=styled)
+        say(text, styled=styled)
 
 
 def _write_page(page: SumsPage, week: WeekPage) -> None:

@@ -21,7 +21,7 @@ from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session, describe_damaged, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.queue_rows import list_argument_words

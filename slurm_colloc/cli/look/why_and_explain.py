@@ -11,7 +11,7 @@ from typing import Any
 from slurm_colloc.cli.selection import Choice
 from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME

@@ -17,7 +17,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.submit_command import BATCH_HELP, refuse_options_of_others, run_call
 from slurm_colloc.errors import CollocError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut
 from slurm_colloc.report.member_views import MemberView

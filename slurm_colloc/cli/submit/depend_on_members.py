@@ -13,8 +13,7 @@ from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, parse_job_id
-from slurm_colloc.model.late_dataclasses import replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
 from slurm_colloc.model.sbatch.job_values import (
     AFTERCORR,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import MemberFailed, UsageProblem
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import Selection
 from slurm_colloc.settings import read_given_environment
 

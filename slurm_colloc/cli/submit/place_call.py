@@ -17,7 +17,7 @@ from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.job_ids import format_task_ids
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.slurm.options import Options

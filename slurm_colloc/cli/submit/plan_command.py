@@ -21,7 +21,7 @@ from slurm_colloc.cli.submit.place_call import (
 )
 from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb

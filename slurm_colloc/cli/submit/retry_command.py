@@ -15,7 +15,7 @@ from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.batch_and_sweep import render_jobs
 from slurm_colloc.cli.submit.place_call import build_answer_json, tell_id
 from slurm_colloc.errors import StateError, UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import MemberView, PackView

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

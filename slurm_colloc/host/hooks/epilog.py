@@ -44,7 +44,7 @@ from slurm_colloc.host.system.node_processes import (
     wait_until_ended,
 )
 from slurm_colloc.host.system.signals import LOOK_S, SENT, GroupEnd, end_agent, kill_group
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

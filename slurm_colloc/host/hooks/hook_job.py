@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.host.hooks.checkpoint import SLUID, is_job_id
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 

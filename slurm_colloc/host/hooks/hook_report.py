@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.mig.plan_cut import MigClaim
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.host.system.signals import act_as_hook
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

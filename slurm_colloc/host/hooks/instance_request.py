@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut
 
 TYPE_CHECKING = False

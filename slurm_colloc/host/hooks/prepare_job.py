@@ -36,7 +36,7 @@ from slurm_colloc.host.system.child_programs import Confinement
 from slurm_colloc.host.system.directories import Owner, make_named_directory
 from slurm_colloc.host.system.node_processes import read_boot_id
 from slurm_colloc.model.comment_token import Token
-from slurm_colloc.model.late_dataclasses import dataclass, field, fields, replace
+from slurm_colloc.model.late_definitions import dataclass, field, fields, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from slurm_colloc.host.mig.plan_cut import CutFailed, plan_cut
 from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, build_nvml_environment
 from slurm_colloc.host.system.child_programs import Confinement, start_program
 from slurm_colloc.host.system.node_processes import read_boot_id
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.nvml_query import NVML_S, NvmlQuestion, start_question
 from slurm_colloc.host.system.control_groups import find_slurm_daemon
 from slurm_colloc.model.comment_token import Token, parse_token
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

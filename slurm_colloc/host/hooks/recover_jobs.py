@@ -26,7 +26,7 @@ from slurm_colloc.host.hooks.checkpoint import (
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.system.node_processes import read_boot_id, read_process, read_uids
 from slurm_colloc.host.system.signals import end_child
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

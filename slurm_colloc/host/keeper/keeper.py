@@ -69,7 +69,7 @@ from slurm_colloc.host.system.node_processes import (
     read_namespace_pids,
     read_uid,
 )
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 
 # ---- The keeper's process: what Slurm's signals, orphans and standard streams are to it ----------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any, Union
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.mps.mps_control import ListedClient
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
-from slurm_colloc.model.late_dataclasses import dataclass, field, is_dataclass
+from slurm_colloc.model.late_definitions import dataclass, field, fields, is_dataclass
 
 
 @dataclass(frozen=True)
@@ -258,8 +257,8 @@ def decode(line: bytes | str) -> Any:
 
 def _pack(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        values = {f.name: _pack(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **values}
     if isinstance(value, Mapping):
         return {"kind": "", **{str(name): _pack(item) for name, item in value.items()}}
     if isinstance(value, (list, tuple)):
@@ -271,7 +270,7 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_unpack(item) for item in value)
     if isinstance(value, dict):
-        fields = {name: _unpack(item) for name, item in value.items() if name != "kind"}
+        values = {name: _unpack(item) for name, item in value.items() if name != "kind"}
         kind = value["kind"]
-        return _KINDS[kind](**fields) if kind else fields
+        return _KINDS[kind](**values) if kind else values
     return value

@@ -30,7 +30,7 @@ from slurm_colloc.host.mps.start_daemon import RunningMps
 from slurm_colloc.host.nvml.nvml_query import UUID
 from slurm_colloc.host.system.directories import LOGS, PIPE, PrivateDirectory, read_trusted_uids
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.mig_profiles import (
     InstanceProfile,
     PlacedInstance,

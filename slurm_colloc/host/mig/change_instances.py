@@ -22,7 +22,7 @@ from slurm_colloc.host.mig.plan_cut import (
     PlannedInstance,
     plan_instances,
 )
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_profiles import InstanceProfile, describe_profile
 from slurm_colloc.model.printable import cut, escape_controls
 

@@ -33,7 +33,7 @@ from slurm_colloc.host.mig.plan_cut import (
     PlannedInstance,
 )
 from slurm_colloc.host.system.node_processes import read_process
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from slurm_colloc.host.mig.plan_cut import MigProblem, find_refusal
 from slurm_colloc.host.nvml.nvml_query import NvmlAnswer
 from slurm_colloc.host.system.directories import open_own_directory, open_trusted, write_json
 from slurm_colloc.host.system.node_processes import read_boot_id
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 _DIRECTORY = "mig_on"
 _UUID = re.compile(r"GPU-[0-9A-Fa-f-]{1,64}")

@@ -24,7 +24,7 @@ from slurm_colloc.host.system.control_groups import (
     write_setting,
 )
 from slurm_colloc.host.system.directories import Owner
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 DEVICES, HOST_MEMORY, PROCESSES, CPUS = "devices", "host memory", "processes", "CPUs"
 NEEDED = (DEVICES, HOST_MEMORY, PROCESSES)

@@ -23,7 +23,7 @@ from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.host.system.child_programs import Outcome, run_program
 from slurm_colloc.host.system.directories import Owner
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 # ----
 # What NVIDIA's control program prints, read: clients, percentages, limits, complaints; pure.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT, INITIALIZING
 from slurm_colloc.host.system.directories import DAEMON_LOG, LOGS
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

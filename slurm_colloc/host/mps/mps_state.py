@@ -17,7 +17,7 @@ from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.host.mps.mps_control import MpsPrograms
 from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.host.system.node_processes import ProcessId, read_boot_id, read_pid_namespace
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from slurm_colloc.host.system.directories import (
     remove_directory,
 )
 from slurm_colloc.host.system.node_processes import ProcessId, identify, read_process, read_uid
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from slurm_colloc.host.system.node_processes import (
     wait_until_ended,
 )
 from slurm_colloc.host.system.signals import INTERRUPT, KILL, TERMINATE, end_members
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 QUIT_S = 2.0
 LIST_S = 2.0

@@ -23,7 +23,7 @@ from slurm_colloc.host.system.child_programs import (
     start_program,
 )
 from slurm_colloc.host.system.signals import end_child
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

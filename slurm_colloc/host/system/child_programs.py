@@ -23,7 +23,7 @@ from slurm_colloc.host.system.control_groups import enter_groups, set_ordinary_o
 from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.host.system.node_processes import identify, wait_until_ended
 from slurm_colloc.host.system.signals import KILL, end_child
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Doing one thing as another user: root's way to touch a user's files -------------------------
 

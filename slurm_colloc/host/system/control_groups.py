@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from slurm_colloc.host.system.node_processes import read_process
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 NAME = "slurm_colloc"
 WANTED = ("devices", "memory", "pids", "freezer", "cpu")

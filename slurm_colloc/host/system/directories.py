@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 _POLL_S = 0.005
 # The same on every Linux architecture since 5.1 (arch/*/entry/syscalls); for a Python that was

@@ -29,7 +29,7 @@ from slurm_colloc.host.system.node_processes import (
     read_uids,
     wait_until_ended,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberId, MemberState
 
 AFTERCORR = "aftercorr"
@@ -515,7 +514,7 @@ def describe_ends(state: MemberState, codes: list[ExitCode]) -> str:
 
 # ---- File name patterns of sbatch (sbatch(1), filename pattern), for members ---------------------
 
-_SPECIFIER = late_pattern(r"%(\d*)([%AaJjNnstuxb])", re.ASCII)
+_SPECIFIER = late_pattern(r"(?a)%(\d*)([%AaJjNnstuxb])")
 _WIDTH_MOST = 10
 
 

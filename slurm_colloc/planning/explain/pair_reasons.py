@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import OWN_RULES, Goal, PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.broken_limits import (
     Weighing,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import asdict, replace
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.measurement import may_be_measured
 from slurm_colloc.model.plan import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import (
     Capacity,
     MemberPlan,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance
 from slurm_colloc.model.plan import Goal, SharingMode

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import parse_layout, place, resolve_word
 from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile, choose_mig_table
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import MIG_INSTANCES_MAX, PackPlan, SharingMode
 from slurm_colloc.planning.hard_limits import Subject
 from slurm_colloc.planning.job_needs import Question, build_subject, label_jobs

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_colloc.model.late_dataclasses import dataclass, fields
+from slurm_colloc.model.late_definitions import dataclass, fields
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.hard_limits import Priced, Subject

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slurm_colloc.model.late_dataclasses import dataclass, fields
+from slurm_colloc.model.late_definitions import dataclass, fields
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
     Goal,

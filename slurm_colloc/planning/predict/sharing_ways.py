@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.hard_limits import MIG_EIGHTHS, MIG_MEMBERS_MAX, MIG_SLICES, Subject

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.broken_limits import Weighing, find_too_slow, predict_setting

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.job import read_parameters
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, LAST, Selection
 from slurm_colloc.model.sbatch.quantities import parse_age_s
 from slurm_colloc.report.data.data_tables import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.headline import BAD_STATES
 from slurm_colloc.report.page.page_values import build_page

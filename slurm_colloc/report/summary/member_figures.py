@@ -47,7 +47,7 @@ from slurm_colloc.metrics.sharing_cost import (
     compute_solo_time_s,
     split_stalls,
 )
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
 from slurm_colloc.report.summary.pack_samples import NO_GPU, StartSamples

@@ -21,7 +21,7 @@ from slurm_colloc.metrics.rates import (
     Window,
     settle,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.usage_profile import ProfileRecord, choose_relatives
 from slurm_colloc.report.member_survey import survey_packs

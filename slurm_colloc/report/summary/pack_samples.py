@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.pack.report_files import (
     GPU_COLUMNS,

@@ -23,7 +23,7 @@ from slurm_colloc.metrics.sharing_cost import (
     split_energy,
 )
 from slurm_colloc.model.job_ids import name_members
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.report.summary.member_figures import Figures, compute_instance_sm, find_instance
 from slurm_colloc.report.summary.pack_run import PackRun
 from slurm_colloc.report.summary.solo_rates import FAMILY, find_idle_power

@@ -19,7 +19,7 @@ from slurm_colloc.metrics.rates import (
     select_within,
 )
 from slurm_colloc.metrics.sharing_cost import find_covered, find_idle_power_w
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import MeasuredBy, ProfileRecord, rates_agree

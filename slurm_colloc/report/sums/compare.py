@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.report.headline import list_last_tries
 from slurm_colloc.report.summary.summary_file import Summary
 from slurm_colloc.report.terminal_tables import (

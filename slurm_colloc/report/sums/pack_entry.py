@@ -18,7 +18,7 @@ from slurm_colloc.model.fleet_record import (
     build_mapping,
     parse_fleet_record,
 )
-from slurm_colloc.model.late_dataclasses import asdict, dataclass
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.headline import has_shared
 from slurm_colloc.report.member_views import PackView

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.report.data.data_tables import write_cell
 from slurm_colloc.report.summary.summary_file import read_summary
 from slurm_colloc.report.sums.pack_entry import PackEntry, ScriptPart, build_entry, read_entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_survey import (

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.store.pack.member_states import PARKED
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, choose_job_gpus, probe_gpus
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import split_cpus
 from slurm_colloc.runtime.gpu.settled_mode import GpuPatience

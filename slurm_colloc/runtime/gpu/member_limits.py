@@ -7,7 +7,7 @@ from slurm_colloc.host.mps.mps_control import (
     build_member_environment,
     compute_default_thread_percentage,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu.gpu_share import NORMAL
 from slurm_colloc.store.pack.member_states import GpuUse

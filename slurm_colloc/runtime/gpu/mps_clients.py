@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.queue.members import Member

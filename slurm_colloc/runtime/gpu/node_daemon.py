@@ -12,7 +12,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
     PreparedSetup,
     read_prepared,
 )
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
 """How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""

@@ -20,7 +20,7 @@ from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.runtime.gpu.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
 from slurm_colloc.runtime.guarded_steps import Journal

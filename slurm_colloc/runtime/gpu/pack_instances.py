@@ -23,7 +23,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
 )
 from slurm_colloc.host.system.directories import read_trusted_uids
 from slurm_colloc.model.job import ShareRequest
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile
 from slurm_colloc.model.plan import SharingMode

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import ShareRequest
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.guarded_steps import Journal

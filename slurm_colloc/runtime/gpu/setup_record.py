@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.store.pack.pack_directory import Setup, SetupInstance, write_setup
 

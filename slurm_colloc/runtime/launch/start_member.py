@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from slurm_colloc.model.late_dataclasses import asdict, replace
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.sbatch.job_values import (
     SET_VARIABLE,

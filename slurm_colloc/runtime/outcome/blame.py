@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import EndCause, MemberState, choose_plain_cause
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb

@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.launch.start_member import MemberStarter, StartCollector

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.job import build_parameter_variables
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.job_values import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import FINAL_STATES, EndCause, ExitCode, MemberState
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.outcome.verdict import StopReason

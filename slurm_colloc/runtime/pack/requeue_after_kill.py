@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
 from slurm_colloc.runtime.guarded_steps import Journal, is_passing
 from slurm_colloc.runtime.outcome.verdict import judge_pack

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.late_dataclasses import replace, write_methods
+from slurm_colloc.model.late_definitions import replace, write_methods
 from slurm_colloc.model.member import EndCause, MemberState, is_guest
 from slurm_colloc.runtime.gpu.divide_gpus import divide_job, enter_share
 from slurm_colloc.runtime.guarded_steps import Journal, insist

@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
 
 POLL_S = 1.0

@@ -37,7 +37,7 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
-from slurm_colloc.model.late_dataclasses import asdict, replace
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
 from slurm_colloc.runtime.gpu.node_daemon import (
     POLICY_VARIABLE,

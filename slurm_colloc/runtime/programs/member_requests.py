@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.sbatch.job_values import remove_member_variables
 from slurm_colloc.model.sbatch.quantities import parse_signal
 from slurm_colloc.runtime.programs.member_commands import (

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_colloc.model.late_dataclasses import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.planning.hard_limits import split_cpus
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.why_not_now import DOOR_FIRST
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
 from slurm_colloc.model.measurement import (
     AGAIN_S,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState
 from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.launch.step_command import StartedProcess

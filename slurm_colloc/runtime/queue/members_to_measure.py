@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from slurm_colloc.model.late_dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import KW_ONLY, dataclass
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
 from slurm_colloc.model.member import RESUBMISSIONS
 from slurm_colloc.model.sbatch.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
-from slurm_colloc.model.late_dataclasses import KW_ONLY, dataclass
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Rule, SharingMode

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, is_guest
 from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.guarded_steps import Journal

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
 from slurm_colloc.model.plan import Policy, Rule, SharingMode

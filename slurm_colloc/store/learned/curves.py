@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import asdict
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json

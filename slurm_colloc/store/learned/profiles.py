@@ -19,8 +19,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -380,7 +379,7 @@ def has_culprits(root: Path) -> bool:
 
 _EDGE = r"=,:;/\[\](){}\s\"'"
 _NUMBER = late_pattern(
-    rf"(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])", re.ASCII
+    rf"(?a)(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])"
 )
 """A word that is a number as a whole: `--lr=1e-4`, `8`, not the digits in resnet18 or llama-7b."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
+from slurm_colloc.model.late_definitions import asdict, dataclass, replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     GUESTS_FROM,

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, fields
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
 from slurm_colloc.model.setting_values import RunnerSettings

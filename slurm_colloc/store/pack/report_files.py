@@ -16,7 +16,6 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
@@ -198,7 +196,7 @@ def list_sample_files(pack: str | os.PathLike[str], table: str) -> list[str]:
 # All of it is a user's, and believed as little as any text that a program prints.
 
 SOURCES = ("python", "mlflow", "wandb")
-_START = late_pattern(r"([0-9]{4,})\.([0-9]+)", re.ASCII)
+_START = late_pattern(r"(?a)([0-9]{4,})\.([0-9]+)")
 _FILES_MOST = 256
 """Processes of one start that are looked at."""
 _METRICS_BYTES_MOST = 1 << 16
@@ -414,7 +412,7 @@ def read_mail_text(pack: Path) -> str:
 # The instrument notes them in the directory of a member's start, which is gone when the pack has
 # ended; the runner takes them into the pack's own directory.
 
-_RUN = late_pattern(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_RUN = late_pattern(r"(?a)[A-Za-z0-9_.-]{1,128}")
 _LINES_MOST = 10_000
 _RUNS_BYTES_MOST = 1 << 20
 

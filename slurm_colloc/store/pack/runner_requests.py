@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, field, replace
+from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.measured_curve import CurvePoint, DegreeDecision, DegreeState, RateAlone
 from slurm_colloc.model.member import is_known
 from slurm_colloc.store.atomic_files import make_directory, write_json

@@ -12,13 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_dataclasses import asdict, dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.member import EndCause, ExitRecord, MemberState, choose_plain_cause
 from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_bytes, write_json
 from slurm_colloc.store.pack.inbox import format_number
@@ -28,7 +26,7 @@ from slurm_colloc.store.record_files import read_record
 
 EVIDENCE = "its wrapper wrote how it ended when no runner was there to note it"
 
-_RUN_FILE = late_pattern(r"run\.(\d+)\.(\d+)\.(?:started|exit)", re.ASCII)
+_RUN_FILE = late_pattern(r"(?a)run\.(\d+)\.(\d+)\.(?:started|exit)")
 
 
 def find_written_end(

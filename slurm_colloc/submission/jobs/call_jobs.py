@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.job_ids import ArraySpec, parse_array
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.result_metrics import parse_metrics
 from slurm_colloc.model.sbatch.job_values import compute_captured
 from slurm_colloc.model.sbatch.quantities import (

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, field, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern, replace
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.sbatch.job_values import (
     MailRequest,
@@ -190,7 +189,7 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
 
 FAST = "fast"
 """The value of `--priority` that is csub's; sbatch takes a number or TOP."""
-_OF_SLURM = late_pattern(r"[+-]?\d+|TOP", re.ASCII | re.IGNORECASE)
+_OF_SLURM = late_pattern(r"(?ai)[+-]?\d+|TOP")
 
 
 def stays_fast(options: Options) -> bool:

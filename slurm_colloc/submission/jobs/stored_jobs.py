@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.quantities import (
     parse_gpu_memory_mb,

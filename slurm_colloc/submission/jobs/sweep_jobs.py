@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import check_parameter_name, check_parameter_value, find_equal_variables
-from slurm_colloc.model.late_dataclasses import dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.options import (
     COMMAND_LINE,
@@ -48,8 +46,8 @@ from slurm_colloc.submission.jobs.table_formats import (
 )
 
 _BEFORE_THE_SCRIPT = ("--zip", "--sample", "--from", "--dry-run")
-_ASSIGNED = late_pattern(r"(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.ASCII | re.DOTALL)
-_FLAG = late_pattern(r"--?([A-Za-z_][A-Za-z0-9_.-]*)", re.ASCII)
+_ASSIGNED = late_pattern(r"(?as)(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
+_FLAG = late_pattern(r"(?a)--?([A-Za-z_][A-Za-z0-9_.-]*)")
 
 
 @dataclass(frozen=True)

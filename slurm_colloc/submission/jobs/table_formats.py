@@ -25,8 +25,7 @@ from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Parameters
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.printable import cut
 from slurm_colloc.submission.jobs.call_jobs import JOBS_MOST
 
@@ -99,7 +98,7 @@ MANY = 500
 are elements of one, with numbers that no member has, and there would be none left."""
 FIRST_OF_MANY = 10_001
 
-_RANGE = late_pattern(r"(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
+_RANGE = late_pattern(r"(?a)(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?")
 _OPENING, _CLOSING = "([{", ")]}"
 
 

@@ -18,8 +18,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 from slurm_colloc.slurm.options import Argument, Concern, Given, Option, Options, ParsedLine
@@ -39,7 +38,7 @@ from slurm_colloc.submission.jobs.table_formats import ParameterSetting
 _RUNS = ("script", "command", "arguments")
 _SHORT = {"args": "arguments"}
 _YES, _NO = frozenset({"true", "yes", "1", "on"}), frozenset({"false", "no", "0", "off"})
-_DIRECTIVE = late_pattern(r"#\s*DISBATCH\s+(\w+)\s*(.*)", re.ASCII)
+_DIRECTIVE = late_pattern(r"(?a)#\s*DISBATCH\s+(\w+)\s*(.*)")
 
 _OPTIONS: Mapping[str, Option] = {
     option.name: option for option in (*SBATCH_OPTIONS, *OWN_OPTIONS)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode

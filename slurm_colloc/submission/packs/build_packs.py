@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
-from slurm_colloc.model.late_dataclasses import dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.model.sbatch.job_values import add_condition, expand_array_id
@@ -190,9 +188,7 @@ WORTH_IT = 0.9
 _MINUTE_S = 60
 """Slurm counts time limits in whole minutes, and rounds up."""
 _LOCK_WAIT_S = 1.0
-_REFUSED_ELEMENT = late_pattern(
-    r"^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$", re.ASCII | re.MULTILINE
-)
+_REFUSED_ELEMENT = late_pattern(r"(?am)^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$")
 
 
 def choose_requests(batch: Batch) -> list[list[PackRequest | None]]:

@@ -19,8 +19,7 @@ from slurm_colloc.model.comment_token import (
     append_token,
     parse_token,
 )
-from slurm_colloc.model.late_dataclasses import dataclass, replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
 from slurm_colloc.model.sbatch.job_values import join_conditions
 from slurm_colloc.settings import Settings

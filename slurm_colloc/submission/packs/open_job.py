@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused
-from slurm_colloc.model.late_dataclasses import replace
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
 from slurm_colloc.model.sbatch.quantities import format_time_limit, parse_host_memory_mb
 from slurm_colloc.planning.billing import compute_billing, read_billing_rule

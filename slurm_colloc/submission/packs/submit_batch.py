@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass
-from slurm_colloc.model.late_patterns import late_pattern
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.sbatch.job_values import remove_member_variables
 from slurm_colloc.model.sbatch.quantities import format_members

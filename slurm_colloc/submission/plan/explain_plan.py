@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import replace
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Capacity, Plan
 from slurm_colloc.planning.explain.explanation import (
     PackExplanation,

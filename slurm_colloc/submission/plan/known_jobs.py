@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_dataclasses import dataclass, fields, replace
+from slurm_colloc.model.late_definitions import dataclass, fields, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.usage_profile import (

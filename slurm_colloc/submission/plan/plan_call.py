@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measurement import PROBE_TIME_S, may_be_measured
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import NoPackPossible, SlurmUnreachable
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.model.sbatch.quantities import format_time_limit
 from slurm_colloc.settings import Settings

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, QosTable, UserLimits
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.comment_token import is_of_submission
-from slurm_colloc.model.late_dataclasses import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.settings import Settings

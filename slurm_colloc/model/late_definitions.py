@@ -1,4 +1,4 @@
-"""Dataclasses that are quick to define, for their methods come with the first instance.
+"""Dataclasses and regular expressions that are quick to define: they are made at their first use.
 
 `dataclasses.dataclass` writes the source of up to six methods for each class and compiles it, for
 about a millisecond. A command loads more than a hundred classes and makes instances of a few. Here
@@ -9,6 +9,7 @@ are fields, and what is said of them, `dataclasses` decides.
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from _thread import RLock
 from collections.abc import Callable
@@ -28,30 +29,33 @@ class _LateModule(ModuleType):
 
 # `dataclasses` has it for classes without a docstring; loading it takes longer than Python's start.
 _given = sys.modules.setdefault("inspect", _LateModule("inspect"))
-import dataclasses  # noqa: E402
-from dataclasses import (  # noqa: E402
-    KW_ONLY,
-    MISSING,
-    Field,
-    FrozenInstanceError,
-    asdict,
-    field,
-    fields,
-    is_dataclass,
-    replace,
-)
+import dataclasses
+from dataclasses import KW_ONLY, MISSING, Field, asdict, field, fields, is_dataclass, replace
 
 if isinstance(_given, _LateModule):
     sys.modules.pop("inspect", None)
 
 __all__ = [
     "KW_ONLY", "MISSING", "Field", "asdict", "dataclass", "field", "fields", "is_dataclass",
-    "replace",
+    "late_pattern", "replace",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
+    from re import compile as late_pattern
 else:
+
+    class late_pattern:  # noqa: N801 - it is called like a function
+        """As `re.compile`: a command loads a hundred regular expressions, and uses ten of them."""
+
+        def __init__(self, text: str) -> None:
+            self._text = text
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(re.compile(self._text), name)
+            # It is found at once from now on.
+            setattr(self, name, found)
+            return found
 
     def dataclass(kind: type | None = None, /, **options: bool) -> Any:
         """As `dataclasses.dataclass`: the class gets its `__init__` with its first instance."""
@@ -77,7 +81,6 @@ else:
 
 
 _FIELDS = "__dataclass_fields__"
-_COMPARE = "__dataclass_compare__"
 _AT_ONCE = frozenset({"slots", "unsafe_hash", "__init__", "__eq__", "__hash__"})
 """Options and methods of a class that is left to `dataclasses`."""
 _WRITING = RLock()
@@ -105,7 +108,7 @@ class _Fields:
                 names = [one.name for one in fields(written) if one.compare]
                 # Of a single name it would give no tuple.
                 values = operator.attrgetter(*names, *names[:1]) if names else type
-                setattr(written, _COMPARE, values)
+                written.__dataclass_compare__ = values
                 # Until here another thread waits in the one that stands for it.
                 written.__init__ = _write_init(written)
         return getattr(kind, _FIELDS)
@@ -141,13 +144,13 @@ def _hash(self: Any) -> int:
 def _set(self: Any, name: str, value: object) -> None:
     kind = type(self)
     if _FIELDS in vars(kind) or name in getattr(kind, _FIELDS):
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
     # A class that is derived may have more.
     object.__setattr__(self, name, value)
 
 
 def _delete(_self: Any, name: str) -> None:
-    raise FrozenInstanceError(f"cannot delete field {name!r}")
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 def _build_comparison(compare: Callable[[Any, Any], bool]) -> Any:
