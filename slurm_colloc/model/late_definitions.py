@@ -154,11 +154,11 @@ def _delete(_self: Any, name: str) -> None:
 
 
 def _build_comparison(compare: Callable[[Any, Any], bool]) -> Any:
-    def method(self: Any, other: Any) -> bool:
+    def method(self: Any, other: Any) -> Any:
         if other.__class__ is not self.__class__:
             return NotImplemented
         values = self.__dataclass_compare__
-        return bool(compare(values(self), values(other)))
+        return compare(values(self), values(other))
 
     return method
 
