@@ -27,7 +27,6 @@ from benchmarks.measuring import (
     describe_machine,
     render_markdown,
     render_plain,
-    write_markdown,
 )
 from benchmarks.own_jobs import measure_own_jobs
 from benchmarks.planning import measure_planning
@@ -127,7 +126,7 @@ def main() -> None:
         parts.append(render_markdown(section))
     print(f"{time.monotonic() - begun:.0f} s in all, {describe_load()} at the end")
     if arguments.markdown:
-        write_markdown(arguments.markdown, "\n".join(parts))
+        arguments.markdown.write_text("\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,6 @@ from pathlib import Path
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc_lab.sandbox.installation import find_installation
 
-MARK_BEGIN = "<!-- measured: begin -->"
-MARK_END = "<!-- measured: end -->"
-
 _ROOT = Path(__file__).resolve().parents[1]
 
 HEADER = ("what", "target", "median", "quartiles", "runs", "ratio", "command")
@@ -247,17 +244,8 @@ def render_plain(section: Section) -> str:
 
 
 def render_markdown(section: Section) -> str:
-    """The table for docs/benchmarks.md."""
+    """The table in Markdown."""
     rows = [section.header, tuple("---" for _ in section.header), *section.rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     notes = [f"- {note}" for note in section.notes]
     return "\n".join([f"### {section.title}", "", *lines, *([""] if notes else []), *notes]) + "\n"
-
-
-def write_markdown(path: Path, text: str) -> None:
-    """Write a file, or only what lies between the two marks where the file has them."""
-    old = path.read_text() if path.exists() else ""
-    begin, end = old.find(MARK_BEGIN), old.find(MARK_END)
-    if 0 <= begin < end:
-        text = f"{old[: begin + len(MARK_BEGIN)]}\n\n{text}\n{old[end:]}"
-    path.write_text(text)

@@ -13,10 +13,10 @@ from slurm_colloc import __version__
 from slurm_colloc.cli import arguments
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where
 from slurm_colloc.cli.command_groups import list_extensions, list_groups, render_help
-from slurm_colloc.cli.selection import choose
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.extensions import COMMANDS
+from slurm_colloc.session.selection import choose
+from slurm_colloc.session.session import Session, note, say
 
 
 class GroupedCommands(TyperGroup):
@@ -51,7 +51,7 @@ def cancel(
     ] = False,
 ) -> None:
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.session import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
     sys.exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
@@ -79,7 +79,7 @@ def requeue(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.session import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
     sys.exit(cancel_and_requeue.requeue(Session.open_own(), choice))

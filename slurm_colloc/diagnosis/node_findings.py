@@ -1,4 +1,4 @@
-"""What the tiny job tells of its node, judged; pure. The GPU stands in diagnosis.gpu_findings.
+"""What the tiny job tells of its node, judged; pure.
 
 Also: what the node tells of its GPU, MPS and root's hooks, judged.
 """
@@ -239,7 +239,7 @@ def judge_hooks(seen: Examination) -> Finding:
 
 
 # ----
-# What the tiny job tells of its node, judged; pure. The GPU stands in diagnosis.gpu_findings.
+# What the tiny job tells of its node, judged; pure.
 
 _OLDEST_PYTHON = (3, 11)
 _LITTLE_MB = 1024

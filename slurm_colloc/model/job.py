@@ -89,7 +89,7 @@ class Job:
         stays_fast: Its neighbours stand back for it (`--priority=fast`).
         max_slowdown: How much slower than alone it may get, 1 or more (`--max-slowdown`); None
             where the policy decides.
-        parameters: What tells it from the others of its sweep or table, see model.parameters.
+        parameters: What tells it from the others of its sweep or table.
         row: The row of a table that it is, see submission.jobs.table_rows; empty for none.
         retries: How often it is started again where it fails (`--retries`).
         retry_of: The member of its submission that it tries again, `4711/3`; empty for none.

@@ -24,7 +24,7 @@ from slurm_colloc.model.measured_curve import CurvePoint
 WINDOW_S = 1.0
 SETTLE_S = 0.3
 """From the moment in which members are paused or go on until a window begins: kernels that were
-launched before are done by then (measured on an H100, docs/benchmarks.md)."""
+launched before are done by then (measured on an H100, docs/decisions/0029)."""
 
 
 @dataclass(frozen=True)

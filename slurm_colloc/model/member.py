@@ -136,8 +136,8 @@ class MemberId:
 
 
 GUESTS_FROM = 100_000_000
-"""The first number in a pack that is none of its own submission's (store.pack.member_home): Slurm's
-tasks end at 4,000,000."""
+"""The first number in a pack that is none of its own submission's (store.pack.member_states):
+Slurm's tasks end at 4,000,000."""
 
 
 def is_guest(number: int) -> bool:

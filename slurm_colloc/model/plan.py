@@ -242,7 +242,7 @@ class Rule(enum.StrEnum):
 
 
 OWN_RULES = frozenset({Rule.CSUB, Rule.FIRST_FIT})
-"""Those that csub has without slurm-colloc-lab (planning.other_rules)."""
+"""Those that csub has without slurm-colloc-lab (planning.known_packs)."""
 
 
 class PeakSource(enum.StrEnum):
@@ -347,7 +347,7 @@ class Policy:
             stretched by it.
         running_limit: `%limit` of an array: members that run at the same time over all packs.
         mode: Sharing mode of packs with a degree above 1.
-        share: What `--share` asked for, as text; see model.share_request.
+        share: What `--share` asked for, as text; see model.job.
         start_margin_s: Time that a pack asks for on top, for starting and ending.
         pack_time_max_s: The site's cap on a pack's time limit; None for no cap.
         monitor_mb: Host memory that a pack asks for on top, for what watches it.

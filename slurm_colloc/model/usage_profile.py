@@ -68,7 +68,7 @@ class Observation:
     memory of the fullest.
 
     Attributes:
-        signature: Of its job (store.learned.faults.compute_signature).
+        signature: Of its job (store.learned.profiles.compute_signature).
         family: That of its script, whatever the arguments.
         kind: The same without numbers among the arguments.
         name: Its job name.

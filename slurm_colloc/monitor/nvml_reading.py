@@ -57,7 +57,7 @@ class NvmlReader:
     """Reads GPUs, and finds them again after they, or NVML, were away.
 
     Args:
-        choose: Names the pack's GPUs where the caller names none; see host.nvml.nvml_answer.
+        choose: Names the pack's GPUs where the caller names none; see host.nvml.nvml_query.
         capabilities: Where what works is written down.
     """
 

@@ -39,7 +39,7 @@ from slurm_colloc.planning.hard_limits import (
 # From its usage profile, for the model of contention.
 
 _RELATIVE_SPREAD = 0.05
-"""By how much a relative may differ: those that differ by 10 % (model.usage.profile) tell
+"""By how much a relative may differ: those that differ by 10 % (model.usage_profile) tell
 nothing, so this is a standard deviation of what is left."""
 _BORROWED_MARGIN = 2.0
 """How much wider the margin is with another GPU's figures."""

@@ -216,7 +216,7 @@ def predict_pack(
 
     Returns:
         Each member's slowdown while all run, and seconds until the last ends, as
-        planning.predict.pack_duration has it; None where a load or the model is unknown.
+        planning.predict.sharing_ways has it; None where a load or the model is unknown.
     """
     slowdowns = predict_setting(subjects, setting, calibration)
     if slowdowns is None:

@@ -2,8 +2,6 @@
 
 Also: what a report says of single members after its first sentence: who waits, failed, moved; what
 sharing a GPU brought, defined once for whole packs and for some of their members.
-
-The gain is that of report.sharing_gain.
 """
 
 from __future__ import annotations

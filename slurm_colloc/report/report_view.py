@@ -163,7 +163,7 @@ def render_reports(
         width: Columns of the terminal.
         detail: Tell all figures of each pack, too.
         styled: Heads may be bold.
-        best: By which result members are ordered, see report.best_members.
+        best: By which result members are ordered.
 
     Raises:
         UsageProblem: No member has that result.
@@ -204,7 +204,7 @@ def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
 
     Args:
         found: Their packs.
-        best: By which result, see report.best_members.
+        best: By which result.
 
     Raises:
         UsageProblem: No member has that result.

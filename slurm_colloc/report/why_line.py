@@ -223,7 +223,7 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
         needs = describe_request(facts.fields)
         said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
     elif word == "Dependency" and read_dependency(member.reason):
-        # Slurm waits for the pack of a member, see model.sbatch.dependency.
+        # Slurm waits for the pack of a member, see model.sbatch.job_values.
         said = f"waits for {read_dependency(member.reason)} (Dependency)"
     elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
         said = f"waits for {facts.fields['Dependency']} (Dependency)"

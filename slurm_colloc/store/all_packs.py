@@ -9,7 +9,7 @@ removing packs that are over, so that the state stays small; a kill at any momen
 <state>/jobs/<job id>.takers/<pack id>   packs of other submissions that may have members of it
 <state>/making/              packs that are being written
 <state>/script.*.json        the batch script as it was rendered last, see
-submission.packs.batch_script
+submission.packs.submit_batch
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ upgrade. So a record is read by these rules, whichever version wrote it:
 - what is missing has the default of its field. A field without one has been written since the
   first version and stays, so a new field always has a default (tests/store/test_versions.py);
 - a word that an enumeration here lacks stands for the default of its field; where the field has
-  none it is kept and shown as it is (model.recorded_words); in a list it is left out;
+  none it is kept and shown as it is (model.member); in a list it is left out;
 - anything else that does not fit makes this one record a damaged one, and says which field.
 """
 

@@ -1,7 +1,8 @@
 """The test bed of the MPS suite: one node with the real GPU, an ordinary user, and what is written.
 
 With CSUB_GPU_SIMULATED=1 the GPU is the sandbox's simulated one and programs are stand-ins: that
-tries the suite itself, and its figures mean nothing.
+tries the suite itself, and its figures mean nothing. CSUB_GPU_LANE=2/4 takes the third of the
+host's GPUs and the third quarter of its cores, so that four runs share a host.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -25,7 +28,9 @@ from slurm_colloc.host.nvml import nvml_child
 from slurm_colloc.host.system.directories import BASES, PREFIX
 from slurm_colloc.host.system.node_processes import list_processes, read_uid
 from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc_lab.sandbox import sandbox_files, sandbox_gpus
 from slurm_colloc_lab.sandbox.cluster import Sandbox
+from slurm_colloc_lab.sandbox.slurm_conf import ClusterPlan, render_cgroup_conf
 
 from ..cluster.conftest import CsubUser, can_reach_checkout, running_sandbox, user_of
 from .driver_use import read_settings
@@ -37,6 +42,30 @@ GONE_WITHIN_S = 30.0
 def read_number(name: str, default: float) -> float:
     """A size of the suite that the environment may change."""
     return float(os.environ.get(name, default))
+
+
+LANE, _, LANES = os.environ.get("CSUB_GPU_LANE", "").partition("/")
+"""Which of how many parts of the host is this run's; empty for all of it."""
+
+
+SHOW_PLACE = """
+import ctypes, json, os, sys
+cuda, device, uuid = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0)
+assert not cuda.cuDeviceGetUuid(uuid, device)
+print(bytes(uuid).hex(), json.dumps(sorted(os.sched_getaffinity(0))))
+print({k: v for k, v in os.environ.items() if "CUDA" in k or "GPU" in k}, file=sys.stderr)
+"""
+
+
+def take_lane() -> list[int]:
+    """This process's cores from now on, those of its lane where there are lanes."""
+    cores = sorted(os.sched_getaffinity(0))
+    if LANES:
+        share = len(cores) // int(LANES)
+        cores = cores[share * int(LANE) : share * (int(LANE) + 1)]
+        os.sched_setaffinity(0, cores)
+    return cores
 
 
 @dataclass(frozen=True)
@@ -163,7 +192,7 @@ class Bed:
         )
         answer = json.loads(ended.stdout.splitlines()[-1])
         assert not answer["problem"], answer["problem"]
-        gpu: dict[str, Any] = answer["gpus"][0]
+        gpu: dict[str, Any] = answer["gpus"][0 if self.is_simulated else int(LANE or 0)]
         return {**gpu, "driver_version": answer["driver_version"]}
 
     def read_gpu_state(self) -> dict[str, Any]:
@@ -259,6 +288,45 @@ def _read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
+def write_task_prolog() -> Path:
+    """A script that names this lane's GPU to each job: Slurm numbers those that it has from 0."""
+    path = Path(tempfile.mkdtemp(dir="/var/tmp")) / "task_prolog.sh"
+    names = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+    path.write_text("#!/bin/sh\n" + "".join(f"echo export {name}={LANE}\n" for name in names))
+    for each, mode in ((path.parent, 0o755), (path, 0o755)):
+        each.chmod(mode)
+    return path
+
+
+def check_lane(bed: Bed, cores: list[int]) -> None:
+    """See that a job has this lane's GPU and cores: others would measure each other."""
+    ended = bed.user.run(["srun", "--gres=gpu:1", sys.executable, "-c", SHOW_PLACE])
+    uuid, used = ended.stdout.split(maxsplit=1)
+    assert uuid == bed.gpu_before["uuid"].removeprefix("GPU-").replace("-", ""), ended
+    assert json.loads(used) == cores, ended
+
+
+@contextlib.contextmanager
+def choosing_gpu() -> Iterator[None]:
+    """Sandboxes that are made in it have the GPU and the cores of this lane alone."""
+    if not LANES:
+        yield
+        return
+    chosen = sandbox_gpus.find_real_gpus()[int(LANE) : int(LANE) + 1]
+
+    def render(plan: ClusterPlan) -> str:
+        text = render_cgroup_conf(plan)
+        for what in ("Cores", "Devices"):
+            text = text.replace(f"Constrain{what}=yes", f"Constrain{what}=no")
+        return text
+
+    with (
+        mock.patch.object(sandbox_gpus, "find_real_gpus", return_value=chosen),
+        mock.patch.object(sandbox_files, "render_cgroup_conf", render),
+    ):
+        yield
+
+
 @contextlib.contextmanager
 def running_bed(
     make: Callable[..., contextlib.AbstractContextManager[Sandbox]] = running_sandbox,
@@ -272,11 +340,20 @@ def running_bed(
     if not is_simulated and not Path("/dev/nvidia0").exists():
         pytest.skip("needs an NVIDIA GPU")
     out = Path(os.environ.get("GPU_SUITE_OUT", "/tmp"))
+    cores = take_lane()
+    if LANES:
+        # Slurm would bind the steps of each lane to the same first cores.
+        extra = (
+            f"FirstJobId={2001 + 1000 * int(LANE)}",
+            "TaskPlugin=task/cgroup",
+            f"TaskProlog={write_task_prolog()}",
+        )
+        changes = {"extra_conf": extra, **changes}
     settings = {
         "nodes": 1,
         "gpus_per_node": 1,
         # Simulated work needs no CPUs to speak of.
-        "cpus_per_node": 16 if is_simulated else os.cpu_count(),
+        "cpus_per_node": 16 if is_simulated else len(cores),
         "host_memory_mb_per_node": 64000,
         "fake_gpus": is_simulated,
         "simgpu": is_simulated,
@@ -287,9 +364,15 @@ def running_bed(
     try:
         if not can_reach_checkout(name):
             pytest.fail(f"an ordinary user cannot use {sys.executable} with this checkout")
-        with make(**settings) as sandbox, user_of(sandbox, name) as user:
+        with (
+            choosing_gpu(),
+            make(**settings) as sandbox,
+            user_of(sandbox, name) as user,
+        ):
             bed = Bed(sandbox, user, out, is_simulated, archive)
             bed.gpu_before = bed.read_gpu_state()
+            if LANES and not is_simulated:
+                check_lane(bed, cores)
             try:
                 yield bed
             finally:

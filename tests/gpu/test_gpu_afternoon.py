@@ -96,7 +96,8 @@ def run_wrapper(bed: Bed, run: str) -> dict[str, Any]:
     lines.append("date +%s.%N >$1.end")
     wrapper, mark = bed.user.home / f"{run}.wrapper", bed.user.home / run
     wrapper.write_text("\n".join(lines) + "\n")
-    words = ["sbatch", "--gres=gpu:1", f"-c{os.cpu_count()}", "--mem=110G", "--time=20"]
+    cores = len(os.sched_getaffinity(0))
+    words = ["sbatch", "--gres=gpu:1", f"-c{cores}", "--mem=110G", "--time=20"]
     bed.user.run([*words, "--output=/dev/null", str(wrapper), str(mark)])
     end = Path(f"{mark}.end")
     bed.wait(end.exists, f"{run} has ended", patience_s=500)

@@ -1,6 +1,6 @@
 """Twenty situations that a report has to tell of, from recordings and from packs made for it.
 
-`python -m tests.report.situations` writes docs/report-situations.md: what the report says of each.
+`python -m tests.report.situations` writes situations.md next to this: what the report says of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..recordings.replaying import Replay
 from .generated import T0, Truth, make_pack
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "report-situations.md"
+DOCUMENT = ROOT / "tests" / "report" / "situations.md"
 
 _LENGTH_S = 24.0
 _ALONE = 20.0
@@ -51,9 +51,9 @@ class Situation:
 _HEAD = """\
 # What a report says of 22 situations
 
-The first sentence of `csub report` and of its page, and the notes below it, for packs that were
-recorded on an H200 or made for this (`tests/report/situations.py`, which writes this page; a test
-compares them).
+For researchers: the first sentence of `csub report` and of its page, and the notes below it, for
+packs that were recorded on an H200 or made for this (`tests/report/situations.py`, which writes
+this page; a test compares them).
 """
 
 
@@ -330,7 +330,7 @@ def describe(situation: Situation, folder: Path) -> tuple[str, list[str]]:
 
 
 def build_document() -> str:
-    """docs/report-situations.md."""
+    """The text of situations.md."""
     lines = [*_HEAD.splitlines(), ""]
     for situation in SITUATIONS.values():
         with tempfile.TemporaryDirectory() as folder:

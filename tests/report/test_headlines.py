@@ -18,7 +18,7 @@ from slurm_colloc.report.words.report_sentences import WORDS, find_word
 from slurm_colloc.report.words.state_meanings import explain_word
 
 from .generated import Truth, make_pack
-from .situations import DOCUMENT, SITUATIONS, build_document, describe, is_there, make_summary
+from .situations import DOCUMENT, ROOT, SITUATIONS, build_document, describe, is_there, make_summary
 
 
 @pytest.mark.skipif(
@@ -30,7 +30,7 @@ def test_the_document_has_what_is_said_of_each_situation() -> None:
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
-    text = (DOCUMENT.parent / "report.md").read_text()
+    text = (ROOT / "docs" / "report.md").read_text()
     shown = text.partition("$ csub report 54\n")[2].partition("```")[0]
     sources = SITUATIONS["slower than the bound"].make(tmp_path)
     assert shown == render_reports([(source.summary, None) for source in sources], 120)

@@ -436,7 +436,7 @@ def list_keys(value: object) -> set[str]:
 def test_every_field_of_the_summary_is_described(tmp_path: Path) -> None:
     truths = [Truth(1, 0, 100, lambda at: 20 if at < 60 else 12), Truth(2, 60, 100, lambda _: 9)]
     summary = build_summary(make_pack(tmp_path, truths), tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
     # What the monitor could not read is named by the monitor.
     del summary["coverage"]["not_readable"]["nvlink_tx_mib_s"]
     assert [key for key in sorted(list_keys(summary)) if f"`{key}`" not in text] == []

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.selection import Choice, choose
-from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.sbatch.quantities import parse_age_s
@@ -21,6 +19,8 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import Found, LineFormat, build_json
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
+from slurm_colloc.session.selection import Choice, choose
+from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
 
 if TYPE_CHECKING:
     from slurm_colloc.cli.arguments import (

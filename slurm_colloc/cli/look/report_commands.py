@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.look.queue_and_history import DEFAULT_AGE, parse_age
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import LAST
@@ -29,6 +27,8 @@ from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
 from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
@@ -225,8 +225,8 @@ def write_report(pack: Path) -> int:
     Returns:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
-    from slurm_colloc.cli.await_summaries import finish_pack
     from slurm_colloc.report.submission_mail import write_submission_mail
+    from slurm_colloc.session.await_summaries import finish_pack
 
     settings = Settings()
     # Wrong settings are told by every command that reads; here they cost no summary.

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, describe_damaged, note, say
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.late_definitions import dataclass
@@ -47,6 +45,8 @@ from slurm_colloc.report.terminal_tables import (
 )
 from slurm_colloc.report.words.report_sentences import say_attribution
 from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, describe_damaged, note, say
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.pack.member_states import PARKED
 

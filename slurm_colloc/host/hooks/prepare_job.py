@@ -3,7 +3,7 @@
 Also: preparing MPS for a job as root: the daemon is the job's user's, the files around it are
 root's.
 
-Every step is written down before it is done, so that `host.hooks.undo_checkpoint` can take it back
+Every step is written down before it is done, so that `host.hooks.epilog` can take it back
 whenever this process is killed. What cannot be had is said to the job in setup.json, and the job
 starts without.
 """

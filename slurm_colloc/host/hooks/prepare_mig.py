@@ -1,7 +1,7 @@
 """Dividing a job's GPUs by MIG as root: judged whole before anything is changed.
 
 The checkpoint has all that is going to be made before the first call, so that
-`host.hooks.undo_checkpoint` can take it back whenever this process is killed.
+`host.hooks.epilog` can take it back whenever this process is killed.
 """
 
 from __future__ import annotations

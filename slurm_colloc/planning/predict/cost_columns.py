@@ -365,7 +365,7 @@ class Columns:
             yield part, kinds, self._price_chunk(kinds, taken, thorough=thorough)
 
     def _find_legal(self, rows: Array, sizes: Array) -> Array:
-        """Which packs keep the hard limits; see planning.limits.hard_limits."""
+        """Which packs keep the hard limits; see planning.hard_limits."""
         limits = self._pricing.limits
         taken = np.arange(rows.shape[1]) < sizes[:, np.newaxis]
         legal = ~self._unknown[rows].any(axis=1)

@@ -99,7 +99,7 @@ class _Subsets:
         return costs
 
     def _find_legal(self) -> Array:
-        """Which subsets of two or more keep the hard limits; see planning.limits.hard_limits."""
+        """Which subsets of two or more keep the hard limits; see planning.hard_limits."""
         limits = self._pricing.limits
         legal = self.sizes >= 2
         sums = (

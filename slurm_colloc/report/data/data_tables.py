@@ -211,7 +211,7 @@ def render_csv(found: Chosen, best: str = "") -> str:
 
     Args:
         found: Summaries, and the numbers of the members of each to show; None for all.
-        best: By which result, see report.best_members.
+        best: By which result, see report.report_view.
 
     Raises:
         UsageProblem: No member has that result.

@@ -283,7 +283,7 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
     Args:
         sources: Its packs, at least one.
         user: Whose it is; empty where that is not known.
-        best: By which result members are ordered, see report.best_members.
+        best: By which result members are ordered, see report.report_view.
 
     Raises:
         StateError: The samples cannot be read at all.

@@ -1,4 +1,4 @@
-"""A member's part of summary.json; docs/report.md describes the fields.
+"""A member's part of summary.json; docs/json.md describes the fields.
 
 Also: which job a member was, where it ran and how it ended, as summary.json has it; the results of
 members, such as their loss: printed, reported by Python, or logged to a tracker.
@@ -46,7 +46,7 @@ from slurm_colloc.store.pack.report_files import Metrics, read_metrics, read_own
 
 
 def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
-    """What tells a member from others; docs/report.md has the fields.
+    """What tells a member from others; docs/json.md has the fields.
 
     Args:
         view: Its pack.
@@ -73,7 +73,7 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
     }
 
 
-# ---- A member's part of summary.json; docs/report.md describes the fields ------------------------
+# ---- A member's part of summary.json; docs/json.md describes the fields -------------------------
 
 
 def _find_start(member: MemberRun) -> float | None:

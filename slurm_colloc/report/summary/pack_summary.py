@@ -1,6 +1,6 @@
-"""summary.json: all figures of one pack; docs/report.md describes every field and formula.
+"""summary.json: all figures of one pack; fields in docs/json.md, formulas in docs/report.md.
 
-Also: each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/report.md;
+Also: each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/json.md;
 what a pack that was open for others asked for and its members did not: part of summary.json.
 """
 
@@ -38,7 +38,7 @@ from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack.report_files import GPU_METRICS, report_directory
 
 # ----
-# Each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/report.md.
+# Each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/json.md.
 
 _COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
 _BUSY = ("sm_active", "utilization")
@@ -189,7 +189,7 @@ def _add(parts: Iterable[tuple[float | None, float]]) -> float | None:
     return total
 
 
-# ---- summary.json: all figures of one pack; docs/report.md describes every field and formula -----
+# ---- summary.json: all figures of a pack; fields in docs/json.md, formulas in docs/report.md -----
 
 _GAPS_MOST = 50
 

@@ -1,4 +1,4 @@
-"""What sharing gained or cost: the pack's part of summary.json; docs/report.md has the fields."""
+"""What sharing gained or cost: the pack's part of summary.json; docs/json.md has the fields."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class MemberStarter:
         launch_file = f"{member.prefix}.launch"
         write_atomic(launch_file, json.dumps(launch).encode())
         if is_held(self._pack, member.number):
-            # See store.pack.member_holds: csub has held it before it could see this file.
+            # See store.pack.member_states: csub has held it before it could see this file.
             return False
         argv = build_wrapper_argv(sys.executable, launch_file)
         outer = self._allocation.own_environment

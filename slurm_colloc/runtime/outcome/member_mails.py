@@ -4,7 +4,7 @@ Also: what stands in the mails of members that have ended; harmless in any mail 
 mails: the site's MailProg is run on this node, as the user.
 
 A pack's Slurm job has no `--mail-type`. The site's MailProg gets the arguments and variables that
-slurmctld gives it; runtime.outcome.send_mail runs it.
+slurmctld gives it.
 """
 
 from __future__ import annotations

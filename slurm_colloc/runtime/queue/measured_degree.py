@@ -1,7 +1,7 @@
 """How many members of a pack run at once: measured by pausing them, as soon as they have settled.
 
 All that surely fit start together. Then windows are measured in which a part of them runs; the best
-degree (model.degree.measurement) goes on, and the others are parked: paused, until a place is free.
+degree (model.measurement) goes on, and the others are parked: paused, until a place is free.
 """
 
 from __future__ import annotations

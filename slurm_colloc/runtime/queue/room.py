@@ -1,6 +1,6 @@
 """The figures of a place: what is left of GPU memory, host memory and time for one more member.
 
-What is reserved for a member is its part at the start (planning.gpu_memory_parts), and once it has
+What is reserved for a member is its part at the start (planning.hard_limits), and once it has
 settled what its process takes, with a margin. The limit that it was started with stays.
 """
 

@@ -5,7 +5,7 @@ packs that have room share, or from one that runs and has found out that it cann
 set that others of its Slurm job keep also takes from a set of another job that runs, until both
 have as many.
 Other submissions asked Slurm for the same, and both have allowed it (planning.join.same_kind). See
-store.pack.take_over for how a member moves.
+store.pack.inbox for how a member moves.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ A number is claimed by `mkdir members/NNNN`. The member enters by renaming its f
 into `inbox/`; the runner takes it by renaming it to `members/NNNN/taken`, and begins its first
 start by renaming that to `begun`; the pack is closed by `rmdir inbox`, which fails while anything
 is in it. An entry is therefore in exactly one place at any moment, and after the inbox is gone no
-member can enter or be taken any more. Before it begins another pack may take it over
-(store.pack.take_over).
+member can enter or be taken any more. Before it begins another pack may take it over.
 
 A rename over NFS may answer ENOENT although it was done (the answer was lost and the request
 repeated), so after a failure each side looks where its own file is.
@@ -193,7 +192,7 @@ def close(pack: str, fs: DirectoryOperations = REAL) -> bool:
 # the taker's. Its directory follows by a second rename, after which the taker accepts it:
 # `over.PACK` becomes `taken`. A number is given once in a whole submission, so nothing is in its
 # way there. A member of another submission gets a number of its own in the taker
-# (store.pack.member_home), which the mark carries: `over.PACK=MMMM`, and its directory there is
+# (store.pack.member_states), which the mark carries: `over.PACK=MMMM`, and its directory there is
 # `members/MMMM`.
 #
 # What a crash leaves between the steps only ever goes on in the same direction, and any process may

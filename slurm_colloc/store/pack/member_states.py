@@ -125,7 +125,7 @@ class StateRecord:
         wall_limit_s: Its wall-clock limit; None for none.
         reason: Why it is in this state, for people.
         gpu: How it was put on the GPU; None before its first start, and where it has no GPU.
-        cause: The class of its end (model.end_causes.EndCause); empty before that, and where its
+        cause: The class of its end (model.member.EndCause); empty before that, and where its
             state
             and exit code say all.
         evidence: What that class rests on, a line each.

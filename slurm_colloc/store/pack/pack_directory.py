@@ -47,7 +47,7 @@ class PackRecord:
         created_at: Seconds since the epoch.
         name: Name of the Slurm job.
         mode: Planned sharing mode.
-        share: What `--share` asked for, as text; see model.share_request.
+        share: What `--share` asked for, as text; see model.job.
         degree: Members that run at the same time, at most. Those above its own number are places
             for members of other packs of the submission.
         request: What was asked of Slurm; None for a job alone.

@@ -117,7 +117,7 @@ def build_options(
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     wait = find_wait(batch.elements[0])
     if wait is not None:
-        # Slurm knows no members: see model.sbatch.dependency.
+        # Slurm knows no members: see model.sbatch.job_values.
         group["dependency"] = wait
     if after_job:
         group["dependency"] = add_condition(group.get("dependency", ""), f"afterany:{after_job}")

@@ -2,8 +2,8 @@
  * A simulated libnvidia-ml.so.1: NVIDIA's management library over files (state.py, records.py).
  *
  * Names, structures, versions and error numbers are those of NVML's public API reference (nvml.h,
- * CUDA 13). What a call answers follows measurements of an H200 with driver 580.159.04, listed in
- * docs/simulated-gpu.md. A function that is not here is one that this driver does not have:
+ * CUDA 13). What a call answers follows measurements of an H200 with driver 580.159.04
+ * (docs/simulated-gpu.md). A function that is not here is one that this driver does not have:
  * programs get "function not found", as with a driver that is too old.
  */
 #include "nvml_common.h"

@@ -1,9 +1,9 @@
 """How fast processes run on a GPU that they share, and what they use; pure.
 
 The laws are fitted to measurements of one H200 (driver 580.159.04; ResNet-26, ResNet-50 and
-ResNet-152 as small, medium and large training; docs/simulated-gpu.md has the table and how far
-each law is from it). With `d` the fraction of the SMs' time that a process uses alone, it needs
-of the GPU
+ResNet-152 as small, medium and large training; tests/simgpu/test_sharing.py has the rows, and how
+far each law may be from them). With `d` the fraction of the SMs' time that a process uses alone,
+it needs of the GPU
 
     time slices                d ** 0.6         rows `timeslice`
     MPS                        1.3 * d          rows `mps`

@@ -177,7 +177,7 @@ def _compute_use(job: TrainingJob, context: Context, device: CudaDevice) -> Proc
     """What the process gets and uses of one of its devices now."""
     process, gpu = context.process, device.gpu
     # What is stopped launches nothing: its neighbours run as if it were not there (measured on an
-    # H100 under MPS and by time slices, docs/benchmarks.md).
+    # H100 under MPS and by time slices, docs/decisions/0029).
     working = [other for other in context.read_neighbours(device) if not is_stopped(other)]
     loads = [
         ProcessLoad(job.sm_demand, job.dram_demand, process.thread_percentage, process.mps_server)

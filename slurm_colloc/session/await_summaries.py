@@ -2,7 +2,7 @@
 
 Also: what is done once a pack has ended: its summary, what is learned, and what others are told.
 
-At its end a pack holds its GPU for its summary only for a moment (runtime.pack.last_work).
+At its end a pack holds its GPU for its summary only for a moment (runtime.pack.end_pack).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from slurm_colloc.cli.session import note
 from slurm_colloc.errors import CollocError
+from slurm_colloc.session.session import note
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
