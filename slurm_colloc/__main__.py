@@ -14,7 +14,7 @@ from importlib import import_module
 # A user may press Ctrl-C while modules are loaded, too.
 try:
     from slurm_colloc.cli.command_groups import OF_LAB
-    from slurm_colloc.cli.in_place.sbatch_call import choose_sbatch_call, hand_over, is_led_back
+    from slurm_colloc.cli.sbatch_call import choose_sbatch_call, hand_over, is_led_back
     from slurm_colloc.errors import CollocError
     from slurm_colloc.model.printable import escape_controls
     from slurm_colloc.session.standard_streams import OutputFailed, drop_output, guard_streams
@@ -30,23 +30,23 @@ SUBCOMMANDS = frozenset(
     }
 )  # fmt: skip
 _TAKE_IDS = {
-    "history": "look.queue_and_history", "queue": "look.queue_and_history",
-    "report": "look.report_commands", "show": "look.queue_and_history",
-    "why": "look.queue_and_history",
+    "history": "queue_and_history", "queue": "queue_and_history",
+    "report": "report_commands", "show": "queue_and_history",
+    "why": "queue_and_history",
 }  # fmt: skip
 """The modules of commands that look at what is named, without options at the rest."""
 _READ_WORDS = {
-    "admin": "admin.admin_command", "check": "submit.check_command", "plan": "submit.plan_command",
+    "admin": "admin_command", "check": "check_command", "plan": "plan_command",
 }  # fmt: skip
 """Those of commands that read their own words; `run_` and its name is one's function."""
 _SUBMIT_OTHERS = {
-    "batch": "submit.batch_and_sweep", "notebook": "submit.notebook_command",
-    "retry": "submit.retry_command", "sweep": "submit.batch_and_sweep",
+    "batch": "batch_and_sweep", "notebook": "notebook_command",
+    "retry": "retry_command", "sweep": "batch_and_sweep",
 }  # fmt: skip
 """Those of such commands that submit something else than scripts."""
 _OF_SLURM = {
-    "sacct": "in_place.tasks_listed", "scancel": "in_place.tasks_changed",
-    "scontrol": "in_place.tasks_changed", "squeue": "in_place.tasks_listed",
+    "sacct": "tasks_listed", "scancel": "tasks_changed",
+    "scontrol": "tasks_changed", "squeue": "tasks_listed",
 }  # fmt: skip
 """Those of commands of Slurm's whose name csub may have."""
 _LINE_BREAK = "\n"
@@ -73,7 +73,7 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return _tell_manual
     if first in _SUBMIT_OTHERS:
         return _load(_SUBMIT_OTHERS[first], f"run_{first}", argv[1:])
-    from slurm_colloc.cli.submit.submit_command import run_submit
+    from slurm_colloc.cli.submit_command import run_submit
 
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv

@@ -9,7 +9,7 @@ others. Each gathers the facts from what it has: the runner from its memory, csu
 from __future__ import annotations
 
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 
 # ---- In which words a runner says why no more members run, and how those words are recognised ----
 

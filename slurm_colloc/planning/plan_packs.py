@@ -127,7 +127,7 @@ def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
     found: list[PackPlan] = []
     for indices in buckets.values():
         if len(indices) > 1:
-            from slurm_colloc.planning.mig.walled_packs import find_walled
+            from slurm_colloc.planning.walled_packs import find_walled
 
             found += find_walled(freed, indices)
     walled = {member.job_index for pack in found for member in pack.members}
@@ -302,7 +302,7 @@ def _plan_alike(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     """Packs of jobs that may share with each other, each on GPUs of its own."""
     layout = ShareRequest.parse(question.policy.share).layout
     if layout and question.policy.mode is SharingMode.MIG:
-        from slurm_colloc.planning.mig.instance_packs import plan_on_layout
+        from slurm_colloc.planning.instance_packs import plan_on_layout
 
         return plan_on_layout(question, compute_needs(question, indices), layout)
     if question.policy.rule is Rule.CSUB and (

@@ -15,7 +15,7 @@ from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.terminal_tables import describe_arguments, format_to_end
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.look.top_command import scroll
+from slurm_colloc.cli.top_command import scroll
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberId, MemberState

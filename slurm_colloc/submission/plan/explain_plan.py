@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Capacity, Plan
-from slurm_colloc.planning.explain.explanation import (
+from slurm_colloc.planning.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
 )
-from slurm_colloc.planning.explain.pair_reasons import (
+from slurm_colloc.planning.job_needs import Question, label_jobs
+from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.pair_reasons import (
     PAIRS_MOST,
     count_pairs_apart,
     explain_pairs,
     merge_alike,
 )
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
-from slurm_colloc.planning.job_needs import Question, label_jobs
-from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
+from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.submission.plan.plan_call import CallPlan, PlannedPart
 
 
