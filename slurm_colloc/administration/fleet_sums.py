@@ -18,13 +18,13 @@ import statistics
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from slurm_colloc.administration.fleet_spool import Accepted
 from slurm_colloc.administration.hook_metrics import MetricFamily
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.fleet_record import FleetRecord, build_mapping, parse_fleet_record
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.accounting import AccountedJob
 
 # ---- Reports of packs as they are kept: a file for each day, a JSON line for each pack -----------

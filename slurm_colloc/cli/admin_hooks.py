@@ -7,14 +7,12 @@ verify`: are the hooks of this node whole, and do they do what they should?.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import pwd
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.administration import node_files, slurm_conf, verify_hooks
@@ -31,6 +29,7 @@ from slurm_colloc.errors import CollocError, NodeError, NotFound, SlurmError, Us
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
+from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
 
 
@@ -108,7 +107,7 @@ def restore_places(places: Places, record: Mapping[str, object] | None) -> Place
     if record is None:
         return places
     hooks = str(record.get("hooks_directory", ""))
-    return dataclasses.replace(places, prefix=str(record["prefix"]), hooks=hooks)
+    return replace(places, prefix=str(record["prefix"]), hooks=hooks)
 
 
 def _uninstall_node(options: argparse.Namespace, places: Places, record: dict[str, object]) -> None:
@@ -268,7 +267,7 @@ class _Outcome:
     was_told: bool = False
 
     def add(self, part: str, step: Step) -> None:
-        self.steps.append({"part": part, **dataclasses.asdict(step)})
+        self.steps.append({"part": part, **asdict(step)})
         self.must_change |= step.action not in _AS_IT_IS
 
     def say(self, text: str) -> None:
@@ -362,7 +361,7 @@ def _complete(hook: HookPlan, options: argparse.Namespace, places: Places) -> Ho
             f"node does not know the site's own {hook.kind} that belongs there",
             hint=f"name it: --site-{hook.kind} FILE",
         )
-    return dataclasses.replace(hook, site_script=script)
+    return replace(hook, site_script=script)
 
 
 def _check_interpreter(places: Places) -> None:
@@ -500,7 +499,7 @@ def _check_slurm(found: Verification, record: dict[str, object], config: Mapping
 
 def _report(found: Verification, *, as_json: bool) -> None:
     if as_json:
-        checks = [dataclasses.asdict(check) for check in found.checks]
+        checks = [asdict(check) for check in found.checks]
         sys.stdout.write(json.dumps({"schema": 1, "passed": found.passed, "checks": checks}) + "\n")
         return
     for line in verify_hooks.render_checks(found.checks):

@@ -22,7 +22,6 @@ from slurm_colloc.store.all_packs import build_element_id
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.call_batches import Batch
-from slurm_colloc.submission.packs.open_job import ask_slurm
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, Opening, plan_call
 
@@ -246,6 +245,8 @@ def run_dry(
                 tell(f"  {escape_controls(text)}")
         if local:
             continue
+        from slurm_colloc.submission.packs.open_job import ask_slurm
+
         notes, said = ask_slurm(batch, session.settings, session.slurm, directory)
         for text in notes:
             tell(f"  {text}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
+from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
@@ -40,7 +40,7 @@ from slurm_colloc.store.report_files import latest_path
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
-_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
+_MAY_BE_MEMBERS = late_pattern(r"L?\d.*|last([/_].*)?|all|.*/.*")
 
 
 class Inquiry:
@@ -149,7 +149,7 @@ class Inquiry:
         if view.job_id not in self._fields:
             self._fields[view.job_id] = {}
             with contextlib.suppress(SlurmError):
-                self._fields[view.job_id] = self._session.slurm.read_job(view.job_id) or {}
+                self._fields |= self._session.slurm.read_elements(view.job_id)
         return self._fields[view.job_id]
 
     def _find_new_name(self, member: MemberView) -> str:

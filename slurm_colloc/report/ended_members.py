@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.report.member_views import (
     MemberView,
     PackView,

@@ -7,7 +7,6 @@ members, such as their loss: printed, reported by Python, or logged to a tracker
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import math
 import os
 import re
@@ -72,35 +71,6 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
         "exit_code": None if code is None else code.code,
         "exit_signal": None if code is None else code.signal,
     }
-
-
-def add_times(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary with times for people."""
-    members = [
-        {
-            **entry,
-            "started_time": format_time(entry["started_at"]),
-            "ended_time": format_time(entry["ended_at"]),
-        }
-        for entry in summary["members"]
-    ]
-    return {**summary, "made_time": format_time(summary["made_at"]), "members": members}
-
-
-def format_time(at: float | None) -> str | None:
-    """A moment in ISO 8601 with milliseconds, in UTC; None for None.
-
-    Args:
-        at: Seconds since the epoch.
-    """
-    if at is None:
-        return None
-    try:
-        moment = dt.datetime.fromtimestamp(at, dt.UTC)
-    except (OverflowError, OSError, ValueError):
-        # A clock that was wrong wrote it.
-        return None
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- A member's part of summary.json; docs/json.md describes the fields -------------------------

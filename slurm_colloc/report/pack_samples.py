@@ -9,13 +9,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
@@ -69,6 +69,9 @@ def read_table(
     Raises:
         FileNotFoundError: A file has gone meanwhile.
     """
+    if not paths:
+        # Nothing was measured, or not yet; pyarrow takes longer than all else.
+        return None, 0.0
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -407,13 +410,6 @@ def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
     Raises:
         StateError: pyarrow is not installed, or files come and go all the time.
     """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise StateError(
-            f"samples are Parquet files, which need pyarrow ({error})",
-            hint="install it alongside csub: pip install pyarrow",
-        ) from error
     for _ in range(_TRIES):
         problems: list[str] = []
         try:
@@ -424,6 +420,11 @@ def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
         except FileNotFoundError:
             time.sleep(0.1)
             continue
+        except ImportError as error:
+            raise StateError(
+                f"samples are Parquet files, which need pyarrow ({error})",
+                hint="install it alongside csub: pip install pyarrow",
+            ) from error
         return Samples(
             {} if members is None else _split_members(members),
             {} if gpus is None else _split_gpus(gpus),

@@ -13,10 +13,10 @@ import io
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.report.data_tables import write_cell
 from slurm_colloc.report.pack_entry import PackEntry, ScriptPart, build_entry, read_entry
 from slurm_colloc.report.summary_file import read_summary

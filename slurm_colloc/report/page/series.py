@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import OwnTime
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.report.pack_samples import GpuSamples, join_gpus, read_table
 from slurm_colloc.store.member_states import MemberPause
 from slurm_colloc.store.report_files import list_sample_files
