@@ -44,6 +44,7 @@ from benchmarks.tables import measure_tables
 from slurm_colloc.errors import SlurmUnreachable
 
 GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
+    "startup": lambda bed: [measure_startup(bed)],
     "submission": measure_submissions,
     "executor": lambda bed: [measure_executor(bed)],
     "joining": measure_joining,
@@ -57,8 +58,6 @@ GROUPS: dict[str, Callable[[Bed], Iterable[Section]]] = {
 
 def measure(chosen: list[str]) -> Iterator[Section]:
     """Yield one table after the other."""
-    if "startup" in chosen:
-        yield measure_startup()
     if "hooks" in chosen:
         yield measure_hooks()
         yield from measure_own_jobs()
@@ -99,7 +98,6 @@ def measure_small(chosen: list[str]) -> Iterator[Section]:
 def main() -> None:
     """Measure, print, and write the Markdown if asked."""
     names = [
-        "startup",
         "hooks",
         "dividing",
         "leftovers",

@@ -85,6 +85,20 @@ class _Renamed(Bed):
         )
 
 
+def time_csub(bed: Bed, words: Sequence[str]) -> float:
+    """Submit with csub and make it forget the packs again; wall time in milliseconds."""
+    before = set(bed.state.list_open())
+    wall_ms = bed.time_ms([bed.csub, *words])
+    forget_packs(bed, before)
+    return wall_ms
+
+
+def forget_packs(bed: Bed, before: set[str]) -> None:
+    """Each run finds the same state: its packs no longer count as open."""
+    for pack_id in set(bed.state.list_open()) - before:
+        bed.state.forget_open(pack_id)
+
+
 def wait_until(condition: Callable[[], bool], what: str, *, patience_s: float = 90.0) -> None:
     """Wait for something to become true.
 

@@ -6,9 +6,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from benchmarks.bed import Bed
+from benchmarks.bed import Bed, time_csub
 from benchmarks.measuring import Figures, Section, format_ratio, interleave
-from benchmarks.submission import time_csub
 
 RUNS = 20
 OPEN_PACKS = 50

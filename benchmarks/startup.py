@@ -1,31 +1,25 @@
-"""How long csub takes from start to end where it only answers, and what it imports."""
+"""How long csub takes from start to end where there is little to do, and what it imports."""
 
 from __future__ import annotations
 
 import collections
 import json
+import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
-from benchmarks.bed import Bed
-from benchmarks.measuring import (
-    Figures,
-    Section,
-    Series,
-    build_environment,
-    format_ratio,
-    format_value,
-    interleave,
-    run_timed,
-)
+from benchmarks.bed import Bed, forget_packs
+from benchmarks.finished import make_finished_packs
+from benchmarks.measuring import Figures, Section, Series, format_value
 
 RUNS = 30
 IMPORT_RUNS = 7
 TOP = 14
-HELP_TARGET_MS = 120
+BARE = "a bare start"
+TIMES_BARE_MOST = {"csub --help": 6, "csub x.sh": 7, "csub queue": 7, "csub report": 10}
+ONE = ("--gres=gpu:1", "x.sh")
 HEAVY = ("pandas", "numpy", "torch", "pyarrow", "typer", "click", "rich", "pydantic",
          "importlib.metadata", "asyncio", "logging", "email")  # fmt: skip
 # Run a submission in this interpreter, then tell what it had loaded.
@@ -37,37 +31,74 @@ _LIST_MODULES = (
 )
 
 
-def measure_startup() -> Section:
-    """Wall time of commands that ask no one."""
-    csub = str(Path(sys.executable).with_name("csub"))
-    commands = {
-        "a bare interpreter": [sys.executable, "-c", "pass"],
-        "csub --version": [csub, "--version"],
-        "csub --help": [csub, "--help"],
-        "csub submit --help": [csub, "submit", "--help"],
-        "import typer": [sys.executable, "-c", "import typer"],
+@dataclass(frozen=True)
+class Took:
+    """What one run of a program took, in milliseconds: by the clock, and of processors."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+def measure_startup(bed: Bed) -> Section:
+    """Four commands against the start of a bare interpreter, each round one after the other."""
+    waiting, ended = bed.with_state("waiting"), bed.with_state("ended")
+    make_finished_packs(ended.state, 1, str(bed.home))
+    (pack_id,) = ended.state.list_all()
+    ended.run([bed.csub, "report", "--write", str(ended.state.pack_path(pack_id))])
+    python = sys.executable
+    runs: dict[str, Callable[[], Took]] = {
+        BARE: lambda: take(bed, [python, "-I", "-c", "pass"]),
+        "csub --version": lambda: take(bed, [bed.csub, "--version"]),
+        "csub --help": lambda: take(bed, [bed.csub, "--help"]),
+        "csub x.sh": lambda: _submit(bed),
+        "csub queue": lambda: take(waiting, [bed.csub, "queue"]),
+        "csub report": lambda: take(ended, [bed.csub, "report"]),
+        "import typer": lambda: take(bed, [python, "-I", "-c", "import typer"]),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        environment = build_environment(home, Path(sys.executable).parent)
-
-        def make(argv: list[str]) -> Callable[[], float]:
-            return lambda: run_timed(argv, environment=environment, directory=home)[0]
-
-        measured = interleave({name: make(argv) for name, argv in commands.items()}, RUNS)
+    took: dict[str, list[Took]] = {name: [] for name in runs}
+    with bed.paused():
+        waiting.run([bed.csub, *ONE])
+        for number in range(RUNS + 1):
+            for name, run in runs.items():
+                one = run()
+                if number:
+                    took[name].append(one)
     figures = Figures()
-    bare = measured["a bare interpreter"]
-    for name, argv in commands.items():
-        series = measured[name]
-        figures.add(
-            name,
-            series,
-            "ms",
-            target=HELP_TARGET_MS if name == "csub --help" else None,
-            ratio="" if series is bare else format_ratio(series, bare, "bare"),
-            command=" ".join(["csub" if argv[0] == csub else "python", *argv[1:]]),
-        )
-    return figures.build_section("Start", ["Wall time of the whole process; modules are compiled."])
+    for name, series in took.items():
+        figures.add(name, Series(tuple(one.wall_ms for one in series)), "ms", command=name)
+    for what in ("wall_ms", "cpu_ms"):
+        for name, target in TIMES_BARE_MOST.items():
+            ratios = [
+                getattr(one, what) / getattr(bare, what)
+                for one, bare in zip(took[name], took[BARE], strict=True)
+            ]
+            told = "wall time" if what == "wall_ms" else "processor time"
+            figures.add(f"{name} over {BARE}, {told}", Series(tuple(ratios)), "x", target=target)
+    return figures.build_section(
+        "Start",
+        [
+            f"`{BARE}` is `python -I -c pass`; modules are compiled; a ratio is that of one round.",
+            "The queue has one job that waits, the report one pack that has ended, with a summary.",
+            "Processor time is that of the process and of Slurm's commands that it calls.",
+        ],
+    )
+
+
+def take(bed: Bed, argv: list[str]) -> Took:
+    """Run a program to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall_ms = bed.time_ms(argv)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Took(wall_ms, 1000 * used_s)
+
+
+def _submit(bed: Bed) -> Took:
+    """Submit with no open pack."""
+    before = set(bed.state.list_open())
+    took = take(bed, [bed.csub, *ONE])
+    forget_packs(bed, before)
+    return took
 
 
 def measure_imports(bed: Bed) -> Section:

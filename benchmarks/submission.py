@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.bed import Bed
+from benchmarks.bed import Bed, forget_packs, time_csub
 from benchmarks.finished import make_finished_packs
 from benchmarks.measuring import Figures, Section, Series, format_ratio, interleave, run_timed
 from benchmarks.startup import measure_imports
@@ -201,26 +201,12 @@ def _measure_growth(bed: Bed) -> Section:
     return figures.build_section("Large arrays in one call")
 
 
-def time_csub(bed: Bed, words: Sequence[str]) -> float:
-    """Submit with csub and make it forget the packs again; wall time in milliseconds."""
-    before = set(bed.state.list_open())
-    wall_ms = bed.time_ms([bed.csub, *words])
-    _forget(bed, before)
-    return wall_ms
-
-
 def time_csub_in_process(bed: Bed, words: Sequence[str]) -> float:
     """The same without the interpreter's start and the imports."""
     before = set(bed.state.list_open())
     wall_ms = float(bed.run([sys.executable, "-c", _WARM, *words]).splitlines()[-1])
-    _forget(bed, before)
+    forget_packs(bed, before)
     return wall_ms
-
-
-def _forget(bed: Bed, before: set[str]) -> None:
-    """Each run finds the same state: its packs no longer count as open."""
-    for pack_id in set(bed.state.list_open()) - before:
-        bed.state.forget_open(pack_id)
 
 
 def _time_submitit(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 # A user may press Ctrl-C while modules are loaded, too.
 try:
+    from slurm_colloc.cli.command_groups import OF_LAB
     from slurm_colloc.cli.sbatch_call import choose_sbatch_call, hand_over, is_led_back
     from slurm_colloc.errors import CollocError
     from slurm_colloc.model.printable import escape_controls
@@ -27,9 +29,28 @@ SUBCOMMANDS = frozenset(
         "wait", "why",
     }
 )  # fmt: skip
-# slurm_colloc.extensions finds them.
-_OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
+_TAKE_IDS = {
+    "history": "queue_and_history", "queue": "queue_and_history",
+    "report": "report_commands", "show": "queue_and_history",
+    "why": "queue_and_history",
+}  # fmt: skip
+"""The modules of commands that look at what is named, without options at the rest."""
+_READ_WORDS = {
+    "admin": "admin_command", "check": "check_command", "plan": "plan_command",
+}  # fmt: skip
+"""Those of commands that read their own words; `run_` and its name is one's function."""
+_SUBMIT_OTHERS = {
+    "batch": "batch_and_sweep", "notebook": "notebook_command",
+    "retry": "retry_command", "sweep": "batch_and_sweep",
+}  # fmt: skip
+"""Those of such commands that submit something else than scripts."""
+_OF_SLURM = {
+    "sacct": "tasks_listed", "scancel": "tasks_changed",
+    "scontrol": "tasks_changed", "squeue": "tasks_listed",
+}  # fmt: skip
+"""Those of commands of Slurm's whose name csub may have."""
 _LINE_BREAK = "\n"
+_HELP = (["--help"], ["-h"])
 _ROOT_OPTIONS = frozenset({"--help", "-h", "--version", "-V"})
 
 
@@ -43,14 +64,15 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return command
     if is_led_back():
         return lambda: hand_over(argv)
-    of_many = _choose_submission_of_many(argv)
-    if of_many is not None:
-        return of_many
     first = argv[0] if argv else ""
-    if first == "notebook":
-        from slurm_colloc.cli.notebook_command import run_notebook
+    if first in ("--complete-words", "--install-completion", "--show-completion"):
+        from slurm_colloc.cli.complete import run_completion
 
-        return lambda: run_notebook(argv[1:])
+        return lambda: run_completion(argv)
+    if argv == ["--man"]:
+        return _tell_manual
+    if first in _SUBMIT_OTHERS:
+        return _load(_SUBMIT_OTHERS[first], f"run_{first}", argv[1:])
     from slurm_colloc.cli.submit_command import run_submit
 
     is_pack, is_probe = first == "pack", first == "probe"
@@ -63,80 +85,48 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
     name = sys.argv[0].rpartition("/")[2]
     if name == "sbatch":
         return choose_sbatch_call(argv)
-    if name == "scancel":
-        from slurm_colloc.cli.tasks_changed import run_scancel
-
-        return lambda: run_scancel(argv)
-    if name == "scontrol":
-        from slurm_colloc.cli.tasks_changed import run_scontrol
-
-        return lambda: run_scontrol(argv)
-    if name == "squeue":
-        from slurm_colloc.cli.tasks_listed import run_squeue
-
-        return lambda: run_squeue(argv)
-    if name == "sacct":
-        from slurm_colloc.cli.tasks_listed import run_sacct
-
-        return lambda: run_sacct(argv)
-    return None
+    return _load(_OF_SLURM[name], f"run_{name}", argv) if name in _OF_SLURM else None
 
 
 def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     """The same for all that is no submission; None for one."""
     first = argv[0] if argv else ""
-    if first in _OF_LAB:
+    if first in OF_LAB:
         return lambda: _run_of_lab(first, argv[1:])
-    if first == "admin":
-        from slurm_colloc.cli.admin_command import run_admin
-
-        return lambda: run_admin(argv[1:])
-    if not argv and sys.stdin is not None and sys.stdin.isatty():
-        return lambda: _run_typer(["--help"])
+    if first in _READ_WORDS:
+        return _load(_READ_WORDS[first], f"run_{first}", argv[1:])
+    is_asked = list(argv) in _HELP
+    if is_asked or (not argv and sys.stdin is not None and sys.stdin.isatty()):
+        return _tell_help
     if len(argv) == 1 and first in ("--version", "-V"):
         # typer takes 100 ms to say it.
         return _tell_version
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
+        if first in _TAKE_IDS and not any(word.startswith("-") for word in argv):
+            # Nothing as slow as typer is needed.
+            return _load(_TAKE_IDS[first], first, list(argv[1:]) or None)
         return lambda: _run_typer(argv)
-    if first == "plan":
-        from slurm_colloc.cli.plan_command import run_plan
-
-        return lambda: run_plan(argv[1:])
-    if first == "check":
-        from slurm_colloc.cli.check_command import run_check
-
-        return lambda: run_check(argv[1:])
     return None
 
 
-def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
-    """The commands that submit what a table or earlier jobs say, and completion; else None."""
-    first = argv[0] if argv else ""
-    if first in ("--complete-words", "--install-completion", "--show-completion"):
-        from slurm_colloc.cli.complete import run_completion
-
-        return lambda: run_completion(argv)
-    if argv == ["--man"]:
-        return _tell_manual
-    if first == "sweep":
-        from slurm_colloc.cli.batch_and_sweep import run_sweep
-
-        return lambda: run_sweep(argv[1:])
-    if first == "batch":
-        from slurm_colloc.cli.batch_and_sweep import run_batch
-
-        return lambda: run_batch(argv[1:])
-    if first == "retry":
-        from slurm_colloc.cli.retry_command import run_retry
-
-        return lambda: run_retry(argv[1:])
-    return None
+def _load(module: str, name: str, words: Sequence[str] | None) -> Callable[[], int]:
+    """A command's function, loaded now, with its words; without a status it has succeeded."""
+    function = getattr(import_module(f"slurm_colloc.cli.{module}"), name)
+    return lambda: function(words) or 0
 
 
 def _run_of_lab(name: str, words: Sequence[str]) -> int:
     from slurm_colloc.extensions import COMMANDS, load_extension
 
     return int(load_extension(COMMANDS, name, f"csub {name}")(words))
+
+
+def _tell_help() -> int:
+    from slurm_colloc.cli.command_groups import list_extensions, render_help
+    from slurm_colloc.extensions import COMMANDS
+
+    sys.stdout.write(render_help(list_extensions(COMMANDS)))
+    return 0
 
 
 def _tell_version() -> int:

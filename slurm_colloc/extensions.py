@@ -18,13 +18,6 @@ RULES = "slurm_colloc.rules"
 """By a rule's name: a `slurm_colloc.planning.known_packs.PackingRule`."""
 
 
-def list_extensions(group: str) -> frozenset[str]:
-    """The names of what is installed, without loading it."""
-    from importlib.metadata import entry_points
-
-    return frozenset(entry.name for entry in entry_points(group=group))
-
-
 def load_extension(group: str, name: str, what: str) -> Any:
     """Load one that slurm-colloc-lab has.
 

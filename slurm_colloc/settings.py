@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -10,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import (
+    asdict,
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+    replace,
+)
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 from slurm_colloc.model.setting_values import RunnerSettings, check_values
 from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Caps:
     """What a site allows at most; read from the site's file alone, users cannot widen it.
 
@@ -35,7 +42,7 @@ class Caps:
         return parse_time_limit_s(self.pack_time) if self.pack_time else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Settings:
     """All settings; a settings.toml has these names at its top level.
 
@@ -100,7 +107,7 @@ class Settings:
     start_margin_s: int = 60
     kill_wait_s: int = 0
     launcher: str = "auto"
-    gpu_memory: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpu_memory: Mapping[str, str] = field(default_factory=dict)
     join: str = "auto"
     open: str = "auto"
     hooks: str = "auto"
@@ -138,7 +145,7 @@ class Settings:
     @property
     def for_runner(self) -> RunnerSettings:
         """Those that a pack's runner goes by; they travel with the pack."""
-        names = [field.name for field in dataclasses.fields(RunnerSettings)]
+        names = [field.name for field in fields(RunnerSettings)]
         return RunnerSettings(**{name: getattr(self, name) for name in names})
 
     @property
@@ -195,7 +202,7 @@ def load_node_settings(
         read.append(values)
     settings = merge_settings(read[0], read[1])
     if carried is not None:
-        settings = dataclasses.replace(settings, **dataclasses.asdict(carried))
+        settings = replace(settings, **asdict(carried))
     return settings, tuple(problems)
 
 
@@ -205,7 +212,7 @@ def merge_settings(site: Mapping[str, Any], user: Mapping[str, Any]) -> Settings
     caps = Caps(**site.get("caps", {}))
     values["gpu_memory"] = {**site.get("gpu_memory", {}), **user.get("gpu_memory", {})}
     settings = Settings(**{**values, "caps": caps})
-    return dataclasses.replace(settings, **compute_capped(settings))
+    return replace(settings, **compute_capped(settings))
 
 
 def compute_capped(settings: Settings) -> dict[str, Any]:
@@ -278,7 +285,7 @@ def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> N
 
 def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: str) -> None:
     """Check names and kinds against the fields of a dataclass."""
-    known = [field.name for field in dataclasses.fields(defaults)]
+    known = [one.name for one in fields(defaults)]
     for name, value in values.items():
         if name not in known:
             import difflib
@@ -291,7 +298,7 @@ def _check_kinds(path: str, values: Mapping[str, Any], defaults: Any, prefix: st
                 else f"valid ones are {', '.join(known)}",
             )
         default = getattr(defaults, name)
-        if dataclasses.is_dataclass(default):
+        if is_dataclass(default):
             default = {}
         expected = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, expected) or (

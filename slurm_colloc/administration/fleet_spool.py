@@ -13,10 +13,10 @@ import stat
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from slurm_colloc.errors import UsageProblem, failed_to
 from slurm_colloc.model.fleet_record import BYTES_MOST, FleetRecord, parse_fleet_record
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.slurm.accounting import AccountedJob
 from slurm_colloc.store.atomic_files import ENDING, HALF
 from slurm_colloc.store.foreign_files import (

@@ -18,7 +18,6 @@ import statistics
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from slurm_colloc.administration.fleet_spool import Accepted
@@ -30,6 +29,7 @@ from slurm_colloc.model.fleet_record import (
     build_mapping,
     parse_fleet_record,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.accounting import AccountedJob
 
 # ---- Reports of packs as they are kept: a file for each day, a JSON line for each pack -----------

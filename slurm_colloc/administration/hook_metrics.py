@@ -13,12 +13,12 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from slurm_colloc.administration.node_files import opened_directory, write_whole
 from slurm_colloc.administration.verify_hooks import list_log_files, parse_entry
 from slurm_colloc.errors import StateError, failed_to
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.quantities import is_number
 
 # ----

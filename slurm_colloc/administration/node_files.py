@@ -15,13 +15,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc import __version__
 from slurm_colloc.administration.slurm_conf import HookPlan, Places
 from slurm_colloc.errors import NodeError, StateError, failed_to
 from slurm_colloc.host.system.directories import open_trusted
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.resources import DataKind, data_path
 
 # ---- Which files a node needs; nothing is written here -------------------------------------------

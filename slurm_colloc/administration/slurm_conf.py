@@ -13,11 +13,11 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from slurm_colloc.errors import UsageProblem, failed_to
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Where everything of slurm_colloc lies on a node; pure ---------------------------------------
 

@@ -15,7 +15,6 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.administration.node_files import NodeFile, read_constants
@@ -26,6 +25,7 @@ from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.printable import align_columns
 
 # ---- A job that does not exist, as slurmd would describe it to a hook; pure ----------------------

@@ -6,12 +6,10 @@ Also: what a job's request means for sharing: which jobs fit next to it, and why
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, merge_findings
@@ -31,6 +29,7 @@ from slurm_colloc.check.shell_collisions import (
 )
 from slurm_colloc.check.shell_reading import Command, ShellScript, parse_shell
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.gpu_set_packs import choose_set_degree, scale_capacity
 from slurm_colloc.planning.plan_packs import (
@@ -234,7 +233,7 @@ _MOST = 64
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ResourceRow:
     """One resource.
 
@@ -253,7 +252,7 @@ class ResourceRow:
     fits: int | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SharingFit:
     """What sharing would get.
 
@@ -274,7 +273,7 @@ def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> SharingFit:
     """How many jobs of this kind share a GPU, or a set of as many as each of them needs."""
     if job.gpus > 1:
         capacity = scale_capacity(capacity, job.gpus)
-        policy = dataclasses.replace(policy, degree=choose_set_degree(policy, job.gpus))
+        policy = replace(policy, degree=choose_set_degree(policy, job.gpus))
     need = compute_need(job, 0, capacity, policy)
     usable = capacity.gpu_memory_mb and int(capacity.gpu_memory_mb * GPU_MEMORY_SHARE)
     figures = (
@@ -292,9 +291,7 @@ def compute_sharing(job: Job, capacity: Capacity, policy: Policy) -> SharingFit:
     for name, unit, asked, available, field in figures:
         fits = None
         if asked is not None and available is not None:
-            only = dataclasses.replace(
-                Capacity(gpus=capacity.gpus), **{field: getattr(capacity, field)}
-            )
+            only = replace(Capacity(gpus=capacity.gpus), **{field: getattr(capacity, field)})
             fits = next(
                 (n for n in range(_MOST, 0, -1) if not compute_overload([need] * n, n, only)), 0
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 from collections.abc import Iterable
+
+from slurm_colloc.model.late_definitions import dataclass, replace
 
 OWN_NAME = "${SLURM_COLLOC_NAME:-$SLURM_JOB_ID}"
 """What to write where a script has its job id; `4711_3` in a pack, `4711` under sbatch."""
@@ -21,7 +22,7 @@ class Severity(enum.StrEnum):
     NOTE = "note"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScriptFinding:
     """One thing that would collide, or is good to know.
 
@@ -72,7 +73,7 @@ def merge_findings(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
             merged[key] = finding
             continue
         lines = sorted({known.line, finding.line, *known.also, *finding.also})
-        merged[key] = dataclasses.replace(known, line=lines[0], also=tuple(lines[1:]))
+        merged[key] = replace(known, line=lines[0], also=tuple(lines[1:]))
     return sorted(merged.values(), key=lambda f: (files[f.file], f.line, f.kind))
 
 

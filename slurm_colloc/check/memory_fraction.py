@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, shorten
 from slurm_colloc.check.python_strings import PythonReader, name_of
 from slurm_colloc.check.shell_reading import Assignment, Command, Kind, ShellScript, WordPart
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.preallocation import JAX_GROWS, TENSORFLOW_GROWS
 
 _CALLS = re.compile(r"(^|\.)(set_)?per_process_memory_fraction$")

@@ -6,7 +6,6 @@ Also: output files with a constant name, which several members would write at on
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -41,6 +40,7 @@ from slurm_colloc.check.shell_reading import (
     find_job_id,
     tells_members_apart,
 )
+from slurm_colloc.model.late_definitions import replace
 
 # ---- Output files with a constant name, which several members would write at once; pure ----------
 
@@ -136,7 +136,7 @@ def settle_outputs(findings: Iterable[ScriptFinding], *, is_array: bool) -> list
     if is_array:
         return list(findings)
     return [
-        dataclasses.replace(
+        replace(
             finding,
             why="jobs that run in one directory would all write this file",
             level=Severity.NOTE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 from slurm_colloc.check.collisions import (
     ScriptFinding,
@@ -31,6 +30,7 @@ from slurm_colloc.check.shell_reading import (
     tells_members_apart,
 )
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.slurm.options import parse_srun_line
 
 # ---- Which program of a shell command does the work, and what it is given; pure ------------------

@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from slurm_colloc.model.late_definitions import dataclass, field
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -7,13 +7,11 @@ verify`: are the hooks of this node whole, and do they do what they should?.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import pwd
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.administration import node_files, slurm_conf, verify_hooks
@@ -37,6 +35,7 @@ from slurm_colloc.errors import (
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
+from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
 
 
@@ -114,7 +113,7 @@ def restore_places(places: Places, record: Mapping[str, object] | None) -> Place
     if record is None:
         return places
     hooks = str(record.get("hooks_directory", ""))
-    return dataclasses.replace(places, prefix=str(record["prefix"]), hooks=hooks)
+    return replace(places, prefix=str(record["prefix"]), hooks=hooks)
 
 
 def _uninstall_node(options: argparse.Namespace, places: Places, record: dict[str, object]) -> None:
@@ -308,7 +307,7 @@ class _Outcome:
     was_told: bool = False
 
     def add(self, part: str, step: Step) -> None:
-        self.steps.append({"part": part, **dataclasses.asdict(step)})
+        self.steps.append({"part": part, **asdict(step)})
         self.must_change |= step.action not in _AS_IT_IS
 
     def say(self, text: str) -> None:
@@ -402,7 +401,7 @@ def _complete(hook: HookPlan, options: argparse.Namespace, places: Places) -> Ho
             f"node does not know the site's own {hook.kind} that belongs there",
             hint=f"name it: --site-{hook.kind} FILE",
         )
-    return dataclasses.replace(hook, site_script=script)
+    return replace(hook, site_script=script)
 
 
 def _check_interpreter(places: Places) -> None:
@@ -539,7 +538,7 @@ def _check_slurm(found: Verification, record: dict[str, object], config: Mapping
 
 def _report(found: Verification, *, as_json: bool) -> None:
     if as_json:
-        checks = [dataclasses.asdict(check) for check in found.checks]
+        checks = [asdict(check) for check in found.checks]
         say_json({"schema": 1, "passed": found.passed, "checks": checks})
         return
     for line in verify_hooks.render_checks(found.checks):

@@ -6,7 +6,6 @@ Also: `csub admin show-config` and `log`: what holds on this node, and what happ
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import pwd
@@ -14,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc import __version__
@@ -46,6 +44,7 @@ from slurm_colloc.errors import CollocError, NotFound, UsageProblem, failed_to
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.model.quantities import format_count, format_moment
 from slurm_colloc.runtime.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
@@ -301,7 +300,7 @@ def show_config(options: argparse.Namespace) -> int:
     record = read_record(places)
     hooks = None if record is None else record["hooks"]
     if options.json:
-        value = {"schema": 1, "policy": [dataclasses.asdict(row) for row in rows], "hooks": hooks}
+        value = {"schema": 1, "policy": [asdict(row) for row in rows], "hooks": hooks}
         say_json(value)
         return 0
     cells = [("SETTING", "VALUE", "FROM")]
@@ -388,7 +387,7 @@ def describe_policy(path: str) -> list[PolicyRow]:
     with failed_to("read", path), open(path, encoding="utf-8") as file:
         lines = find_lines(file.read())
     rows = []
-    for field in dataclasses.fields(NodePolicy):
+    for field in fields(NodePolicy):
         line = lines.get(field.name)
         value = getattr(policy, field.name)
         if isinstance(value, tuple):
@@ -400,7 +399,7 @@ def describe_policy(path: str) -> list[PolicyRow]:
 def find_lines(text: str) -> dict[str, int]:
     """The line on which each key of a TOML file without tables begins."""
     found: dict[str, int] = {}
-    known = {field.name for field in dataclasses.fields(NodePolicy)}
+    known = {field.name for field in fields(NodePolicy)}
     for number, line in enumerate(text.splitlines(), start=1):
         match = re.match(r"""\s*["']?(\w+)["']?\s*=""", line)
         if match and match[1] in known:

@@ -23,7 +23,7 @@ from slurm_colloc.store.all_packs import build_element_id
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.call_batches import Batch
-from slurm_colloc.submission.packs.open_job import ask_slurm, open_job
+from slurm_colloc.submission.packs.open_job import open_job
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, Opening, plan_call
 
@@ -224,6 +224,8 @@ def run_dry(
             tell(text)
         if local:
             continue
+        from slurm_colloc.submission.packs.open_job import ask_slurm
+
         notes, said = ask_slurm(batch, session.settings, session.slurm, directory)
         for text in notes:
             tell(f"  {text}")

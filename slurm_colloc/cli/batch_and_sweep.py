@@ -7,17 +7,16 @@ of a table have been submitted, and how they have ended: the state alone tells.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.cli.submit_command import BATCH_HELP, refuse_options_of_others, run_call
 from slurm_colloc.errors import CollocError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut
 from slurm_colloc.report.member_views import MemberView
@@ -225,7 +224,7 @@ def read_table(argv: Sequence[str], environ: Mapping[str, str], directory: str) 
     return TableBatch(shown, line, options, environ, directory)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TableBatch:
     """A table and how its rows are to be submitted.
 
@@ -420,7 +419,7 @@ def _is_wanted(row: RowState | None, *, only_new: bool) -> bool:
 def number_jobs(jobs: Sequence[TableJob]) -> Call:
     """The call of these jobs."""
     candidates = [
-        dataclasses.replace(j.candidate, job=dataclasses.replace(j.candidate.job, number=number))
+        replace(j.candidate, job=replace(j.candidate.job, number=number))
         for number, j in zip(list_numbers(len(jobs)), jobs, strict=True)
     ]
     kinds = {id(job.options): job.options for job in jobs}

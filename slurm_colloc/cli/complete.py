@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_colloc.cli.command_groups import GROUPS
 from slurm_colloc.errors import UsageProblem, failed_to
 
+_COMMANDS = frozenset(name for group in GROUPS.values() for name in group)
 _MEMBERS = ("--state", "--name", "--where")
 _READ = (*_MEMBERS, "--user", "--json")
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -97,12 +98,12 @@ def _list_all(
     elif previous in _VALUES:
         yield from _list_values(command, previous, typed, before, root)
     elif not before:
-        yield from (name for _, group in GROUPS for name in group)
+        yield from _COMMANDS
         if typed.startswith("-"):
             yield from _list_submit_options()
     elif typed.startswith("-"):
         yield from OPTIONS.get(command, _OF_NOTEBOOKS if command == "notebook" else ())
-        if command in _SUBMITS or command not in {name for _, group in GROUPS for name in group}:
+        if command in _SUBMITS or command not in _COMMANDS:
             yield from _list_submit_options()
         yield "--help"
     elif command in _TAKES_IDS:

@@ -5,13 +5,11 @@ Also: `csub clean`: forgetting packs that are over.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import tomlkit.exceptions
 
 from slurm_colloc.cli.queue_and_history import parse_age
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import find_owner, is_of_another, name_user
 from slurm_colloc.report.ended_members import collect_ended, list_changed_since
@@ -75,7 +74,7 @@ def show(name: str, *, as_json: bool) -> str:
         if not rows:
             raise _build_unknown(name)
     if as_json:
-        return json.dumps([{**dataclasses.asdict(row), "file": row.file or None} for row in rows])
+        return json.dumps([{**asdict(row), "file": row.file or None} for row in rows])
     if name:
         return "\n".join(
             _format(row.value) if row.name == name else f"{row.name} = {_format(row.value)}"
@@ -120,7 +119,7 @@ def build_rows(
     settings = merge_settings(site, user)
     given_site, given_user = _flatten(site), _flatten(user)
     rows = []
-    for name, value in _flatten(dataclasses.asdict(settings)).items():
+    for name, value in _flatten(asdict(settings)).items():
         wanted = given_user.get(name, given_site.get(name))
         default = getattr(Settings(), name, None)
         if not name.startswith("caps.") and value != (default if wanted is None else wanted):
@@ -213,7 +212,7 @@ def parse_value(name: str, text: str | None) -> Any:
         raise UsageProblem(
             f"only the site can set {name}", hint="caps can be set only in the site's settings"
         )
-    known = {field.name: getattr(Settings(), field.name) for field in dataclasses.fields(Settings)}
+    known = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
     if table == "gpu_memory" and key:
         return text
     if name not in known:
@@ -235,7 +234,7 @@ def parse_value(name: str, text: str | None) -> Any:
 def _build_unknown(name: str) -> UsageProblem:
     import difflib
 
-    known = [field.name for field in dataclasses.fields(Settings)]
+    known = [field.name for field in fields(Settings)]
     near = difflib.get_close_matches(name, known, n=1)
     return UsageProblem(
         f"there is no setting {name!r}",

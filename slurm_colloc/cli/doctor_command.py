@@ -6,14 +6,14 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.subcommands import Json
+from slurm_colloc.cli.arguments import Json
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.terminal_tables import is_styled
 from slurm_colloc.session.session import note, say
@@ -64,7 +64,7 @@ def doctor(  # noqa: PLR0917 - typer makes options of them
         "nodelist": nodelist,
     }
     wanted = Wanted(options, gres, None if not gres else _count_gpus(gres), timeout)
-    raise typer.Exit(examine(wanted, no_job=no_job, as_json=as_json))
+    sys.exit(examine(wanted, no_job=no_job, as_json=as_json))
 
 
 def _count_gpus(gres: str) -> int:

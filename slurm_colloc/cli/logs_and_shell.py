@@ -10,11 +10,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, NotFound, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_views import (

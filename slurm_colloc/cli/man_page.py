@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.command_groups import group_commands
+from slurm_colloc.cli.command_groups import list_groups
 from slurm_colloc.slurm.option_table import Argument
 from slurm_colloc.slurm.options import OWN_OPTIONS
 
@@ -49,7 +49,7 @@ def render_man() -> str:
         ".SH COMMANDS",
     ]
     commands = _list_commands()
-    for title, names in group_commands(list(commands)):
+    for title, names in list_groups(commands):
         lines.append(f".SS {escape_roff(title)}")
         for name in names:
             lines += _render_command(name, commands[name])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import MemberFailed, UsageProblem
+from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import Selection
 from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
@@ -48,7 +48,7 @@ done
 echo 'csub notebook: PATH has no jupyter: pip install jupyterlab' >&2
 exit 127"""
 _NOT_HERE = ("dry-run", "test-only", "json", "parsable", "quiet", "wait", "what-if")
-_ADDRESS = re.compile(r"\bhttps?://([A-Za-z0-9.-]+):(\d{1,5})/")
+_ADDRESS = late_pattern(r"\bhttps?://([A-Za-z0-9.-]+):(\d{1,5})/")
 
 
 def run_notebook(argv: Sequence[str]) -> int:

@@ -6,7 +6,6 @@ Also: `csub plan --what-if`: a call with other values, planned alongside the one
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from slurm_colloc.cli.answer import describe_open_room
 from slurm_colloc.cli.submit_command import refuse_options_of_others
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import parse_gpu_memory_mb
@@ -41,10 +41,10 @@ from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.packs.open_job import ask_slurm, open_job
 from slurm_colloc.submission.packs.submit_batch import group_call
 from slurm_colloc.submission.plan.call_policy import choose_policy
+from slurm_colloc.submission.plan.explain_plan import explain_call_plan
 from slurm_colloc.submission.plan.plan_call import (
     CallPlan,
     choose_opening,
-    explain_call_plan,
     plan_call,
 )
 
@@ -105,11 +105,9 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
         # As --gpu-mem says of a job.
         asked["came_together"] = True
     if asked:
-        candidates = tuple(
-            dataclasses.replace(c, job=dataclasses.replace(c.job, **asked)) for c in candidates
-        )
+        candidates = tuple(replace(c, job=replace(c.job, **asked)) for c in candidates)
     is_alone = mode == SharingMode.EXCLUSIVE.value
-    changed = dataclasses.replace(
+    changed = replace(
         call,
         candidates=candidates,
         degree=None if is_alone else degree or call.degree,
@@ -240,7 +238,7 @@ def _plan(call: Call, directory: str, *, is_single: bool) -> None:
         other = explain_call_plan(changed_plan)
         # When the last job ends depends on how many packs run side by side.
         gpus = _count_gpus(call)
-        explanation, other = (dataclasses.replace(e, gpus=gpus) for e in (explanation, other))
+        explanation, other = (replace(e, gpus=gpus) for e in (explanation, other))
         told = [text for text in _list_warnings(changed_plan) if text not in warnings]
         warnings += [f"with {words}: {text}" for text in told]
     for text in made.problems:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.subcommands import Json
+from slurm_colloc.cli.arguments import Json
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import format_count
@@ -175,14 +175,13 @@ def _read_curves(root: Path) -> list[KnownCurve]:
 
 def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) -> str:
     """As JSON; with what packs have measured, where that is asked for."""
-    import dataclasses
-
+    from slurm_colloc.model.late_definitions import asdict
     from slurm_colloc.store.profiles import build_profile_mapping
 
     shown = [build_profile_mapping(record) for record in records]
     for record, mapping in zip(records, shown, strict=True):
         if curves is not None:
-            mapping["curves"] = [dataclasses.asdict(c) for c in curves if c.is_of(record)]
+            mapping["curves"] = [asdict(c) for c in curves if c.is_of(record)]
     return json.dumps(shown, indent=1)
 
 

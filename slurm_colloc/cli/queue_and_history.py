@@ -6,26 +6,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from slurm_colloc.cli.subcommands import (
-    Each,
-    Format,
-    Json,
-    Name,
-    NoHeader,
-    States,
-    Targets,
-    User,
-    Where,
-    choose,
-    tell_problems,
-    tell_unreadable,
-)
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.member import ALL
+from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
 from slurm_colloc.report.ended_members import Ended
@@ -33,11 +17,25 @@ from slurm_colloc.report.member_views import (
     MemberView,
     PackView,
 )
-from slurm_colloc.report.queue_rows import Found
-from slurm_colloc.report.speed_words import TimesToEnd
+from slurm_colloc.report.queue_rows import Found, LineFormat, build_json
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
-from slurm_colloc.session.selection import Choice
-from slurm_colloc.session.session import Session, note, say
+from slurm_colloc.session.selection import Choice, choose
+from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
+
+if TYPE_CHECKING:
+    from slurm_colloc.cli.arguments import (
+        Annotated,
+        Each,
+        Format,
+        Json,
+        Name,
+        NoHeader,
+        States,
+        Targets,
+        User,
+        Where,
+        typer,
+    )
 
 
 def queue(
@@ -77,17 +75,26 @@ def queue(
     elif line_format:
         _say_formatted(line_format, listed, now, header=not no_header)
     else:
-        times = TimesToEnd(session.state)
-        to_end = {
-            str(member.member): seconds
-            for view, members in found
-            for number, seconds in times.estimate(view, members, now).items()
-            for member in members
-            if member.place == number
-        }
+        to_end = _estimate_ends(session, found, now)
         table = rows.build_table(joined, now, to_end)
         _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
+
+
+def _estimate_ends(session: Session, found: Found, now: float) -> dict[str, float]:
+    """Seconds to the end of running members, by their ids; without those not known."""
+    if not any(member.state is MemberState.RUNNING for _, members in found for member in members):
+        return {}
+    from slurm_colloc.report.speed_words import TimesToEnd
+
+    times = TimesToEnd(session.state)
+    return {
+        str(member.member): seconds
+        for view, members in found
+        for number, seconds in times.estimate(view, members, now).items()
+        for member in members
+        if member.place == number
+    }
 
 
 def history(
@@ -129,8 +136,6 @@ def history(
 def _say_formatted(
     line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
 ) -> None:
-    from slurm_colloc.report.queue_rows import LineFormat
-
     say(LineFormat.parse(line_format).render(listed, now, header=header))
 
 
@@ -162,7 +167,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show everything about a submission or a member."""
-    from slurm_colloc.report.queue_rows import build_json
     from slurm_colloc.report.show_view import render_member, render_pack
 
     session = Session.open(user=user)
@@ -218,7 +222,7 @@ def explain(
     for problem in problems:
         note(f"error: {problem}")
     if problems:
-        raise typer.Exit(problems[0].exit_code)
+        sys.exit(problems[0].exit_code)
     tell_problems(session)
 
 
@@ -247,7 +251,7 @@ def logs(
     from slurm_colloc.cli.logs_and_shell import LogRequest, print_logs
 
     request = LogRequest(follow=follow, error=error, tail=tail, prefix=prefix)
-    raise typer.Exit(print_logs(session, choice, request))
+    sys.exit(print_logs(session, choice, request))
 
 
 DEFAULT_AGE = "7d"

@@ -14,44 +14,32 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.queue_and_history import DEFAULT_AGE, parse_age
-from slurm_colloc.cli.subcommands import (
-    Json,
-    Name,
-    States,
-    User,
-    Where,
-    tell_problems,
-    tell_unreadable,
-)
 from slurm_colloc.errors import CollocError, UsageProblem
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
-from slurm_colloc.report.pack_entry import PackEntry
-from slurm_colloc.report.page.render_page import WeekPage, build_week
-from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
-from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.summary_file import Summary, choose_members
-from slurm_colloc.report.sums_view import FoundEntries, Grouping, find_entries, sum_packs
 from slurm_colloc.session.selection import Choice
-from slurm_colloc.session.session import Session, note, say
+from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
-    pass
+    from slurm_colloc.cli.arguments import Annotated, Json, Name, States, User, Where, typer
+    from slurm_colloc.report.pack_entry import PackEntry
+    from slurm_colloc.report.page.render_page import WeekPage
+    from slurm_colloc.report.page.timelines import PageSource
+    from slurm_colloc.report.sums_view import FoundEntries
 
 
 def report(
@@ -126,9 +114,9 @@ def report(
 ) -> None:
     """Show what members used, how fast they were, and what sharing gained; last by default."""
     if write is not None:
-        raise typer.Exit(write_report(write))
+        sys.exit(write_report(write))
     if write_mail is not None:
-        raise typer.Exit(write_mail_text(write_mail))
+        sys.exit(write_mail_text(write_mail))
     as_html = as_html or opened
     kinds = {
         "--json": as_json, "--csv": as_csv, "--parquet": parquet is not None, "--html": as_html,
@@ -287,6 +275,9 @@ def build_source(
         numbers: The numbers of the members to show; None for all.
     """
     last_lines = {}
+    from slurm_colloc.report.page.timelines import PageSource
+    from slurm_colloc.report.show_view import find_log_paths
+
     ended = [m for m in view.members if m.record is not None and m.state.value in BAD_STATES]
     for member in ended[:_LAST_LINES_MOST]:
         # What is damaged of one is told where it is looked at.
@@ -394,11 +385,14 @@ def show_sums(
         StateError: A state directory cannot be read.
         UsageProblem: One of the words cannot be read.
     """
+    from slurm_colloc.report import sums_view
+
     try:
-        grouping = Grouping(by or Grouping.SCRIPT)
+        grouping = sums_view.Grouping(by or sums_view.Grouping.SCRIPT)
     except ValueError:
         raise UsageProblem(
-            f"--by: there are no sums by {by!r}", hint=f"valid ones are {', '.join(Grouping)}"
+            f"--by: there are no sums by {by!r}",
+            hint=f"valid ones are {', '.join(sums_view.Grouping)}",
         ) from None
     age = since or DEFAULT_AGE
     now = time.time()
@@ -410,29 +404,27 @@ def show_sums(
     for name in users:
         state = Session.open(user=name).state
         names.append(state.owner_name)
-        found = find_entries(state, moment)
+        found = sums_view.find_entries(state, moment)
         entries += [(state.owner_name, entry) for entry in found.entries]
         notes += _tell_left_out(found, state.owner_name if len(users) > 1 else "")
     if page is not None:
+        from slurm_colloc.report.page.render_page import build_week
+
         _write_page(page, build_week(entries, grouping, (age, moment, now), names, notes))
         return
-    rows, total = sum_packs(entries, grouping)
+    rows, total = sums_view.sum_packs(entries, grouping)
     if as_json:
-        from slurm_colloc.report.sums_view import build_sums_json
-
-        say(json.dumps(build_sums_json(rows, total, grouping, notes)))
+        say(json.dumps(sums_view.build_sums_json(rows, total, grouping, notes)))
     elif as_csv:
-        from slurm_colloc.report.sums_view import render_sums_csv
-
-        say(render_sums_csv(rows))
+        say(sums_view.render_sums_csv(rows))
     else:
-        from slurm_colloc.report.sums_view import render_sums
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         if not rows:
             notes.insert(0, f"no pack has ended within {age}")
         styled = is_styled(sys.stdout)
-        say(render_sums(rows, total, grouping, notes, choose_width(), styled=styled), styled=styled)
+        text = sums_view.render_sums(rows, total, grouping, notes, choose_width(), styled=styled)
+        say(text, styled=styled)
 
 
 def _write_page(page: SumsPage, week: WeekPage) -> None:
@@ -563,4 +555,4 @@ def track(
                 failed = problem
     tell_unreadable(session)
     if failed is not None:
-        raise typer.Exit(failed.exit_code)
+        sys.exit(failed.exit_code)

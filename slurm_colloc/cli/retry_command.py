@@ -6,7 +6,6 @@ submission: the script, its arguments and its environment.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from slurm_colloc.cli.answer import build_answer_json, tell_id
 from slurm_colloc.cli.batch_and_sweep import render_jobs
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.member_views import MemberView, PackView
@@ -50,7 +50,7 @@ _CLOSED = "members of its submission are tried again in another pack"
 _CALL_OPTIONS = frozenset({"json", "parsable", "quiet", "wait", "dry-run", "verbose", "explain"})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RetryRequest:
     """What a call of `csub retry` asks for.
 
@@ -233,7 +233,7 @@ def _retry(
             missing.append(member)
         environment = read_given_environment() if kept is None else kept
         old = member.spec.job
-        job = dataclasses.replace(
+        job = replace(
             old,
             number=number,
             retry_of=old.retry_of or str(member.member),
@@ -265,7 +265,7 @@ def _retry(
 
     submit_call(
         call,
-        dataclasses.replace(policy, running_limit=None),
+        replace(policy, running_limit=None),
         session.settings,
         session.own_state,
         session.slurm,
@@ -287,7 +287,7 @@ def _close_to_joiners(session: Session, views: Sequence[PackView]) -> None:
             newest = state.read_pack(view.record.pack_id)
             if not locked or newest is None:
                 raise StateError(f"cannot close {view.job_id} to other jobs: it is being joined")
-            write_record(path, dataclasses.replace(newest, closed=_CLOSED))
+            write_record(path, replace(newest, closed=_CLOSED))
 
 
 _NAMED_MOST = 3

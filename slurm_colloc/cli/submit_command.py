@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +68,8 @@ _SECTIONS = (
 
 def render_submit_help() -> str:
     """The text of `csub submit --help`."""
+    import textwrap
+
     lines = [_HEAD, "csub's own options (also on #CSUB lines):"]
     for option in OWN_OPTIONS:
         value = "" if option.argument is Argument.NONE else "=VALUE"

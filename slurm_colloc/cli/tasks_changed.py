@@ -18,7 +18,6 @@ import pwd
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slurm_colloc.cli.hold_and_wait import hold, release
@@ -32,6 +31,7 @@ from slurm_colloc.cli.tasks_listed import (
 )
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
 from slurm_colloc.model.job_ids import parse_job_id
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, MemberState, Selection
 from slurm_colloc.model.quantities import parse_signal
 from slurm_colloc.report.member_views import MemberView, PackView

@@ -14,15 +14,12 @@ import termios
 import time
 import tty
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import typer
-
-from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.member_views import PackView
@@ -35,7 +32,7 @@ from slurm_colloc.report.show_view import (
     name_gpu,
     tell_gpu_set,
 )
-from slurm_colloc.report.speed_words import STALE_S, TimesToEnd, format_to_end
+from slurm_colloc.report.speed_words import STALE_S, TimesToEnd
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -46,12 +43,16 @@ from slurm_colloc.report.terminal_tables import (
     format_mb_figure,
     format_share,
     format_span,
+    format_to_end,
     render,
 )
 from slurm_colloc.session.selection import Choice
-from slurm_colloc.session.session import Session, note, say
+from slurm_colloc.session.session import Session, describe_damaged, note, say
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.member_states import PARKED
+
+if TYPE_CHECKING:
+    from slurm_colloc.cli.arguments import Annotated, Name, States, Targets, User, Where, typer
 
 PERIOD_S = 1.0
 _NVLINK_SHOWN_MIB_S = 1.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
+from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
@@ -41,7 +41,7 @@ from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
 _FAILURES = (MemberState.FAILED, MemberState.OUT_OF_MEMORY)
 _Read = TypeVar("_Read")
-_MAY_BE_MEMBERS = re.compile(r"L?\d.*|last([/_].*)?|all|.*/.*")
+_MAY_BE_MEMBERS = late_pattern(r"L?\d.*|last([/_].*)?|all|.*/.*")
 
 
 class Inquiry:
@@ -54,6 +54,7 @@ class Inquiry:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: dict[tuple[str, str], Any] = {}
+        self._fields: dict[str, Mapping[str, str]] = {}
 
     def _once(
         self, read: Callable[[PackView], _Read], view: PackView, otherwise: _Read, of: str = ""
@@ -124,7 +125,9 @@ class Inquiry:
         return read_json(latest_path(self._session.state.pack_path(view.record.pack_id)))
 
     def _read_fields(self, view: PackView) -> Mapping[str, str]:
-        return self._session.slurm.read_job(view.job_id) or {}
+        if view.job_id not in self._fields:
+            self._fields |= self._session.slurm.read_elements(view.job_id)
+        return self._fields.get(view.job_id, {})
 
     def _find_new_name(self, member: MemberView) -> str:
         if member.moved_to is None:

@@ -7,7 +7,6 @@ asks on the login node what diagnosis.login_findings judges.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import platform
 import shutil
@@ -36,6 +35,7 @@ from slurm_colloc.errors import (
 )
 from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.model.examination import Examination
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.report.waiting_reasons import describe_reason
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
@@ -346,7 +346,7 @@ def run_job(
     number = os.urandom(6).hex()
     # From the first file to the last: an interrupt leaves neither files nor a job.
     with hold_interrupts() as held, make_place(settings, number) as place:
-        asked = dataclasses.replace(
+        asked = replace(
             asked, place=str(settings.state_path if settings.state_shared else place.parent)
         )
         write_json(place / "asked.json", {"gpus": asked.gpus})
@@ -408,7 +408,7 @@ def ask_login() -> tuple[LoginFacts, Settings]:
         settings = load_settings()
         files = find_files(os.environ)
         there = [path for path in (files.site, files.user) if path and Path(path).exists()]
-        facts = dataclasses.replace(
+        facts = replace(
             facts,
             settings_files=name_files(there, os.environ),
             state_path=str(settings.state_path),
@@ -416,11 +416,11 @@ def ask_login() -> tuple[LoginFacts, Settings]:
             state_trouble=try_state(settings),
         )
     except CollocError as error:
-        facts = dataclasses.replace(facts, settings_trouble=_explain(error))
+        facts = replace(facts, settings_trouble=_explain(error))
     try:
-        facts = dataclasses.replace(facts, client_version=read_client_version())
+        facts = replace(facts, client_version=read_client_version())
     except CollocError as error:
-        return dataclasses.replace(facts, client_trouble=_explain(error)), settings
+        return replace(facts, client_trouble=_explain(error)), settings
     return ask_controller(facts, settings), settings
 
 
@@ -446,18 +446,18 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
     try:
         config = SlurmCommands().read_config()
         answer_ms = (time.monotonic() - started) * 1000
-        facts = dataclasses.replace(facts, config=config, answer_ms=round(answer_ms, 1))
-        facts = dataclasses.replace(facts, nodes=tuple(list_node_states()))
+        facts = replace(facts, config=config, answer_ms=round(answer_ms, 1))
+        facts = replace(facts, nodes=tuple(list_node_states()))
     except CollocError as error:
-        return dataclasses.replace(facts, config=None, controller_trouble=_explain(error))
+        return replace(facts, config=None, controller_trouble=_explain(error))
     try:
         open_slurm(settings)
-        facts = dataclasses.replace(facts, access=describe_access(settings))
+        facts = replace(facts, access=describe_access(settings))
     except SlurmUnreachable as error:
-        facts = dataclasses.replace(facts, access_trouble=_explain(error))
+        facts = replace(facts, access_trouble=_explain(error))
     except CollocError as error:
         hint = "unset that variable, or give it one of these values"
-        facts = dataclasses.replace(facts, access_trouble=AskProblem(error.message, hint))
+        facts = replace(facts, access_trouble=AskProblem(error.message, hint))
     return facts
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from slurm_colloc.model.examination import Examination
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.report.waiting_reasons import find_reason, normalise_reason
 from slurm_colloc.slurm.slurm_nodes import NodeState
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from slurm_colloc.diagnosis.login_findings import (
     NO_PYTHON,
@@ -24,6 +23,7 @@ from slurm_colloc.diagnosis.login_findings import (
     yellow,
 )
 from slurm_colloc.model.examination import Examination, GpuLook, NvmlLook
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.report.show_view import name_gpu
 
 # ---- What the node tells of its GPU, MPS and root's hooks, judged; pure --------------------------

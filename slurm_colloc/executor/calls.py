@@ -27,12 +27,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import MemberFailed, NotFound, StateError, UsageProblem
 from slurm_colloc.model.job import Parameters, check_parameter_name
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.store.atomic_files import write_atomic
 from slurm_colloc.store.foreign_files import (

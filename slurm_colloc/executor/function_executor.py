@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -25,6 +24,7 @@ from slurm_colloc.executor.submit_calls import (
     submit_functions,
     submit_script,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:

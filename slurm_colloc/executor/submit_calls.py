@@ -5,12 +5,10 @@ Also: what csub's state and Slurm say of the members of jobs from Python.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +25,7 @@ from slurm_colloc.executor.calls import (
     write_calls,
 )
 from slurm_colloc.executor.run_call import VARIABLE, find_checkpoint
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:
@@ -173,14 +172,14 @@ def _with_calls(call: Call, calls: Sequence[PythonCall], path: Path) -> Call:
     candidates = []
     for candidate, made in zip(call.candidates, calls, strict=True):
         arguments = describe_arguments(made.function, made.args, made.kwargs)
-        job = dataclasses.replace(
+        job = replace(
             candidate.job,
             script_name=name_function(made.function),
             arguments=arguments,
             parameters=find_parameters(arguments),
         )
-        candidates.append(dataclasses.replace(candidate, environment=environment, job=job))
-    return dataclasses.replace(call, candidates=tuple(candidates))
+        candidates.append(replace(candidate, environment=environment, job=job))
+    return replace(call, candidates=tuple(candidates))
 
 
 def _place(call: Call) -> tuple[str, tuple[int, ...]]:

@@ -9,7 +9,6 @@ paused the others, from peaks in company, and from the steps of each complete ru
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from statistics import fmean
 from slurm_colloc.metrics.presence import find_shared
 from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
 from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.measured_curve import (
     CurvePoint,
     FamilyRate,
@@ -244,7 +244,7 @@ def _predict(
         profile = member.profile or next(iter(member.relatives), None)
         load = None if profile is None else build_load(profile.for_planning(), calibration)
         if load is not None:
-            load = dataclasses.replace(load, sensitivity=0.0, pressure=0.0)
+            load = replace(load, sensitivity=0.0, pressure=0.0)
         subjects.append(Subject(place, plan.cpus, None, None, 1.0, load, 1.0))
         percentages.append(plan.thread_percentage)
     found = predict_setting(subjects, Setting(mode, tuple(percentages)), calibration)

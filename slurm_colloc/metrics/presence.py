@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.metrics.rates import (
     WINDOW_LEAST_S,
@@ -20,6 +19,7 @@ from slurm_colloc.metrics.rates import (
     compute_rate,
     select_within,
 )
+from slurm_colloc.model.late_definitions import dataclass
 
 MARGIN_S = 2.0
 """A neighbour is seen once a second: how long before and after it may have been there."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Series of measured values over time; None is what could not be read, never 0 ----------------
 

@@ -11,7 +11,6 @@ needs it unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.metrics.presence import AttributedPart, Attribution
 from slurm_colloc.metrics.rates import (
@@ -23,6 +22,7 @@ from slurm_colloc.metrics.rates import (
     compute_percentile,
     sum_known,
 )
+from slurm_colloc.model.late_definitions import dataclass
 
 SECONDS_PER_HOUR = 3600.0
 SHORT_S = 10.0

@@ -6,7 +6,7 @@ written is None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,24 @@ So every field has a kind and bounds, and nothing of a user's is in it: no names
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern
 
 SCHEMA = 1
 KIND = "slurm_colloc.fleet"
 BYTES_MOST = 32 << 10
 RATES_MOST = 64
 
-_JOB = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?", re.ASCII)
-_CLUSTER = re.compile(r"[A-Za-z0-9_.-]{0,64}", re.ASCII)
-_NODE = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-_MODEL = re.compile(r"[A-Za-z0-9 ()/_.+-]{1,64}", re.ASCII)
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F/-]{4,80}", re.ASCII)
-_SIGNATURE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_JOB = late_pattern(r"(?a)[0-9]{1,10}(?:_[0-9]{1,10})?")
+_CLUSTER = late_pattern(r"(?a)[A-Za-z0-9_.-]{0,64}")
+_NODE = late_pattern(r"(?a)[A-Za-z0-9_.-]{1,64}")
+_MODEL = late_pattern(r"(?a)[A-Za-z0-9 ()/_.+-]{1,64}")
+_UUID = late_pattern(r"(?a)(?:GPU|MIG)-[0-9a-fA-F/-]{4,80}")
+_SIGNATURE = late_pattern(r"(?a)[0-9a-f]{32}")
 _MODES = frozenset({"exclusive", "timeslice", "mps", "mig"})
 _MOMENT_MOST = 1e11
 _GPUS_MOST = 64
@@ -30,7 +31,7 @@ _WATT_MOST = 3000.0
 _GAIN_MOST = 256.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FleetRecord:
     """A pack that has ended; None stands for what is not known.
 
@@ -103,7 +104,7 @@ class FleetRecord:
         return (self.ended_at - self.started_at) * self.gpus
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True)
 class SharingSums:
     """Sums of packs, or of parts of them; what is not known of a pack is left out of that sum.
 
@@ -210,7 +211,7 @@ class SharingSums:
 
 def build_mapping(record: FleetRecord) -> dict[str, Any]:
     """Its JSON form."""
-    return {"schema": SCHEMA, "kind": KIND, **dataclasses.asdict(record)}
+    return {"schema": SCHEMA, "kind": KIND, **asdict(record)}
 
 
 def parse_fleet_record(value: Any) -> FleetRecord:

@@ -6,13 +6,12 @@ a script's arguments: `--lr 0.1`, `--lr=0.1`, `lr=0.1`; what `--share` asks for.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_values import MailRequest
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 
@@ -161,8 +160,8 @@ VARIABLE = "SLURM_COLLOC_PARAM_"
 NAME_MOST = 64
 VALUE_MOST = 4096
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
-_NOT_IN_VARIABLES = re.compile(r"[^A-Z0-9_]", re.ASCII)
+_NAME = late_pattern(r"(?a)[A-Za-z_][A-Za-z0-9_.-]*")
+_NOT_IN_VARIABLES = late_pattern(r"(?a)[^A-Z0-9_]")
 
 
 def check_parameter_name(name: str) -> None:
@@ -254,9 +253,9 @@ def _are_equal(one: str, other: str) -> bool:
 
 # ---- The parameters among a script's arguments: `--lr 0.1`, `--lr=0.1`, `lr=0.1`; pure -----------
 
-_NAMED = re.compile(r"(?:--?|\+\+?)?(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
+_NAMED = late_pattern(r"(?s)(?:--?|\+\+?)?(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)")
 """`--lr=0.1`, `-lr=0.1`, and hydra's `lr=0.1`, `+optim.lr=0.1`, `++lr=0.1`."""
-_OPTION = re.compile(r"--?(?P<name>[A-Za-z_][\w.-]*)")
+_OPTION = late_pattern(r"--?(?P<name>[A-Za-z_][\w.-]*)")
 
 
 def read_parameters(arguments: Sequence[str]) -> dict[str, str]:

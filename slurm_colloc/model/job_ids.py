@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 # ---- The `--array` specification: parsing it, and writing task ids back in short -----------------
 
 # The largest MaxArraySize that slurm.conf(5) allows is 4000001.
 LARGEST_TASK_ID = 4_000_000
 
-_BRACKETS = re.compile(r"\[([^\[\]]*)\](%.*)?")
-_TOKEN = re.compile(r"\s*(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
-_LIMIT = re.compile(r"\d{1,9}", re.ASCII)
+_BRACKETS = late_pattern(r"\[([^\[\]]*)\](%.*)?")
+_TOKEN = late_pattern(r"(?a)\s*(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?")
+_LIMIT = late_pattern(r"(?a)\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ def format_task_runs(task_ids: Iterable[int]) -> str:
 
 _JOB = r"(L?\d{1,18}|last)"
 _NUMBERS = r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*"
-_OWN = re.compile(rf"{_JOB}(?:/({_NUMBERS}))?", re.ASCII)
-_SLURM = re.compile(rf"{_JOB}_(?:(\d{{1,18}})|(\[[\d,:%-]+\])|(\*))", re.ASCII)
+_OWN = late_pattern(rf"(?a){_JOB}(?:/({_NUMBERS}))?")
+_SLURM = late_pattern(rf"(?a){_JOB}_(?:(\d{{1,18}})|(\[[\d,:%-]+\])|(\*))")
 
 Ranges = tuple[tuple[int, int], ...]
 """First and last number of each part."""

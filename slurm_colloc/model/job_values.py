@@ -13,9 +13,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberId, MemberState
 
 AFTERCORR = "aftercorr"
@@ -24,7 +24,7 @@ AFTERCORR = "aftercorr"
 MEMBER_KINDS = frozenset({"after", "afterany", "afternotok", "afterok"})
 """What may stand before a member."""
 
-_MEMBER = re.compile(r"\d+/\d+")
+_MEMBER = late_pattern(r"\d+/\d+")
 
 
 class ConditionOutlook(enum.Enum):
@@ -514,7 +514,7 @@ def describe_ends(state: MemberState, codes: list[ExitCode]) -> str:
 
 # ---- File name patterns of sbatch (sbatch(1), filename pattern), for members ---------------------
 
-_SPECIFIER = re.compile(r"%(\d*)([%AaJjNnstuxb])", re.ASCII)
+_SPECIFIER = late_pattern(r"(?a)%(\d*)([%AaJjNnstuxb])")
 _WIDTH_MOST = 10
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_count

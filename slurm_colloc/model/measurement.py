@@ -14,10 +14,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import CurvePoint
 
 # ---- What a measurement by pausing is given, asks for and answers; values only -------------------
@@ -311,7 +310,7 @@ class _DegreeSearch:
             return member.rate_alone
         measured = self._alone.get(member.kind or f"#{member.number}")
         if measured:
-            return fmean(measured)
+            return _average(measured)
         like = [m.rate_alone for m in self._members if m.kind == member.kind and m.rate_alone]
         return like[0] if like and member.kind else None
 
@@ -335,14 +334,14 @@ class _DegreeSearch:
 
     def _compute_mean_stp(self, degree: int) -> float | None:
         stps = self._compute_stps(degree)
-        return fmean(stps) if stps else None
+        return _average(stps) if stps else None
 
     def _is_noisy(self, degrees: Sequence[int]) -> bool:
         """Whether noise could decide between these, or about a bound."""
         found = [self._compute_stps(degree) for degree in degrees]
         if not all(found):
             return True
-        means, errors = [fmean(stps) for stps in found], [_compute_error(stps) for stps in found]
+        means, errors = [_average(stps) for stps in found], [_compute_error(stps) for stps in found]
         for degree, mean, error in zip(degrees, means, errors, strict=True):
             worst = self._find_worst_member(degree)
             if worst is not None and abs(worst[1] / worst[2] - 1.0) < (error or 0.0) / mean:
@@ -364,7 +363,7 @@ class _DegreeSearch:
             if member.bound is None or member.number not in shares:
                 continue
             alike = by_kind.get(member.kind) if member.kind else None
-            share = fmean(alike) if alike else shares[member.number]
+            share = _average(alike) if alike else shares[member.number]
             slowdown = 1.0 / share if share > 0 else math.inf
             if worst is None or slowdown / member.bound > worst[1] / worst[2]:
                 worst = member.number, slowdown, member.bound
@@ -375,7 +374,7 @@ class _DegreeSearch:
         for sample in self._samples.get(degree, ()):
             for number, share in self._compute_shares(degree, sample).items():
                 found.setdefault(number, []).append(share)
-        return {number: fmean(shares) for number, shares in found.items()}
+        return {number: _average(shares) for number, shares in found.items()}
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -426,7 +425,7 @@ class _DegreeSearch:
         rates = []
         for kind, member in self._representatives.items():
             if values := self._alone.get(kind):
-                error, mean = _compute_error(values), fmean(values)
+                error, mean = _compute_error(values), _average(values)
                 part = None if error is None else error / mean
                 rates.append(MeasuredRate(member.number, mean, part, self._window_s * len(values)))
         curve = tuple(self._build_point(degree, stp) for degree, stp in sorted(measured.items()))
@@ -447,11 +446,16 @@ class _DegreeSearch:
         )
 
 
+def _average(values: Sequence[float]) -> float:
+    # As that of `statistics`, which loads decimals, fractions and random numbers.
+    return math.fsum(values) / len(values)
+
+
 def _compute_error(values: Sequence[float]) -> float | None:
     """The standard error of a mean; None for a single value."""
     if len(values) < 2:
         return None
-    mean = fmean(values)
+    mean = _average(values)
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 

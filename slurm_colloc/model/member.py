@@ -7,14 +7,13 @@ end; words of an enumeration as a record has them, those that only a newer csub 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import join_numbers, parse_job_id
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 
 
 class MemberState(enum.StrEnum):
@@ -102,7 +101,7 @@ class ExitCode:
         return cls(int(code), int(signal or "0"))
 
 
-_MEMBER_ID = re.compile(r"(L?\d+)[/_](\d+)", re.ASCII)
+_MEMBER_ID = late_pattern(r"(?a)(L?\d+)[/_](\d+)")
 
 
 @dataclass(frozen=True, order=True)

@@ -9,9 +9,9 @@ Names, sizes and placements are NVML's on the GPU itself: they differ between bo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
 
 # ---- What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure -----
 
-_NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
+_NAME = late_pattern(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
 
 
 @dataclass(frozen=True, order=True)
@@ -231,8 +231,16 @@ def _build_table(model: str) -> tuple[InstanceProfile, ...]:
     return tuple(profiles)
 
 
-MIG_TABLES = {model: _build_table(model) for model in _SIZES}
+MIG_TABLES: Mapping[str, tuple[InstanceProfile, ...]]
 """Profiles by model: A100-40, A100-80, A30, H100-80, H200, B200."""
+
+
+def __getattr__(name: str) -> object:
+    # They are built where they are asked for, which only few commands do.
+    if name != "MIG_TABLES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    tables = globals()[name] = {model: _build_table(model) for model in _SIZES}
+    return tables
 
 
 def choose_mig_table(gpu_model: str, gpu_memory_mb: int | None) -> tuple[InstanceProfile, ...]:
@@ -242,6 +250,8 @@ def choose_mig_table(gpu_model: str, gpu_memory_mb: int | None) -> tuple[Instanc
         gpu_model: Such as `NVIDIA H100 80GB HBM3`.
         gpu_memory_mb: All of its memory (MiB); None where unknown.
     """
+    from slurm_colloc.model.mig_profiles import MIG_TABLES
+
     words = gpu_model.upper().replace("-", " ").split()
     for family in ("A30", "H200", "B200", "A100", "H100"):
         if family not in words:

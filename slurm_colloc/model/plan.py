@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 
+from slurm_colloc.model.late_definitions import dataclass, field, fields
 from slurm_colloc.model.mig_layout import PlannedSeat
 
 # ---- How long jobs may run, and how many at once, by their quality of service (QoS) --------------

@@ -8,24 +8,23 @@ Every parser raises `ValueError` with one sentence that quotes the text.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from typing import TypeGuard
 
 from slurm_colloc.model.job import SignalRequest
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 
 # Slurm keeps seconds in a C int.
 _MAX_TIME_S = 2**31 - 1
 # Slurm keeps MB in 64 bits, the two highest values of which have a meaning of their own.
 _MAX_MEMORY_MB = 2**63 - 1
 
-_WITH_DAYS = re.compile(r"(\d{1,18})-(?:(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?)?", re.ASCII)
-_WITHOUT_DAYS = re.compile(r"(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
-_HOST_MEMORY = re.compile(r"\s*\+?(\d{1,18})(?:([kKmMgGtT])[bB]?)?", re.ASCII)
-_GPU_MEMORY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKmMgGtT])(?:i?[bB])?\s*", re.ASCII)
+_WITH_DAYS = late_pattern(r"(?a)(\d{1,18})-(?:(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?)?")
+_WITHOUT_DAYS = late_pattern(r"(?a)(\d{1,18})(?::(\d{1,18})(?::(\d{1,18}))?)?")
+_HOST_MEMORY = late_pattern(r"(?a)\s*\+?(\d{1,18})(?:([kKmMgGtT])[bB]?)?")
+_GPU_MEMORY = late_pattern(r"(?a)\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kKmMgGtT])(?:i?[bB])?\s*")
 
 _KB_OF_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _TIME_FORMS = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
@@ -78,7 +77,7 @@ def format_time_limit(seconds: int | None) -> str:
     return f"{hours // 24}-{hours % 24:02}:{minutes:02}:{rest:02}"
 
 
-_AGE = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_AGE = late_pattern(r"(?a)(\d{1,9})([smhdw])")
 _AGE_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -181,11 +180,10 @@ def format_mb(memory_mb: int) -> str:
     return f"{memory_mb}M"
 
 
-_REQUEST = re.compile(
-    r"(?P<flags>[Rr]?[Bb]?[Rr]?):?(?P<signal>[^@]*)(?:@(?P<seconds>(?:[ \t]*[+]?\d{1,18})?))?",
-    re.ASCII,
+_REQUEST = late_pattern(
+    r"(?a)(?P<flags>[Rr]?[Bb]?[Rr]?):?(?P<signal>[^@]*)(?:@(?P<seconds>(?:[ \t]*[+]?\d{1,18})?))?"
 )
-_SIGNAL_NUMBER = re.compile(r"\s*(\d{1,9})\s*", re.ASCII)
+_SIGNAL_NUMBER = late_pattern(r"(?a)\s*(\d{1,9})\s*")
 _SIGNAL_NAMES = (
     "HUP", "INT", "QUIT", "ABRT", "KILL", "ALRM", "TERM", "USR1", "USR2", "URG", "CONT", "STOP",
     "TSTP", "TTIN", "TTOU", "XCPU",
@@ -230,8 +228,8 @@ def parse_signal_request(text: str) -> SignalRequest:
 
 # ---- GPUs in `--gres`, `--gpus`, `--gpus-per-*` and `--tres-per-task` values ---------------------
 
-_COUNT = re.compile(r"(\d{1,18})([kKmMgGtTpP]?)", re.ASCII)
-_TYPE = re.compile(r"[^\s:=,/()\[\]]+")
+_COUNT = late_pattern(r"(?a)(\d{1,18})([kKmMgGtTpP]?)")
+_TYPE = late_pattern(r"[^\s:=,/()\[\]]+")
 _POWER_OF_1024 = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 

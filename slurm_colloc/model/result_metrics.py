@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 
 METRICS_MOST = 16
 EXPRESSION_MOST = 1000
@@ -18,14 +19,14 @@ NAME_MOST = 100
 """Characters of a metric's name, also of one that a program reports itself."""
 
 _VALUE = "value"
-_NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
+_NUMBER = late_pattern(r"[-+]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?")
 _NOT_FINITE = frozenset({"nan", "inf", "infinity"})
 _NUMBER_AFTER = (
     r"(?<![\w./-]){name}[\"']?\s{{0,8}}[:=]?\s{{0,8}}"
     r"(?P<value>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:nan|[-+]?inf))(?!\w)"
 )
-_WORD = re.compile(r"[A-Za-z][\w/.-]*", re.ASCII)
-_BEGINNING = re.compile(r"(?:\^|\\b)?([A-Za-z][\w/]*)", re.ASCII)
+_WORD = late_pattern(r"(?a)[A-Za-z][\w/.-]*")
+_BEGINNING = late_pattern(r"(?a)(?:\^|\\b)?([A-Za-z][\w/]*)")
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,11 @@ def parse_number(text: str) -> float | None:
     return value if math.isfinite(value) else math.nan
 
 
-_LESS = re.compile(
+_LESS = late_pattern(
     r"loss|err(or)?s?|perplexity|ppl|bpc|bpd|nll|mse|mae|rmse|rmsle|mape|wer|cer|fid|latency|"
     r"seconds|time|divergence|regret"
 )
-_MORE = re.compile(
+_MORE = late_pattern(
     r"acc(uracy)?|top\d*|score|reward|return|auc|auroc|auprc|f1|f2|bleu|rouge\w*|m?iou|m?ap\d*|"
     r"precision|recall|dice|r2|psnr|ssim|correct|win|likelihood|elbo|throughput|mcc"
 )

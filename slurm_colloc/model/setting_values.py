@@ -6,10 +6,10 @@ Also: the settings that a pack's runner goes by: they travel with the pack.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import Goal, Rule
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
 
 # ---- What one run has shown of a job, as usage profiles take it; values only ---------------------

@@ -8,9 +8,7 @@ others. Each gathers the facts from what it has: the runner from its memory, csu
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.quantities import format_elapsed
 
 # ---- In which words a runner says why no more members run, and how those words are recognised ----
@@ -21,7 +19,7 @@ NO_MEMORY = "the GPU has no memory left for it: "
 DOOR_FIRST = "one at the door goes first: "
 TOO_LITTLE_TIME = "the pack has only "
 
-_AT_ONCE = re.compile(r"\d+ runs? at once")
+_AT_ONCE = late_pattern(r"\d+ runs? at once")
 
 
 def say_no_more(degree: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     record = MonitorRecord(
         pack=pack,
         attempt=attempt,
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         interval_s=interval_s,
         started_at=started_at,
         gaps=gaps,

@@ -11,8 +11,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from slurm_colloc.model.late_definitions import dataclass
 
 # ---- Counters of a GPU that NVML reads in one call: performance monitoring (GPM), and fields -----
 #

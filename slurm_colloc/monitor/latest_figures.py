@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from slurm_colloc.model.late_definitions import dataclass, field
 
 RATE_WINDOW_S = 10.0
 """Over how long rates are told."""

@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import (
@@ -21,6 +20,7 @@ from slurm_colloc.host.system.node_processes import (
     read_parent,
     read_small,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.progress_counters import MemberProgress
 
 # ---- A member's own control group, where it runs as a job step that has one ----------------------

@@ -11,10 +11,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.monitor.gpu_reading import (
     GPU_CODES,
     Capabilities,

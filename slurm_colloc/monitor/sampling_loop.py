@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_progress import Members

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping
 
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import PackRequest
 
-_WEIGHT = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([KMGTP]?)", re.ASCII)
+_WEIGHT = late_pattern(r"(?a)([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([KMGTP]?)")
 _UNITS = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "P": 2.0**50}
 _MEGABYTE = 2.0**20
 _NOTHING = ("", "(null)", "N/A", "accounting_storage/none")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BillingRule:
     """How Slurm charges jobs of a partition.
 

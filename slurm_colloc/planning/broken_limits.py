@@ -5,11 +5,11 @@ Also: why a job of known load runs alone, with both numbers of what is in the wa
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
 
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.hard_limits import (
@@ -58,8 +58,7 @@ class Weighing:
     def _free_pricing(self) -> Pricing:
         """The same jobs with no limit and no bound."""
         free = [
-            dataclasses.replace(subject, max_slowdown=math.inf, margin=_UNBOUNDED)
-            for subject in self.subjects
+            replace(subject, max_slowdown=math.inf, margin=_UNBOUNDED) for subject in self.subjects
         ]
         return Pricing(free, Limits(), self.calibration, goal=self.goal, modes=self.modes)
 
@@ -144,7 +143,7 @@ def name_needy(broken: Broken, names: Sequence[str], subjects: Sequence[Subject]
         f"{names[place]} needs {need_mb} MB of GPU memory, "
         f"each of {count} MIG instances has {broken.limit:.0f} MB"
     )
-    return dataclasses.replace(broken, text=text)
+    return replace(broken, text=text)
 
 
 def find_too_large(

@@ -6,11 +6,10 @@ cost the members of a pack, or save them, against MPS.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance
 from slurm_colloc.model.plan import Goal, SharingMode
@@ -278,7 +277,7 @@ def _scale(subject: Subject, seat: Seat) -> Load:
     assert load is not None
     own = compute_own_slowdown(subject, seat)
     sm, dram = seat.sm_share * own, seat.dram_share * own
-    return dataclasses.replace(
+    return replace(
         load,
         # What the host takes of a step stays as long as on the whole GPU.
         engine=1.0 - (1.0 - load.engine) / own,

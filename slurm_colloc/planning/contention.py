@@ -25,9 +25,9 @@ The forms were found on an H200 (docs/planning.md, "The model"); the coefficient
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.usage_profile import Load, ModeModel
 
 _ROUNDS = 4

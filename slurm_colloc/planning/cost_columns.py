@@ -8,13 +8,12 @@ Prices are those of pack_pricing. Imported only where a search needs it: it load
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from slurm_colloc.model.late_definitions import dataclass, fields
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.hard_limits import Priced, Subject
@@ -97,7 +96,7 @@ def compute_spans_s(
 _NARROWED = 0.8
 """Where no more than this share of the places is taken, the others are not gone through."""
 
-_FIELDS = tuple(entry.name for entry in dataclasses.fields(Load))
+_FIELDS = tuple(entry.name for entry in fields(Load))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import KnownBy, SharingMode
 from slurm_colloc.planning.hard_limits import Broken
 

@@ -11,7 +11,6 @@ GPU memory and degree are those of one GPU, because a member has a place on each
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
@@ -21,6 +20,7 @@ from typing import Protocol, TypeVar
 
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import (
     Capacity,
     Goal,
@@ -93,13 +93,13 @@ def fit_known_packs(
 
     policy, each = question.policy, -(-len(indices) // sets)
     if policy.rule is Rule.CSUB and sets - len(packs) >= _IDLE_SHARE * sets:
-        narrow = dataclasses.replace(
+        narrow = replace(
             policy, degree=min(policy.degree, each), degree_max=min(policy.degree_max, each)
         )
-        packs = plan_alike(dataclasses.replace(question, policy=narrow), indices)
+        packs = plan_alike(replace(question, policy=narrow), indices)
     elif len(packs) > sets and _may_wait(question, indices):
-        waiting = dataclasses.replace(policy, pack_size=each)
-        found = plan_alike(dataclasses.replace(question, policy=waiting), indices)
+        waiting = replace(policy, pack_size=each)
+        found = plan_alike(replace(question, policy=waiting), indices)
         packs = min(packs, found, key=len)
     if policy.gpus_per_pack * policy.nodes_per_pack > question.capacity.gpus:
         packs = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
@@ -129,7 +129,7 @@ def number_slurm_jobs(groups: Iterable[Sequence[PackPlan]]) -> list[PackPlan]:
                 continue
             if pack.slurm_job not in numbers:
                 numbers[pack.slurm_job] = next(unused)
-            found.append(dataclasses.replace(pack, slurm_job=numbers[pack.slurm_job]))
+            found.append(replace(pack, slurm_job=numbers[pack.slurm_job]))
     return found
 
 
@@ -153,7 +153,7 @@ def group_by_slurm_job(packs: Iterable[_Pack]) -> list[list[_Pack]]:
 # ---- How many GPU sets jobs are spread over, and which sets are on one node; pure arithmetic -----
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Demand:
     """Jobs that need equally many GPUs.
 
@@ -166,7 +166,7 @@ class Demand:
     degree: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Spread:
     """Over how much jobs are spread.
 
@@ -330,8 +330,8 @@ def plan_gpu_sets(
     jobs, gpus_per_pack = question.jobs, question.policy.gpus_per_pack
     if sum(jobs[i].gpus for i in indices) <= gpus_per_pack * question.policy.nodes_per_pack:
         # Each job can have GPUs of its own.
-        policy = dataclasses.replace(question.policy, mixes_gpus=False)
-        question = dataclasses.replace(question, policy=policy)
+        policy = replace(question.policy, mixes_gpus=False)
+        question = replace(question, policy=policy)
     together = max(jobs[i].gpus for i in indices) if question.policy.mixes_gpus else None
     kinds: dict[int, list[int]] = {}
     for index in indices:
@@ -412,7 +412,7 @@ def _spread(
 def scale_capacity(capacity: Capacity, gpus: int) -> Capacity:
     """What a set of several GPUs brings with it."""
     cpus, memory_mb = capacity.cpus_per_gpu, capacity.host_memory_mb_per_gpu
-    return dataclasses.replace(
+    return replace(
         capacity,
         gpus=gpus,
         cpus_per_gpu=None if cpus is None else cpus * gpus,
@@ -431,10 +431,10 @@ def _ask_of_sets(question: Question, gpus: int) -> Question:
         degree = choose_set_degree(policy, gpus)
         # Each member is a client on every GPU.
         degree_max = max(degree, degree_max // gpus) if profiles else degree
-    return dataclasses.replace(
+    return replace(
         question,
         profiles=profiles,
-        policy=dataclasses.replace(policy, degree=degree, degree_max=degree_max),
+        policy=replace(policy, degree=degree, degree_max=degree_max),
         capacity=scale_capacity(question.capacity, gpus),
     )
 
@@ -449,10 +449,10 @@ def _limit_running(question: Question, limit: int, sets: int) -> Question:
     """`%limit` of an array counts over all sets: rather more GPUs with fewer members each."""
     most = max(1, limit // sets)
     policy = question.policy
-    policy = dataclasses.replace(
+    policy = replace(
         policy, degree=min(policy.degree, most), degree_max=min(policy.degree_max, most)
     )
-    return dataclasses.replace(question, policy=policy)
+    return replace(question, policy=policy)
 
 
 def _count_places(policy: Policy) -> int:
@@ -515,7 +515,7 @@ def _number(
     places = [divmod(number, nodes_per_pack) for number in numbers]
     counts = Counter(job for job, _ in places)
     return [
-        dataclasses.replace(pack, slurm_job=job, node=node) if counts[job] > 1 else pack
+        replace(pack, slurm_job=job, node=node) if counts[job] > 1 else pack
         for pack, (job, node) in zip(packs, places, strict=True)
     ]
 
@@ -526,7 +526,7 @@ EXCLUSIVE = "exclusive"
 """The option of sbatch by which jobs ask for a node of their own."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuChoice:
     """How many GPUs a pack has.
 

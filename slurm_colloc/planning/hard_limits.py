@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import MIG_INSTANCES_MAX, KnownBy, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration, Load
 

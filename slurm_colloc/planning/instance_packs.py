@@ -6,13 +6,13 @@ layout that was asked for, and packs that only unequal instances hold.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.mig_layout import place as find_places
 from slurm_colloc.model.plan import PackPlan, Policy, SharingMode, UsageProfile
@@ -55,7 +55,7 @@ from slurm_colloc.planning.sharing_ways import PLAIN, SETUP_S, build_families, p
 _ALL = 100
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class InstancePlan:
     """Members on a layout.
 
@@ -237,14 +237,14 @@ def build_instance_pack(
         question.jobs, stretched, question.capacity, policy, closing_reason, prediction=prediction
     )
     members = tuple(
-        dataclasses.replace(
+        replace(
             member,
             instance=seat.word,
             max_slowdown=None if member.max_slowdown is None else choose_bound(need, policy),
         )
         for member, seat, need in zip(pack.members, planned.seats, needs, strict=True)
     )
-    return dataclasses.replace(pack, members=members, layout=describe_seats(planned))
+    return replace(pack, members=members, layout=describe_seats(planned))
 
 
 def _list_allowed(
@@ -280,7 +280,7 @@ def slow_down(
         return need
     worst = slowdown * SLOWDOWN_MARGIN if slowdown else compute_own_slowdown(subject, seat) * crowd
     bound = max(policy.slowdown_bound, math.ceil(worst * 10) / 10)
-    return dataclasses.replace(need, max_slowdown=bound)
+    return replace(need, max_slowdown=bound)
 
 
 def _describe_limits(
@@ -430,7 +430,7 @@ class OpenLayout:
 
     def _keep_largest(self, one: Entry) -> list[Need]:
         """The members with most CPUs and those with most host memory: all that run at once."""
-        needs = [*self._largest, dataclasses.replace(one[0], gpu_memory_mb=None)]
+        needs = [*self._largest, replace(one[0], gpu_memory_mb=None)]
         if len(needs) <= self._places:
             return needs
         by_cpus = heapq.nlargest(self._places, range(len(needs)), key=lambda at: needs[at].cpus)
@@ -582,7 +582,7 @@ def merge_parts(
     is_wanted = always or _is_memory_in_the_way(question, subjects)
     if len(merged) > _MERGED_MOST or not is_wanted:
         return merged
-    walls = dataclasses.replace(limits, has_instances=False)
+    walls = replace(limits, has_instances=False)
     while True:
         best: tuple[float, int, int] | None = None
         for one in range(len(merged)):

@@ -6,12 +6,12 @@ a pack of known jobs, by node, site, user and sharing mode.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.measurement import may_be_measured
 from slurm_colloc.model.plan import (
@@ -127,7 +127,7 @@ RUN_DEFAULT_S = 3600.0
 """How long a job is taken to run of which nothing tells."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Need:
     """A job with its defaults filled in.
 
@@ -236,7 +236,7 @@ def has_run_s(profile: UsageProfile | None) -> bool:
     return 0 < profile.run_s <= RUN_MOST_S
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Question:
     """What planning is asked.
 
@@ -352,7 +352,7 @@ def forget_loads(question: Question) -> Question:
         )
         for index, profile in question.profiles.items()
     }
-    return dataclasses.replace(question, profiles=memory)
+    return replace(question, profiles=memory)
 
 
 def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -401,7 +401,7 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
     from slurm_colloc.planning.planned_gpu import find_planned_gpu
 
     gpu = find_planned_gpu(question, [subject.index for subject in subjects])
-    return dataclasses.replace(limits, instance_rooms_mb=gpu.equal_rooms_mb)
+    return replace(limits, instance_rooms_mb=gpu.equal_rooms_mb)
 
 
 def list_modes(policy: Policy) -> tuple[SharingMode, ...]:

@@ -6,10 +6,10 @@ that runs has what Slurm gave it, and members whose limits stand: the job gets a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import (
     Capacity,
     MemberPlan,
@@ -49,7 +49,7 @@ def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     """Say why a job joins no pack, and why none joins its own; empty if it may."""
     if policy.rule is not Rule.CSUB:
         return f"the rule {policy.rule} makes its pack, and does not allow joining"
-    reason = compute_reason_to_run_alone(dataclasses.replace(job, came_together=True), policy)
+    reason = compute_reason_to_run_alone(replace(job, came_together=True), policy)
     if not reason and job.gpus > 1:
         return f"it asks for {job.gpus} GPUs, and only jobs of one GPU join each other"
     return reason
@@ -65,7 +65,7 @@ def merge_policies(pack: Policy, call: Policy) -> Policy:
     if size is None and (pack.degree_is_asked or call.degree_is_asked):
         size = pack.degree
     caps = [cap for cap in (pack.pack_time_max_s, call.pack_time_max_s) if cap is not None]
-    return dataclasses.replace(
+    return replace(
         pack,
         degree=degree,
         pack_size=None if size is None else max(size, degree),
@@ -80,7 +80,7 @@ def settle_bound(new: Job, pack: Policy, call: Policy) -> Job:
     """A joiner with the slowdown that it accepts: by its own call's policy, not by the pack's."""
     if new.max_slowdown is not None or call.slowdown_bound == pack.slowdown_bound:
         return new
-    return dataclasses.replace(new, max_slowdown=call.slowdown_bound)
+    return replace(new, max_slowdown=call.slowdown_bound)
 
 
 def plan_pending_join(question: Question) -> PackPlan | str:
@@ -107,7 +107,7 @@ def plan_pending_join(question: Question) -> PackPlan | str:
     if len(jobs) > places:
         return f"all {places} places are taken"
     degree = max(policy.degree, len(jobs))
-    question = dataclasses.replace(question, policy=dataclasses.replace(policy, degree=degree))
+    question = replace(question, policy=replace(policy, degree=degree))
     return _plan_unknown_join(question, len(jobs))
 
 
@@ -146,7 +146,7 @@ def _plan_known_join(question: Question, subjects: Sequence[Subject]) -> PackPla
     return build_known_pack(question, subjects, priced)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunningPack:
     """What a running pack has.
 
@@ -179,14 +179,14 @@ def plan_running_join(pack: RunningPack, question: Question) -> MemberPlan | str
     if new.host_memory_mb is None and pack.request.host_memory_mb is not None:
         # A place's part of what the pack has.
         share_mb = pack.request.host_memory_mb // max(1, pack.degree)
-        need = dataclasses.replace(need, host_memory_mb=share_mb)
+        need = replace(need, host_memory_mb=share_mb)
     degree = pack.degree if is_open_ended(policy) else min(pack.degree, policy.degree)
     if subjects:
         degree = min(pack.degree, build_limits(question, subjects).members or pack.degree)
         if subjects[-1].host_memory_mb is not None:
-            need = dataclasses.replace(need, host_memory_mb=subjects[-1].host_memory_mb)
+            need = replace(need, host_memory_mb=subjects[-1].host_memory_mb)
         present = [
-            dataclasses.replace(old, gpu_memory_mb=subject.gpu_memory_mb)
+            replace(old, gpu_memory_mb=subject.gpu_memory_mb)
             for old, subject in zip(present, subjects[:-1], strict=True)
         ]
     refusal = _find_overload(pack, [*present, need], degree, question.capacity)
@@ -258,7 +258,7 @@ def _predict_join(
         return None, None
     bounds = [plan.max_slowdown for plan in pack.plans]
     bounded = [
-        subject if bound is None else dataclasses.replace(subject, max_slowdown=bound)
+        subject if bound is None else replace(subject, max_slowdown=bound)
         for subject, bound in zip(subjects, [*bounds, None], strict=True)
     ]
     slow = find_too_slow([job.name for job in question.jobs], bounded, slowdowns)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import CurvePoint, KnownCurve, KnownPoint
 from slurm_colloc.model.measurement import GAIN_LEAST, choose_for_the_end
 from slurm_colloc.model.quantities import format_count

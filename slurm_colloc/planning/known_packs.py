@@ -6,12 +6,12 @@ rules of others for who shares a GPU: what planning asks of one, and where it is
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from slurm_colloc.extensions import RULES, load_extension
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode, UsageProfile
 from slurm_colloc.planning import pack_search
 from slurm_colloc.planning.broken_limits import Declining, Weighing
@@ -121,10 +121,8 @@ def _plan_group(question: Question, indices: Sequence[int], known: KnownDegree) 
     for index in indices:
         if profiles[index].steps_per_s is None:
             rate = rates.get(profiles[index].family)
-            profiles[index] = dataclasses.replace(profiles[index], steps_per_s=rate)
-    question = dataclasses.replace(
-        question, profiles=profiles, policy=dataclasses.replace(question.policy, degree=degree)
-    )
+            profiles[index] = replace(profiles[index], steps_per_s=rate)
+    question = replace(question, profiles=profiles, policy=replace(question.policy, degree=degree))
     filled = fill_packs(question, indices)
     packs = []
     for needs, reason in filled:
@@ -258,13 +256,13 @@ def ask_as_pack(question: Question, lone: PackPlan) -> PackPlan:
     needs = build_needs(question, [build_subject(question, member.job_index)])
     pack = build_pack(question.jobs, needs, question.capacity, question.policy, "")
     (asked,) = pack.members
-    member = dataclasses.replace(
+    member = replace(
         asked,
         predicted_slowdown=member.predicted_slowdown,
         solo_steps_per_s=member.solo_steps_per_s,
         max_slowdown=member.max_slowdown,
     )
-    return dataclasses.replace(lone, members=(member,), request=pack.request)
+    return replace(lone, members=(member,), request=pack.request)
 
 
 def is_known(subject: Subject) -> bool:
@@ -304,7 +302,7 @@ def _plan_known(question: Question, subjects: Sequence[Subject]) -> list[PackPla
     packs = _divide(question, subjects)
     lack = describe_lack(question, subjects)
     if lack:
-        packs = [dataclasses.replace(pack, reasons=(*pack.reasons, lack)) for pack in packs]
+        packs = [replace(pack, reasons=(*pack.reasons, lack)) for pack in packs]
     return packs
 
 
@@ -335,9 +333,7 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
         closing = f"it is full with {len(order)} members" if is_full else ""
         pack = build_known_pack(question, [subjects[i] for i in order], priced, closing)
         if waiting:
-            pack = dataclasses.replace(
-                pack, reasons=(*pack.reasons, f"no job waits in it: {waiting}")
-            )
+            pack = replace(pack, reasons=(*pack.reasons, f"no job waits in it: {waiting}"))
         packs.append(pack)
     return packs
 
@@ -426,12 +422,12 @@ def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[Pack
         setting = Setting(policy.mode, (None,) * len(chosen))
         slowdowns, finish_s = predict_pack(chosen, setting, question.calibration)
         prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
-        prediction = dataclasses.replace(prediction, reasons=(told, *prediction.reasons))
+        prediction = replace(prediction, reasons=(told, *prediction.reasons))
         # What no bound was heeded for is not ended at one either.
         bound = max(policy.slowdown_bound, SLOWDOWN_MARGIN * max(slowdowns or (1.0,)))
-        lenient = dataclasses.replace(policy, slowdown_bound=bound)
+        lenient = replace(policy, slowdown_bound=bound)
         needs = [
-            dataclasses.replace(need, max_slowdown=max(bound, need.max_slowdown or bound))
+            replace(need, max_slowdown=max(bound, need.max_slowdown or bound))
             for need in build_needs(question, chosen)
         ]
         packs.append(

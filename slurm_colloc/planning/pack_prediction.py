@@ -5,9 +5,9 @@ Also: a planned pack in words: its setting, what is predicted of it, and how sur
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import KnownBy, PackPlan, Rule, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.broken_limits import predict_setting
@@ -171,9 +171,7 @@ def forget_packs(members: Sequence[Subject]) -> list[Subject] | None:
     if not any(s.load and (s.load.sensitivity or s.load.pressure) for s in members):
         return None
     return [
-        dataclasses.replace(
-            subject, load=dataclasses.replace(subject.load, sensitivity=0.0, pressure=0.0)
-        )
+        replace(subject, load=replace(subject.load, sensitivity=0.0, pressure=0.0))
         if subject.load
         else subject
         for subject in members
@@ -191,13 +189,13 @@ def build_lone(question: Question, subject: Subject, reason: str, *, known: bool
     """
     job = question.jobs[subject.index]
     pack = build_lone_pack(subject.index, job, reason)
-    member = dataclasses.replace(
+    member = replace(
         pack.members[0],
         predicted_slowdown=1.0,
         solo_steps_per_s=question.profiles.get(subject.index, UsageProfile()).steps_per_s,
         max_slowdown=subject.max_slowdown,
     )
-    return dataclasses.replace(
+    return replace(
         pack,
         members=(member,),
         predicted_slowdown=(1.0,),

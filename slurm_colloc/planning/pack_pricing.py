@@ -6,12 +6,12 @@ or loses in the queue, as far as the waits of earlier jobs tell.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from slurm_colloc.model.late_definitions import dataclass, fields
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
     Goal,
@@ -54,7 +54,7 @@ SLACK = 1e-5
 """By how much, relatively, a bound may be passed: it covers rounding in single precision."""
 
 _FULL = 100
-_take_shares = operator.attrgetter(*(entry.name for entry in dataclasses.fields(Load)))
+_take_shares = operator.attrgetter(*(entry.name for entry in fields(Load)))
 
 
 class Pricing:
@@ -388,7 +388,7 @@ SAME_GPU_TIME = 0.05
 """Plans whose GPU times differ by no more are as good as each other for the cluster."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Outlook:
     """What a plan comes to with the queue before it.
 

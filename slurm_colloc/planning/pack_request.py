@@ -5,13 +5,13 @@ Also: how long a pack and its members may take: their wall limits, and what is a
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
@@ -139,7 +139,7 @@ SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Prediction:
     """What is known of a pack whose members' loads are known.
 
@@ -303,7 +303,7 @@ def build_pack(
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     if not may_probe or degree == 1 or not is_watched(host_memory_mb):
         # Known jobs are not measured first, nor is one alone, nor where nothing watches.
-        policy = dataclasses.replace(policy, measure_s=0)
+        policy = replace(policy, measure_s=0)
     slowdowns = prediction.slowdowns if prediction else None
     walls = [
         compute_wall_limit_s(need, degree, policy, slowdowns[place] if slowdowns else None)
@@ -335,7 +335,7 @@ def build_pack(
         )
         if prediction:
             alone = prediction.model_slowdowns
-            member = dataclasses.replace(
+            member = replace(
                 member,
                 thread_percentage=_choose_percentage(mode, prediction.percentages[place]),
                 predicted_slowdown=slowdowns[place] if slowdowns else None,

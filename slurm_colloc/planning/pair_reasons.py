@@ -6,12 +6,12 @@ different packs, a pair of kinds at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import OWN_RULES, Goal, PackPlan, Plan, Policy, Rule
 from slurm_colloc.planning.broken_limits import (
     Weighing,
@@ -207,7 +207,7 @@ class PairReasons:
             f"{broken.text} ({each_mb} MB are assumed of each without --mem, {assumed} of "
             f"{len(members)}: that share divided by the degree)"
         )
-        return dataclasses.replace(broken, text=text)
+        return replace(broken, text=text)
 
     def _find_limits(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
         policy = self._question.policy
@@ -315,8 +315,8 @@ class PairReasons:
         policy = self._question.policy
         if policy.goal is Goal.LATENCY and is_open_ended(policy):
             return (Broken("unknown", None, None, SPREAD),), ()
-        policy = dataclasses.replace(policy, degree=self._find_degree(i))
-        question = dataclasses.replace(self._question, policy=policy)
+        policy = replace(policy, degree=self._find_degree(i))
+        question = replace(self._question, policy=policy)
         earlier = min(i, j, key=self.places.__getitem__)
         members = _list_jobs(self._plan.packs[self.places[earlier]])
         new = j if i in members else i
@@ -324,10 +324,10 @@ class PairReasons:
         size, most = policy.pack_size or policy.degree, compute_places_most(policy)
         if most is not None and not policy.pack_size and not limits.has_instances:
             size = min(size, most)
-        limits = dataclasses.replace(limits, members=size, finish_s=None)
+        limits = replace(limits, members=size, finish_s=None)
         needs = compute_needs(question, (*members, new))
         chosen = [
-            dataclasses.replace(
+            replace(
                 self._subjects[need.index],
                 host_memory_mb=need.host_memory_mb,
                 gpu_memory_mb=need.gpu_memory_mb,
@@ -392,14 +392,12 @@ def _tell_places(broken: Broken, policy: Policy) -> Broken:
     limit = broken.limit
     if policy.pack_size is not None and limit == policy.pack_size:
         text = _tell_size(int(broken.have), policy.pack_size)
-        return dataclasses.replace(broken, constraint="pack_size", text=text)
+        return replace(broken, constraint="pack_size", text=text)
     if policy.is_small_for_queue and limit == policy.degree_max:
         text = f"{broken.text}, as smaller packs wait less in the queue"
-        return dataclasses.replace(broken, constraint="queue", text=text)
+        return replace(broken, constraint="queue", text=text)
     if limit == compute_places_most(policy):
-        return dataclasses.replace(
-            broken, text=f"{broken.text}: more cannot share by {policy.mode}"
-        )
+        return replace(broken, text=f"{broken.text}: more cannot share by {policy.mode}")
     return broken
 
 
@@ -434,7 +432,7 @@ def add_alike(
     key = (*sorted((pair.first, pair.second)), tuple(sorted(set(pair.packs))), text)
     known = found.get(key)
     if known is not None:
-        pair = dataclasses.replace(known, pairs=known.pairs + pair.pairs)
+        pair = replace(known, pairs=known.pairs + pair.pairs)
     found[key] = pair
 
 

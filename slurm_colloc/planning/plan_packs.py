@@ -1,8 +1,5 @@
 """plan(): which jobs share a GPU.
 
-Also: MIG under `--share=auto`: only for jobs that would run alone because of what MPS does not
-hold.
-
 Jobs that came together and agree in everything that Slurm must be asked once for may share. Those
 whose loads are known are divided by what the contention model predicts, those of whose kind a
 curve is known by that, the others by what the user said: as long as CPUs, host memory and GPU
@@ -11,13 +8,12 @@ memory fit.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.model.job import Job, ShareRequest
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import (
-    MIG_INSTANCES_MAX,
     Capacity,
     PackPlan,
     Plan,
@@ -29,25 +25,16 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.gpu_set_packs import group_by_slurm_job, number_slurm_jobs
-from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE, Subject
-from slurm_colloc.planning.instance_packs import (
-    build_instance_pack,
-    merge_parts,
-    plan_known,
-    plan_seats,
-)
+from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
-    build_subject,
     choose_time_limit_s,
     compute_need,
     compute_needs,
-    label_jobs,
 )
-from slurm_colloc.planning.known_packs import build_needs, is_known, weigh
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload
-from slurm_colloc.planning.unknown_packs import fill_packs, plan_unknown
+from slurm_colloc.planning.unknown_packs import plan_unknown
 
 __all__ = [
     "GPU_MEMORY_SHARE",
@@ -132,8 +119,8 @@ def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
     jobs = list(question.jobs)
     for index in lone:
         if jobs[index].needs_wall:
-            jobs[index] = dataclasses.replace(jobs[index], alone_because="")
-    freed = dataclasses.replace(question, jobs=jobs)
+            jobs[index] = replace(jobs[index], alone_because="")
+    freed = replace(question, jobs=jobs)
     buckets: dict[object, list[int]] = {}
     for index, key in find_keys(freed).items():
         if index in lone:
@@ -141,6 +128,8 @@ def _add_walls(question: Question, packs: Sequence[PackPlan]) -> list[PackPlan]:
     found: list[PackPlan] = []
     for indices in buckets.values():
         if len(indices) > 1:
+            from slurm_colloc.planning.walled_packs import find_walled
+
             found += find_walled(freed, indices)
     walled = {member.job_index for pack in found for member in pack.members}
     return [pack for pack in packs if pack.members[0].job_index not in walled] + found
@@ -168,7 +157,7 @@ def ask(
     """What planning is asked, with `%limit` of an array counted into the degree."""
     limit = policy.running_limit
     if limit is not None:
-        policy = dataclasses.replace(
+        policy = replace(
             policy, degree=min(policy.degree, limit), degree_max=min(policy.degree_max, limit)
         )
     return Question(jobs, profiles, capacity, policy, calibration, curves)
@@ -182,7 +171,7 @@ def find_buckets(question: Question) -> list[list[int]]:
     return list(buckets.values())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BucketKey:
     """What jobs must agree in to share.
 
@@ -219,15 +208,15 @@ def find_keys(question: Question) -> dict[int, BucketKey]:
     alike: dict[BucketKey, set[int]] = {}
     for key in keys.values():
         if key.longest_s is not None:
-            alike.setdefault(dataclasses.replace(key, longest_s=None), set()).add(key.longest_s)
+            alike.setdefault(replace(key, longest_s=None), set()).add(key.longest_s)
     longest: dict[BucketKey, BucketKey] = {}
     for common, limits_s in alike.items():
         top_s = 0
         for limit_s in sorted(limits_s, reverse=True):
             if limit_s * TIME_RATIO < top_s or not top_s:
                 top_s = limit_s
-            own = dataclasses.replace(common, longest_s=limit_s)
-            longest[own] = dataclasses.replace(common, longest_s=top_s)
+            own = replace(common, longest_s=limit_s)
+            longest[own] = replace(common, longest_s=top_s)
     return {index: longest.get(key, key) for index, key in keys.items()}
 
 
@@ -325,95 +314,3 @@ def _plan_alike(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     from slurm_colloc.planning.known_packs import plan_by_loads
 
     return plan_by_loads(question, indices)
-
-
-# ----
-# MIG under `--share=auto`: only for jobs that would run alone because of what MPS does not hold.
-#
-# That is a known culprit, whose fault would end its neighbours, and a job of known load for which
-# MPS would break a bound on slowdowns that an instance keeps.
-
-_CULPRIT = (
-    "MIG: under MPS a fault of these jobs would end their neighbours; in a MIG instance it ends "
-    "only its own member"
-)
-
-
-def find_walled(question: Question, indices: Sequence[int]) -> list[PackPlan]:
-    """Packs on MIG instances for jobs that would all run alone; those that find no other are left.
-
-    Args:
-        question: What planning is asked.
-        indices: Jobs that Slurm may be asked for together, each of which would run alone.
-    """
-    walled = _ask_with_walls(question)
-    culprits = [index for index in indices if question.jobs[index].needs_wall]
-    packs = _pack_culprits(walled, culprits)
-    others = [index for index in indices if not question.jobs[index].needs_wall]
-    return packs + _pack_slowed(question, walled, others)
-
-
-def _ask_with_walls(question: Question) -> Question:
-    """The same question where MIG is what is asked for."""
-    policy = dataclasses.replace(
-        question.policy,
-        mode=SharingMode.MIG,
-        modes=(SharingMode.MIG,),
-        measures=False,
-        degree_max=min(question.policy.degree_max, MIG_INSTANCES_MAX),
-        degree=min(question.policy.degree, MIG_INSTANCES_MAX),
-    )
-    return dataclasses.replace(question, policy=policy)
-
-
-def _pack_culprits(question: Question, indices: Sequence[int]) -> list[PackPlan]:
-    packs = []
-    for needs, _ in fill_packs(question, indices) if len(indices) > 1 else ():
-        subjects = [build_subject(question, need.index) for need in needs]
-        planned = plan_seats(question, subjects) if len(subjects) > 1 else None
-        if planned is not None:
-            packs.append(build_instance_pack(question, needs, subjects, planned, notes=[_CULPRIT]))
-    return packs
-
-
-def _pack_slowed(question: Question, walled: Question, indices: Sequence[int]) -> list[PackPlan]:
-    """Jobs of known load that MPS would slow down too much, where an instance would not."""
-    subjects = [build_subject(walled, index) for index in indices]
-    subjects = [subject for subject in subjects if is_known(subject)]
-    if len(subjects) < 2 or question.calibration is None:
-        return []
-    weighing = weigh(question, [build_subject(question, subject.index) for subject in subjects])
-    limits = weigh(walled, subjects).limits
-    alone = [(position,) for position in range(len(subjects))]
-    labels = label_jobs((job.name, job.number) for job in question.jobs)
-    names = [labels[subject.index] for subject in subjects]
-    packs = []
-    for part in merge_parts(walled, subjects, alone, limits, always=True):
-        broken = weighing.find_broken(part, names) if len(part) > 1 else ()
-        slow = next((one for one in broken if one.constraint == "slowdown"), None)
-        members = sorted((subjects[i] for i in part), key=lambda s: (-s.run_s, s.index))
-        planned = plan_known(walled, members) if slow is not None else None
-        if slow is None or planned is None:
-            continue
-        source = _describe_source(question, members)
-        note = f"MIG, as MPS would break a bound that instances keep: {slow.text}; {source}"
-        needs = build_needs(walled, members)
-        packs.append(build_instance_pack(walled, needs, members, planned, notes=[note]))
-    return packs
-
-
-def _describe_source(question: Question, members: Sequence[Subject]) -> str:
-    """What the slowdown by MPS rests on: packs in which it was measured, or the model."""
-    loads = [member.load for member in members if member.load is not None]
-    if not any(load.sensitivity or load.pressure for load in loads):
-        return "by the model of what each takes alone; no earlier pack has measured it"
-    uncorrected = [
-        dataclasses.replace(
-            member,
-            load=member.load and dataclasses.replace(member.load, sensitivity=0.0, pressure=0.0),
-        )
-        for member in members
-    ]
-    priced = weigh(question, uncorrected).price_freely(range(len(members)))
-    by_model = "" if priced is None else f"; the model alone says {max(priced.slowdowns):.2f}"
-    return f"as measured in earlier packs{by_model}"

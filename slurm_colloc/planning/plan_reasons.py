@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.measurement import may_be_measured
 from slurm_colloc.model.plan import (
@@ -147,7 +147,7 @@ def _explain_layout(pack: PackPlan, jobs: Sequence[Job]) -> tuple[SeatExplanatio
         numbers = tuple(number for _, number in mine)
         seats.append(
             SeatExplanation(
-                **dataclasses.asdict(instance),
+                **asdict(instance),
                 number=numbers[0] if numbers else None,
                 others=numbers[1:],
             )
@@ -161,7 +161,7 @@ def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
     if len(subjects) == 1 and subjects[0].load is not None:
         timed = are_timed(question, subjects)
         finish_s = subjects[0].run_s if timed else None
-        return dataclasses.replace(pack, known=True, predicted_finish_s=finish_s)
+        return replace(pack, known=True, predicted_finish_s=finish_s)
     if len(subjects) < 2 or pack.degree < len(subjects):
         # Who of those that wait runs alongside whom, nothing tells.
         return pack
@@ -170,14 +170,14 @@ def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
     if slowdowns is None:
         return pack
     members = tuple(
-        dataclasses.replace(
+        replace(
             member,
             predicted_slowdown=slowdown,
             solo_steps_per_s=question.profiles[member.job_index].steps_per_s,
         )
         for member, slowdown in zip(pack.members, slowdowns, strict=True)
     )
-    return dataclasses.replace(
+    return replace(
         pack,
         members=members,
         predicted_finish_s=finish_s if are_timed(question, subjects) else None,

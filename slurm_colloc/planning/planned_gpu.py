@@ -7,11 +7,11 @@ they are the same on each GPU with seven slices.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Sequence
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import parse_layout, place, resolve_word
 from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile, choose_mig_table
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
@@ -22,7 +22,7 @@ _NOMINAL = "H100-80"
 _NEAR = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedGpu:
     """A GPU that can be cut.
 
@@ -128,7 +128,7 @@ def _scale(profiles: Sequence[InstanceProfile], gpu_memory_mb: int) -> tuple[Ins
     """The same shapes on a GPU with another memory."""
     largest_mb = max(profile.memory_mb for profile in profiles)
     return tuple(
-        dataclasses.replace(
+        replace(
             profile,
             memory_mb=profile.memory_mb * gpu_memory_mb // largest_mb,
         )

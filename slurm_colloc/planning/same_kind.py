@@ -6,14 +6,13 @@ asked the same here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
+from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.plan import Policy
 
-_WITH_A_DATE = re.compile(r"\d{4}-\d\d-\d\d.*", re.ASCII)
+_WITH_A_DATE = late_pattern(r"(?a)\d{4}-\d\d-\d\d.*")
 
 
 class Asked(Protocol):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.mig_layout import LayoutWord, group_words, parse_layout, place, resolve_word
 from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance
 from slurm_colloc.planning.hard_limits import Subject

@@ -5,11 +5,10 @@ Also: how long a pack lasts: when a member ends, those left are rated anew.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.contention import AT_WORK_W, predict_slowdowns
@@ -168,9 +167,7 @@ def predict_in(
             larger=larger,
         )
     outside = [
-        dataclasses.replace(
-            load, engine=0.0, sm=0.0, dram=0.0, tensor=0.0, sensitivity=0.0, pressure=0.0
-        )
+        replace(load, engine=0.0, sm=0.0, dram=0.0, tensor=0.0, sensitivity=0.0, pressure=0.0)
         for load in loads
     ]
     common = predict_slowdowns(

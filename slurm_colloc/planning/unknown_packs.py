@@ -6,10 +6,10 @@ Also: a pack of one job that asks Slurm for more than it needs, so that others c
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Plan, Policy, Rule, SharingMode
 from slurm_colloc.model.quantities import format_count, format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
@@ -130,8 +130,7 @@ def share_host_memory(question: Question, needs: Sequence[Need], places: int) ->
     unstated = _find_unstated(question, needs)
     share_mb = (question.capacity.host_memory_mb_per_gpu or 0) // places
     return [
-        dataclasses.replace(need, host_memory_mb=share_mb) if need.index in unstated else need
-        for need in needs
+        replace(need, host_memory_mb=share_mb) if need.index in unstated else need for need in needs
     ]
 
 
@@ -171,8 +170,8 @@ def build_unknown_pack(
     )
     if known:
         # As in the pack that measured it, the node settles what part of the GPU each gets.
-        members = (dataclasses.replace(one, thread_percentage=None) for one in pack.members)
-        return dataclasses.replace(pack, members=tuple(members), reasons=(*pack.reasons, known))
+        members = (replace(one, thread_percentage=None) for one in pack.members)
+        return replace(pack, members=tuple(members), reasons=(*pack.reasons, known))
     lacking = [need.index for need in needs if has_only_rate(question.profiles.get(need.index))]
     if not lacking or not is_heeded:
         return pack
@@ -182,7 +181,7 @@ def build_unknown_pack(
         f"{', '.join(names[:_NAMED_MOST])}{more}: GPU memory and rate alone are known, SM activity "
         "is not (no GPU before Hopper tells it): the pack is measured as it runs"
     )
-    return dataclasses.replace(pack, reasons=(*pack.reasons, reason))
+    return replace(pack, reasons=(*pack.reasons, reason))
 
 
 def _build_on_instances(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
@@ -212,7 +211,7 @@ def fill_packs(question: Question, indices: Sequence[int]) -> list[tuple[list[Ne
     is_open: list[int] = []
     asked: dict[Need, int] = {}
     for need in needs:
-        key = dataclasses.replace(need, index=0)
+        key = replace(need, index=0)
         refused_up_to = asked.get(key, -1)
         place = len(packs)
         for candidate in is_open[bisect.bisect_right(is_open, refused_up_to) :]:
@@ -322,7 +321,7 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
         return "Slurm gives whole nodes there, or several GPUs were asked for"
     needs = compute_needs(question, [0])
     # Others may take less of the GPU's memory: whether there is enough is seen as they come.
-    sizeless = [dataclasses.replace(need, gpu_memory_mb=None) for need in needs]
+    sizeless = [replace(need, gpu_memory_mb=None) for need in needs]
     room = count_places(question, sizeless, _find_most(policy))
     if room is None:
         return "what one GPU's share of a node is, is not known"
@@ -342,7 +341,7 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     if request.time_limit_s is not None:
         times = [TIME_FACTOR * request.time_limit_s, limit_s]
         shortest_s = min(time_s for time_s in times if time_s is not None)
-        request = dataclasses.replace(request, time_limit_s=shortest_s)
+        request = replace(request, time_limit_s=shortest_s)
     others = places - 1
     reasons = [text for text in pack.reasons if text != MEASURED]
     reasons.append(
@@ -351,7 +350,7 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     )
     if asked is not None and asked > places:
         reasons.append(f"--open={asked}: there is room for {places} ({_describe_share(question)})")
-    return dataclasses.replace(pack, request=request, reasons=tuple(reasons), open_for=others)
+    return replace(pack, request=request, reasons=tuple(reasons), open_for=others)
 
 
 def keep_open(planned: PackPlan, request: PackRequest | None, places: int) -> PackPlan:
@@ -370,10 +369,10 @@ def keep_open(planned: PackPlan, request: PackRequest | None, places: int) -> Pa
         memory = max(memory, request.host_memory_mb)
     if time_s is not None and request.time_limit_s is not None:
         time_s = max(time_s, request.time_limit_s)
-    kept = dataclasses.replace(
+    kept = replace(
         own, cpus=max(own.cpus, request.cpus), host_memory_mb=memory, time_limit_s=time_s
     )
-    return dataclasses.replace(planned, request=kept, degree=max(planned.degree, places))
+    return replace(planned, request=kept, degree=max(planned.degree, places))
 
 
 def find_refusal(plan: Plan) -> str:

@@ -7,10 +7,10 @@ hardly more than what was predicted.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import PackPlan, Policy
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.broken_limits import Weighing, find_too_slow, predict_setting
@@ -38,7 +38,7 @@ _SAME_GPU_TIME = 0.05
 _UNLIKE = "only similar jobs can take each other's places, and these differ"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Filled:
     """A pack with waiting members.
 
@@ -89,7 +89,7 @@ def plan_waiting(
     setting, finish_s = priced.setting, weighing.limits.finish_s
     size = policy.pack_size
     while size > degree:
-        asked = dataclasses.replace(policy, degree=degree, pack_size=size)
+        asked = replace(policy, degree=degree, pack_size=size)
         filled = _fill(question, asked, subjects, setting)
         if isinstance(filled, str):
             return filled
@@ -157,7 +157,7 @@ def _fill(
 ) -> list[_Filled] | str:
     """Fill packs in the user's order; or say whose bound would be broken."""
     by_index = {subject.index: subject for subject in subjects}
-    queued = dataclasses.replace(question, policy=policy)
+    queued = replace(question, policy=policy)
     labels = label_jobs((job.name, job.number) for job in question.jobs)
     packs = []
     for needs, reason in fill_packs(queued, [s.index for s in subjects]):
@@ -248,7 +248,7 @@ def _build(
         alone = _predict_beside_heaviest(plain, at_once, setting, question.calibration)
     slowest = sorted(pack.slowdowns, reverse=True)[:at_once]
     reason = late if late and len(members) == policy.pack_size else pack.reason
-    prediction = dataclasses.replace(
+    prediction = replace(
         prediction,
         degree=at_once,
         model_slowdowns=alone,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.quantities import format_mb
 from slurm_colloc.report.headline import (

@@ -8,9 +8,9 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import list_last_tries
 from slurm_colloc.report.summary_file import Summary, choose_members

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import enum
 import io
-import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.printable import escape_controls, render_csv_lines
 from slurm_colloc.model.quantities import is_number
-from slurm_colloc.report.member_summary import format_time
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import Summary, choose_members, format_time
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
@@ -200,7 +198,7 @@ def _take(value: Any, kind: ColumnKind) -> Any:
 
 # What a spreadsheet takes for the beginning of a formula; the wide ones in East Asian settings.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_NUMBER = late_pattern(r"(?a)[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def render_csv(found: Chosen, best: str = "") -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import format_moment
 from slurm_colloc.report.member_views import (
     MemberView,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -48,6 +47,7 @@ from slurm_colloc.metrics.sharing_cost import (
     compute_solo_time_s,
     split_stalls,
 )
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.report.pack_run import MemberRun, PackRun
 from slurm_colloc.report.pack_samples import NO_GPU, StartSamples

@@ -7,8 +7,6 @@ members, such as their loss: printed, reported by Python, or logged to a tracker
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime as dt
 import math
 import os
 import re
@@ -21,6 +19,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference
 from slurm_colloc.metrics.rates import measure_windows, sum_known
 from slurm_colloc.metrics.sharing_cost import Stall
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import format_count
@@ -74,35 +73,6 @@ def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
         "exit_code": None if code is None else code.code,
         "exit_signal": None if code is None else code.signal,
     }
-
-
-def add_times(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary with times for people."""
-    members = [
-        {
-            **entry,
-            "started_time": format_time(entry["started_at"]),
-            "ended_time": format_time(entry["ended_at"]),
-        }
-        for entry in summary["members"]
-    ]
-    return {**summary, "made_time": format_time(summary["made_at"]), "members": members}
-
-
-def format_time(at: float | None) -> str | None:
-    """A moment in ISO 8601 with milliseconds, in UTC; None for None.
-
-    Args:
-        at: Seconds since the epoch.
-    """
-    if at is None:
-        return None
-    try:
-        moment = dt.datetime.fromtimestamp(at, dt.UTC)
-    except (OverflowError, OSError, ValueError):
-        # A clock that was wrong wrote it.
-        return None
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- A member's part of summary.json; docs/json.md describes the fields -------------------------
@@ -185,7 +155,7 @@ def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
 
 def build_part(part: AttributedPart | None) -> dict[str, Any] | None:
     """A number and the word for how it was obtained."""
-    return None if part is None else dataclasses.asdict(part)
+    return None if part is None else asdict(part)
 
 
 def _build_rate(figures: Figures) -> dict[str, Any]:

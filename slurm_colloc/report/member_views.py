@@ -7,16 +7,15 @@ their output files, which lie wherever their users said.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import AUTO, Parameters
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     MemberId,
@@ -269,7 +268,7 @@ def show_once(views: Sequence[PackView]) -> list[PackView]:
     for place, (name, view) in enumerate(zip(names, views, strict=True)):
         kept = tuple(m for m in view.members if last[_key(m, name, calls)] == place)
         is_whole = len(kept) == len(view.members)
-        shown.append(view if is_whole else dataclasses.replace(view, members=kept))
+        shown.append(view if is_whole else replace(view, members=kept))
     return shown
 
 

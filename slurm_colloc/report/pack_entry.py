@@ -5,7 +5,6 @@ Also: what a pack tells the site: made of its summary, without names, arguments 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from slurm_colloc.model.fleet_record import (
     build_mapping,
     parse_fleet_record,
 )
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.report.headline import has_shared
 from slurm_colloc.report.member_views import PackView
@@ -39,7 +39,7 @@ WASTED = frozenset(
 """Ends after which the work counts as lost."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScriptPart:
     """What the members of one script had of a pack.
 
@@ -60,7 +60,7 @@ class ScriptPart:
     known: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackEntry:
     """A pack that has ended, as sums take it; None stands for what is not known.
 
@@ -121,7 +121,7 @@ def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
         sm_active=None if sm is None else sm["mean"],
         parts=tuple(_divide(members)),
     )
-    return dataclasses.asdict(entry)
+    return asdict(entry)
 
 
 def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:

@@ -6,13 +6,13 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.job import read_parameters
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, LAST, Selection
 from slurm_colloc.model.quantities import parse_age_s
 from slurm_colloc.report.data_tables import (

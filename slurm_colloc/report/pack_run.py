@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from slurm_colloc.metrics.rates import (
     Window,
     settle,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.usage_profile import ProfileRecord, choose_relatives
 from slurm_colloc.report.member_survey import survey_packs

@@ -9,13 +9,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
@@ -68,9 +68,19 @@ def read_table(
 
     Raises:
         FileNotFoundError: A file has gone meanwhile.
+        StateError: pyarrow is not installed.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    if not paths:
+        # Nothing was measured, or not yet; pyarrow takes longer than all else.
+        return None, 0.0
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise StateError(
+            f"samples are Parquet files, which need pyarrow ({error})",
+            hint="install it alongside csub: pip install pyarrow",
+        ) from error
 
     files = {}
     for path in paths:
@@ -105,21 +115,6 @@ def read_columns(
     """All readings of one table of a pack; as `read_table` otherwise."""
     paths = list_sample_files(pack, table)
     return read_table(paths, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
-
-
-def need_pyarrow() -> None:
-    """Say so in a sentence where samples cannot be read.
-
-    Raises:
-        StateError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise StateError(
-            f"samples are Parquet files, which need pyarrow ({error})",
-            hint="install it alongside csub: pip install pyarrow",
-        ) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -430,7 +425,6 @@ def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
     Raises:
         StateError: pyarrow is not installed, or files come and go all the time.
     """
-    need_pyarrow()
     for _ in range(_TRIES):
         problems: list[str] = []
         try:

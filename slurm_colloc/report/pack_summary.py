@@ -6,7 +6,6 @@ what a pack that was open for others asked for and its members did not: part of 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from slurm_colloc.metrics.presence import attribute_whole
 from slurm_colloc.metrics.rates import describe_values
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.member_figures import (
@@ -79,7 +79,7 @@ def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, Any]:
         if metric in _COUNTERS or track is None or run.window is None:
             continue
         spread = describe_values(track.select([run.window]))
-        found[metric] = spread and {**dataclasses.asdict(spread), "attribution": word}
+        found[metric] = spread and {**asdict(spread), "attribution": word}
     return found
 
 
@@ -272,11 +272,9 @@ def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
         "why": describe_degree(record, members_most, is_over=run.is_final) or None,
         "cost_s": record.cost_s,
         "cost_share": record.cost_s / length_s if length_s > 0 else None,
-        "curve": [
-            {**dataclasses.asdict(point), "members": list(point.members)} for point in record.curve
-        ],
-        "rates_alone": [dataclasses.asdict(rate) for rate in record.rates_alone],
-        "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
+        "curve": [{**asdict(point), "members": list(point.members)} for point in record.curve],
+        "rates_alone": [asdict(rate) for rate in record.rates_alone],
+        "decisions": [asdict(decision) for decision in record.decisions],
     }
 
 

@@ -7,14 +7,13 @@ and who sits on each.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count, format_time_limit
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 # ---- What a plan comes to, and two plans side by side --------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlanFigures:
     """What a plan comes to; None where it is unknown of a job.
 
@@ -304,7 +303,7 @@ _NUMBERS_LINES = 4
 
 def drop_names(member: MemberExplanation) -> MemberExplanation:
     """A member without what names it."""
-    return dataclasses.replace(member, job_index=0, number=0)
+    return replace(member, job_index=0, number=0)
 
 
 def render_members(packs: Sequence[PackExplanation], width: int) -> str:
@@ -327,7 +326,7 @@ def render_members(packs: Sequence[PackExplanation], width: int) -> str:
             shown = member
             if len(pack.members) == 1:
                 rate = member.solo_steps_per_s
-                shown = dataclasses.replace(member, slowdown=1.0, predicted_steps_per_s=rate)
+                shown = replace(member, slowdown=1.0, predicted_steps_per_s=rate)
             groups.setdefault(drop_names(shown), []).append(member.number)
     rows: list[tuple[str, ...]] = []
     for member, numbers in groups.items():
@@ -441,7 +440,7 @@ PLAN_SCHEMA = 1
 _REASONS_MOST = 20
 _TOLD_MOST = 12
 """Packs that are alike whose members are told."""
-_UNIT = re.compile(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
+_UNIT = late_pattern(r"(?<=\d) (%|s\b|min\b|MB\b|GB\b)")
 _GLUE = "\x1f"
 """Stands for the blank between them: no text has it whose control characters are escaped."""
 
@@ -519,8 +518,8 @@ def group_packs(
             found[number] = [number]
             continue
         members = tuple(drop_names(member) for member in pack.members)
-        layout = tuple(dataclasses.replace(seat, number=None) for seat in pack.layout)
-        key = (dataclasses.replace(pack, members=(), reasons=(), layout=layout), members)
+        layout = tuple(replace(seat, number=None) for seat in pack.layout)
+        key = (replace(pack, members=(), reasons=(), layout=layout), members)
         found.setdefault(key, []).append(number)
     return [
         (tuple(numbers), tuple(pack for number in numbers for pack in jobs[number - 1]))
@@ -665,19 +664,19 @@ def build_plan_json(
     """A plan with the fields that docs/json.md describes."""
     estimates = waits or [None] * len(explanation.packs)
     return {
-        "figures": dataclasses.asdict(compute_plan_figures(explanation)),
+        "figures": asdict(compute_plan_figures(explanation)),
         "packs": [
-            {**_build_pack(pack), "queue": None if wait is None else dataclasses.asdict(wait)}
+            {**_build_pack(pack), "queue": None if wait is None else asdict(wait)}
             for pack, wait in zip(explanation.packs, estimates, strict=True)
         ],
-        "not_together": [dataclasses.asdict(pair) for pair in explanation.pairs],
+        "not_together": [asdict(pair) for pair in explanation.pairs],
         "not_together_left_out": explanation.pairs_left_out,
         "reasons": list(dict.fromkeys(explanation.reasons)),
     }
 
 
 def _build_pack(pack: PackExplanation) -> dict[str, Any]:
-    value = dataclasses.asdict(pack)
+    value = asdict(pack)
     value["mode"] = SharingMode(pack.mode).value
     for member in value["members"]:
         member["known_by"] = member["known_by"].value

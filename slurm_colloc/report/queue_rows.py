@@ -5,20 +5,18 @@ Also: `--format` of queue and history: squeue's `%.18i %.8j %T`, or sacct's `Job
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import format_elapsed, format_moment
 from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.speed_words import format_to_end
-from slurm_colloc.report.terminal_tables import describe_arguments
+from slurm_colloc.report.terminal_tables import describe_arguments, format_to_end
 
 ARGUMENTS_MOST = 60
 """Longer arguments are cut; `--format=JobID,Arguments` and `--json` have all."""
@@ -329,8 +327,8 @@ FIELDS: tuple[MemberField, ...] = (
 
 _BY_CODE = {field.code: field for field in FIELDS if field.code}
 _BY_NAME = {field.name.lower(): field for field in FIELDS}
-_CODE = re.compile(r"%(?P<right>\.)?(?P<width>[0-9]{1,4})?(?P<code>[A-Za-z])")
-_NAMED = re.compile(r"(?P<name>[A-Za-z]+)(?:%(?P<width>-?[0-9]{1,4}))?")
+_CODE = late_pattern(r"%(?P<right>\.)?(?P<width>[0-9]{1,4})?(?P<code>[A-Za-z])")
+_NAMED = late_pattern(r"(?P<name>[A-Za-z]+)(?:%(?P<width>-?[0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)

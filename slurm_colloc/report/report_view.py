@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.result_metrics import is_less_better
 from slurm_colloc.report.advice import list_advice

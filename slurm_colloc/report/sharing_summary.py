@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.metrics.presence import compute_rest, find_crowded
@@ -24,6 +23,7 @@ from slurm_colloc.metrics.sharing_cost import (
     split_energy,
 )
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.report.member_figures import Figures, compute_instance_sm, find_instance
 from slurm_colloc.report.pack_run import PackRun
 from slurm_colloc.report.solo_rates import FAMILY, find_idle_power

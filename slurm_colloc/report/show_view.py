@@ -29,7 +29,6 @@ from slurm_colloc.model.quantities import (
 from slurm_colloc.ownership import name_user
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
-from slurm_colloc.report.speed_words import describe_cost, describe_degree
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -169,6 +168,8 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         if degree is not None:
+            from slurm_colloc.report.speed_words import describe_cost, describe_degree
+
             is_over = all(member.is_final for member in view.members)
             at_once = sum(member.state is MemberState.RUNNING for member in view.members)
             if is_over:

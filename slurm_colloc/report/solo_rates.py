@@ -6,7 +6,6 @@ Also: a member alone for moments only, while its runner had paused the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
@@ -20,6 +19,7 @@ from slurm_colloc.metrics.rates import (
     select_within,
 )
 from slurm_colloc.metrics.sharing_cost import find_covered, find_idle_power_w
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import MeasuredBy, ProfileRecord, rates_agree

@@ -263,13 +263,3 @@ class TimesToEnd:
 
 def _read_number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
-
-
-def format_to_end(seconds: float | None) -> str:
-    """`4 min`, `2 h 05 min`: a round figure, as it is an estimate; empty for None."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

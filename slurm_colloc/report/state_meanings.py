@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.report.member_survey import (
@@ -227,7 +226,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
     lines += [f"  {'Shown by:':<10} {line}" for line in evidence]
     reason = find_reason(member.reason) if member.state is MemberState.PENDING else None
     if reason is not None and reason.is_for_ever and not held:
-        meaning = dataclasses.replace(meaning, next=_NEVER)
+        meaning = replace(meaning, next=_NEVER)
     lines += _render_meaning(meaning, str(member.member))
     if reason is not None and reason.advice and not held:
         lines.append(f"  Hint:      {_render_advice(reason, view.job_id or '')}")

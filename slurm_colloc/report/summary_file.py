@@ -6,6 +6,7 @@ for readers: the one that its end has left, else one made now.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.quantities import is_number
-from slurm_colloc.report.member_summary import add_times
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json
@@ -295,3 +295,32 @@ def find_summary(state: StateReader, view: PackView) -> Summary:
 
         left = build_summary(path, state.root, view)
     return add_times(left)
+
+
+def add_times(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary with times for people."""
+    members = [
+        {
+            **entry,
+            "started_time": format_time(entry["started_at"]),
+            "ended_time": format_time(entry["ended_at"]),
+        }
+        for entry in summary["members"]
+    ]
+    return {**summary, "made_time": format_time(summary["made_at"]), "members": members}
+
+
+def format_time(at: float | None) -> str | None:
+    """A moment in ISO 8601 with milliseconds, in UTC; None for None.
+
+    Args:
+        at: Seconds since the epoch.
+    """
+    if at is None:
+        return None
+    try:
+        moment = dt.datetime.fromtimestamp(at, dt.UTC)
+    except (OverflowError, OSError, ValueError):
+        # A clock that was wrong wrote it.
+        return None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -11,11 +11,11 @@ import enum
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.model.fleet_record import SharingSums
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import render_csv_lines
 from slurm_colloc.report.data_tables import write_cell
 from slurm_colloc.report.pack_entry import PackEntry, ScriptPart, build_entry, read_entry

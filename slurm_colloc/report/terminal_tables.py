@@ -10,15 +10,14 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.job_ids import join_numbers
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState
 from slurm_colloc.model.printable import escape_controls, pad_columns
 
@@ -51,6 +50,8 @@ def choose_width() -> int:
     """How wide to print: the terminal's width; wide where it goes into a file or a program."""
     is_told = os.environ.get("COLUMNS", "").isdigit()
     if is_told or (sys.stdout is not None and sys.stdout.isatty()):
+        import shutil
+
         return max(40, shutil.get_terminal_size().columns)
     return _PIPED_WIDTH
 
@@ -179,6 +180,16 @@ def format_mb_figure(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:.0f} MB" if value < 10_000 else f"{value / 1024:.1f} GB"
+
+
+def format_to_end(seconds: float | None) -> str:
+    """`4 min`, `2 h 05 min`: a round figure, as it is an estimate; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_span(seconds: float | None) -> str:

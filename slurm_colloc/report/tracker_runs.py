@@ -14,12 +14,12 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.job import read_parameters
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import is_number
@@ -310,7 +310,7 @@ _OF_THIS_RUN = frozenset(
     }
 )  # fmt: skip
 """What MLflow answers about one run, which says nothing about others."""
-_NO_NAME = re.compile(r"[^\w.\- :/]")
+_NO_NAME = late_pattern(r"[^\w.\- :/]")
 _NAME_MOST = 250
 
 

@@ -7,8 +7,8 @@ shown as it is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.store.member_states import PARKED
 
 
@@ -142,8 +142,8 @@ REASONS: dict[str, Reason] = {
 }
 
 # QOSMaxCpuPerUserLimit, AssocGrpGRESMinutes, MaxJobsPerAccount, ...
-_LIMIT = re.compile(r"(QOS|Assoc)?(Grp|Max|Min)([A-Z]\w*?)(?:Limit)?")
-_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z][a-z]+|\d+")
+_LIMIT = late_pattern(r"(QOS|Assoc)?(Grp|Max|Min)([A-Z]\w*?)(?:Limit)?")
+_WORD = late_pattern(r"[A-Z]{2,}(?![a-z])|[A-Z][a-z]+|\d+")
 _NAMES = {
     "Cpu": "CPUs", "CPU": "CPUs", "GRES": "GPUs and other GRES", "Mem": "host memory",
     "Memory": "host memory", "Job": "job", "MB": "MB",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.preallocation import find_taken_at_once

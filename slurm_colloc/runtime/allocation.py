@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import getpass
 import os
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.planning.hard_limits import split_cpus
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
@@ -41,7 +39,7 @@ class Allocation:
     cores: tuple[tuple[int, ...], ...]
     gpus: tuple[str, ...]
     environment: Mapping[str, str]
-    called_in: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    called_in: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_environment(self) -> dict[str, str]:
@@ -73,7 +71,7 @@ def read_allocation(environ: Mapping[str, str], local_id: str = "") -> Allocatio
     return Allocation(
         job_id=f"{array}_{environ['SLURM_ARRAY_TASK_ID']}" if array and not local_id else shown,
         shown_job_id=shown,
-        node=environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+        node=environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
         cpus_allocated=int(environ.get("SLURM_CPUS_ON_NODE", str(len(allowed)))),
         cores=read_cores(allowed),

@@ -6,7 +6,6 @@ python -IB -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.host.system.node_processes import identify
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     ExitCode,
@@ -102,10 +102,10 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     if local:
         insist("waiting for a GPU", lambda: wait_for_gpu(state.root / "local"))
         allocation = read_allocation(os.environ, local)
-    allocation = dataclasses.replace(allocation, called_in=dict(record.client_environment))
+    allocation = replace(allocation, called_in=dict(record.client_environment))
     os.environ.update(allocation.own_environment)
     if record.shown_id:
-        allocation = dataclasses.replace(allocation, shown_job_id=record.shown_id)
+        allocation = replace(allocation, shown_job_id=record.shown_id)
     slurm = None if local else SlurmCommands()
     load = partial(load_node_settings, os.environ, record.settings)
     settings, problems = insist("reading the settings", load)
@@ -168,7 +168,7 @@ def leave_out_absent(pack: Path, record: PackRecord) -> PackRecord:
         or _may_have_left(pack, record)
     ):
         return record
-    record = dataclasses.replace(record, degree=count)
+    record = replace(record, degree=count)
     with contextlib.suppress(StateError):
         write_record(pack, record)
     return record
@@ -307,6 +307,4 @@ def _settle(
     shown = effective_state(record.state, ended, cancelled=cancelled, held=is_held(pack, number))
     if shown in FINAL_STATES:
         reason = f"its pack had ended ({ended.value}) before it was requeued"
-        write_state(
-            pack, number, dataclasses.replace(record, state=shown, attempt=attempt, reason=reason)
-        )
+        write_state(pack, number, replace(record, state=shown, attempt=attempt, reason=reason))

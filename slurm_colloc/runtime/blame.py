@@ -12,16 +12,15 @@ its process. The one that has it again is the culprit.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import EndCause, MemberState, choose_plain_cause
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
@@ -158,7 +157,7 @@ FAULT_RESTARTS_MAX = 2
 """How often a member runs again after faults that may have been another's."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Circumstances:
     """What was the case on the GPU while a member ran.
 
@@ -186,7 +185,7 @@ class Circumstances:
     mps_lost: str = ""
     findings: tuple[OutputFinding, ...] = ()
     may_restart: bool = True
-    retries: Retries = dataclasses.field(default_factory=Retries)
+    retries: Retries = field(default_factory=Retries)
     shared: bool = False
     gpu_memory_mb: int = 0
     limit_mb: int | None = None
@@ -201,7 +200,7 @@ class Circumstances:
         return next((finding for finding in self.findings if finding.sign in signs), None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Blame:
     """How a member's end is to be taken.
 
@@ -305,16 +304,14 @@ def _judge_out_of_memory(
         return _end(verdict, around, cause, evidence, f"{reason}, and it may not be requeued")
     wanted_mb = 2 * max(around.gpu_memory_mb, retries.gpu_memory_mb)
     is_all = around.usable_mb is None or not wanted_mb or wanted_mb >= around.usable_mb
-    retries = dataclasses.replace(
+    retries = replace(
         retries,
         out_of_gpu_memory=retries.out_of_gpu_memory + 1,
         gpu_memory_mb=(around.usable_mb or 0) if is_all else wanted_mb,
         alone=retries.alone or around.usable_mb is None,
     )
     how = "alone" if is_all else "without a limit"
-    again = dataclasses.replace(
-        verdict, state=MemberState.PENDING, reason=f"{reason}; it runs again {how}"
-    )
+    again = replace(verdict, state=MemberState.PENDING, reason=f"{reason}; it runs again {how}")
     return Blame(again, cause, evidence, retries)
 
 
@@ -332,7 +329,7 @@ def _restart_or_fail(
     if around.retries.faults >= FAULT_RESTARTS_MAX:
         text = f"{reason}; it was restarted {around.retries.faults} times before"
         return _end(verdict, around, cause, evidence, text)
-    retries = dataclasses.replace(
+    retries = replace(
         around.retries,
         faults=around.retries.faults + 1,
         apart=around.retries.apart or apart,
@@ -343,9 +340,9 @@ def _restart_or_fail(
         how = " apart from MPS"
         if around.needs_mps:
             how = " alone"
-            retries = dataclasses.replace(retries, alone=True)
+            retries = replace(retries, alone=True)
     text = f"{reason}; it runs again{how}"
-    again = dataclasses.replace(verdict, state=MemberState.PENDING, reason=text)
+    again = replace(verdict, state=MemberState.PENDING, reason=text)
     return Blame(again, cause, evidence, retries)
 
 
@@ -359,9 +356,7 @@ def _end(
     is_culprit: bool = False,
 ) -> Blame:
     told = f"{verdict.reason}: {reason}" if reason != verdict.reason and verdict.reason else reason
-    return Blame(
-        dataclasses.replace(verdict, reason=told), cause, evidence, around.retries, is_culprit
-    )
+    return Blame(replace(verdict, reason=told), cause, evidence, around.retries, is_culprit)
 
 
 # ---- Whose fault an end was: gathers what the GPU, its MPS server and the output say of it -------
@@ -420,7 +415,7 @@ class BlameFinder:
             # It was quick: whether it was a client stands in the daemon's log.
             self._gpu_mode.catch_up()
         if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
-            member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
+            member.gpu = replace(member.gpu, is_mps_client=seen.is_client)
         clients.forget(member.number)
         if around.suspects:
             self._suspected_with.setdefault(member.number, set()).update(around.suspects)
@@ -450,7 +445,7 @@ class BlameFinder:
         job, limit_mb = member.spec.job, None
         if use is not None and (use.is_under_mps or use.inside):
             limit_mb = use.gpu_memory_limit_mb
-        around = dataclasses.replace(
+        around = replace(
             around,
             findings=findings,
             may_restart=self._site_requeues if job.requeue is None else job.requeue,
@@ -509,15 +504,15 @@ def add_seen(around: Circumstances, number: int, seen: MpsMember) -> Circumstanc
     """What the MPS server has to do with the end of a member that ran under MPS."""
     tells = {found.sign for found in around.findings}
     if Sign.MPS_GONE in tells:
-        return dataclasses.replace(around, mps_lost=seen.lost or "the MPS server has ended")
+        return replace(around, mps_lost=seen.lost or "the MPS server has ended")
     if seen.lost and seen.is_client:
-        return dataclasses.replace(around, mps_lost=seen.lost)
+        return replace(around, mps_lost=seen.lost)
     # One that is not known to be a client may have been too quick to be seen as one.
     if seen.suspects and (seen.is_client or Sign.FAULT in tells):
-        return dataclasses.replace(around, suspects=seen.suspects, fault=seen.fault)
+        return replace(around, suspects=seen.suspects, fault=seen.fault)
     if seen.is_client and Sign.FAULT in tells:
         # No other is known to be hit, and that proves nothing without the server's word.
-        return dataclasses.replace(around, suspects=(number,))
+        return replace(around, suspects=(number,))
     return around
 
 

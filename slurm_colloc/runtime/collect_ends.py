@@ -7,13 +7,13 @@ that its runner did not send.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import stat
 import time
 from functools import partial
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.blame import Blame, BlameFinder
@@ -86,10 +86,10 @@ class MemberEnds:
         blame = _try_again(member, blame)
         if blame.verdict.state is MemberState.PENDING and member.asked is StopReason.CANCEL:
             # Whatever would have it run again: it is not wanted any more.
-            verdict = dataclasses.replace(
+            verdict = replace(
                 blame.verdict, state=MemberState.CANCELLED, reason=StopReason.CANCEL.value
             )
-            blame = dataclasses.replace(blame, verdict=verdict, cause=EndCause.CANCELLED)
+            blame = replace(blame, verdict=verdict, cause=EndCause.CANCELLED)
         self.free(member)
         if blame.verdict.state is MemberState.PENDING:
             self._wait_again(member, blame)
@@ -162,10 +162,10 @@ def _try_again(member: Member, blame: Blame) -> Blame:
         return blame
     tries = retries.failures + 1
     reason = f"{verdict.reason or 'it failed'}; it runs again, retry {tries} of {most}"
-    return dataclasses.replace(
+    return replace(
         blame,
-        verdict=dataclasses.replace(verdict, state=MemberState.PENDING, reason=reason),
-        retries=dataclasses.replace(retries, failures=tries),
+        verdict=replace(verdict, state=MemberState.PENDING, reason=reason),
+        retries=replace(retries, failures=tries),
     )
 
 
@@ -418,7 +418,7 @@ class EndCollector:
         )
         if verdict.ended_at is None:
             # What Slurm is asked about first may be decided a minute from now.
-            verdict = dataclasses.replace(verdict, ended_at=time.time())
+            verdict = replace(verdict, ended_at=time.time())
         self._inner_steps.end(member)
         if not self._may_be_the_packs(member, verdict):
             self._ends.end(member, verdict)
@@ -466,7 +466,7 @@ class EndCollector:
             # It was asked meanwhile, while csub still showed the member running.
             is_cancel = member.asked is StopReason.CANCEL
             state = MemberState.CANCELLED if is_cancel else MemberState.PENDING
-            verdict = dataclasses.replace(verdict, state=state, reason=member.asked.value)
+            verdict = replace(verdict, state=state, reason=member.asked.value)
         elif runs_again:
             del self.undecided[member.number]
             self._members.waiting.appendleft(member.number)
@@ -474,6 +474,6 @@ class EndCollector:
         elif verdict.state is None:
             # Slurm says so where it was asked to; otherwise its processes were killed.
             state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED
-            verdict = dataclasses.replace(verdict, state=state, reason="its step was killed")
+            verdict = replace(verdict, state=state, reason="its step was killed")
         self._ends.end(member, verdict)
         del self.undecided[member.number]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from slurm_colloc.errors import CollocError
 from slurm_colloc.host.mps.mps_control import MpsPrograms, Support, find_programs, judge_support
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.model.late_definitions import dataclass
 
 _T = TypeVar("_T")
 

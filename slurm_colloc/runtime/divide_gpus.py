@@ -9,7 +9,6 @@ Who: the user; where: each of the job's nodes, in the process that starts its ru
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import split_cpus
 from slurm_colloc.runtime.allocation import Allocation, explain_unbound, read_host_memory_mb
@@ -36,7 +36,7 @@ from slurm_colloc.store.pack_directory import (
 # ---- Which GPUs, CPUs and host memory each GPU set of a Slurm job gets; pure ---------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobGpu:
     """A GPU of the Slurm job.
 
@@ -57,7 +57,7 @@ class JobGpu:
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuSetWant:
     """What a GPU set was planned to have.
 
@@ -267,9 +267,7 @@ def build_shares(
         for own, problem in zip(assigned, problems, strict=True)
     ]
     for place, number in enumerate(able):
-        shares[number] = dataclasses.replace(
-            shares[number], cpus=cpus[place], host_memory_mb=memory[place]
-        )
+        shares[number] = replace(shares[number], cpus=cpus[place], host_memory_mb=memory[place])
     return tuple(shares), is_near, (*notes, *filter(None, [why]))
 
 
@@ -376,9 +374,7 @@ def build_division(
         pci_devices: The kernel's files of PCI devices.
     """
     gpus, doubt = list_job_gpus(answer, allocation.environment, takes_mig=takes_mig)
-    gpus = tuple(
-        dataclasses.replace(gpu, near=read_near_cpus(gpu.pci_bus_id, pci_devices)) for gpu in gpus
-    )
+    gpus = tuple(replace(gpu, near=read_near_cpus(gpu.pci_bus_id, pci_devices)) for gpu in gpus)
     shares, is_near, notes = build_shares(
         gpus,
         wants,

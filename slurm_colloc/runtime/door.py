@@ -9,7 +9,6 @@ started like this: what uses the GPU without PyTorch would not wait.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.why_not_now import DOOR_FIRST
 from slurm_colloc.runtime.gpu_mode import GpuMode
@@ -33,7 +33,7 @@ from slurm_colloc.store.member_states import AT_DOOR, append_change
 from slurm_colloc.store.pack_directory import PackRecord
 
 
-@dataclasses.dataclass
+@dataclass
 class _Door:
     """The door of one start of a member.
 
@@ -52,7 +52,7 @@ class _Door:
     too_late: bool = False
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Doors:
     """Starts members ahead of their turn, and lets them on to the GPU in their turn.
 

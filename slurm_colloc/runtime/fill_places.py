@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from slurm_colloc.errors import NodeError, StateError
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
 from slurm_colloc.runtime.collect_ends import MemberEnds
@@ -29,7 +29,7 @@ from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.written_ends import RunnerKill, find_written_end
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class PlaceFiller:
     """Starts the members that may start.
 
@@ -186,7 +186,7 @@ class PlaceFiller:
                 self.states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class MemberIntake:
     """Takes in members, new ones and those of earlier attempts.
 
@@ -306,12 +306,10 @@ class MemberIntake:
             self._note_written_end(member, end)
             return
         if end is not None:
-            member.record = record = dataclasses.replace(
-                record, state=MemberState.RUNNING, retries=end.retries
-            )
+            member.record = record = replace(record, state=MemberState.RUNNING, retries=end.retries)
         if record.state is not MemberState.PENDING:
             self.steps.run("the mails", partial(self.note_requeue, member))
-            member.record = dataclasses.replace(record, state=MemberState.PENDING)
+            member.record = replace(record, state=MemberState.PENDING)
             if self.killed_before is not None:
                 member.record = tell_of_restart(member.record, self.killed_before)
         self.members.waiting.append(number)
@@ -328,9 +326,7 @@ class MemberIntake:
     def _note_written_end(self, member: Member, end: StateRecord) -> None:
         """It ended when there was no runner to note it: it does not run again."""
         # Its start may not have been noted either.
-        member.record = dataclasses.replace(
-            end, state=MemberState.RUNNING, ended_at=None, exit_code=None
-        )
+        member.record = replace(end, state=MemberState.RUNNING, ended_at=None, exit_code=None)
         self.states.write_end(
             member,
             end.state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from slurm_colloc.model.late_definitions import dataclass
 
 NORMAL, BELOW_NORMAL = 0, 1
 """Priorities of MPS clients (NVIDIA, Multi-Process Service, section 4.2.6); hints, not bounds."""

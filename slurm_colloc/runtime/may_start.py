@@ -5,7 +5,6 @@ The facts are gathered here; what they mean says `model.why_not_now`, as it does
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job_values import ConditionOutlook
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.why_not_now import (
     CHANGING_INSTANCES,
@@ -46,7 +46,7 @@ PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class StartQueue:
     """The waiting members of a pack.
 
@@ -106,17 +106,17 @@ class StartQueue:
     def gather(self, member: Member) -> StartFacts:
         """What decides whether a waiting member starts, up to the first thing in its way."""
         facts = self._gather_own(member, self._gather_pack())
-        facts = dataclasses.replace(facts, pack_waits=self.describe_pack_wait())
+        facts = replace(facts, pack_waits=self.describe_pack_wait())
         if why_not_now(facts) is not None:
             return facts
         cpus = member.spec.plan.cpus
         if not self.members.find_places(cpus):
             name = str(member.name(self.shown_id))
-            return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
+            return replace(facts, no_place=describe_larger_place(name, cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
-            return dataclasses.replace(facts, degree_reason=self._find_instance(instances, member))
-        return dataclasses.replace(
+            return replace(facts, degree_reason=self._find_instance(instances, member))
+        return replace(
             facts,
             degree_reason=self.measured_degree.describe(member) or self.describe_door(),
             memory_reason=self.memory.describe(member),
@@ -132,7 +132,7 @@ class StartQueue:
         facts = self._gather_files(member, pack)
         if why_not_now(facts) is not None:
             return facts
-        return dataclasses.replace(facts, dependency=self._find_open_dependency(member))
+        return replace(facts, dependency=self._find_open_dependency(member))
 
     def _gather_pack(self) -> StartFacts:
         """What holds for each of them."""
@@ -163,7 +163,7 @@ class StartQueue:
             member: The member.
             pack: From `_gather_pack`.
         """
-        facts = dataclasses.replace(
+        facts = replace(
             pack,
             too_late=self.time_left.describe(member),
             alone=member.record.retries.alone,
@@ -172,7 +172,7 @@ class StartQueue:
         if why_not_now(facts) is not None:
             return facts
         held = is_held(self.pack, member.number)
-        return dataclasses.replace(
+        return replace(
             facts,
             is_held=held,
             dependency=read_dependency(member.record.reason) if held else "",

@@ -7,12 +7,12 @@ degree (model.measurement) goes on, and the others are parked: paused, until a p
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
 from slurm_colloc.model.measurement import (
     AGAIN_S,
@@ -49,7 +49,7 @@ LOOK_S = 0.25
 ROUNDED_MB = 256
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class MeasuredDegree:
     """Measures a pack, and parks who is too many.
 
@@ -206,7 +206,7 @@ class MeasuredDegree:
         if self._windows.is_open:
             return
         cost_s = self._record.cost_s + self._windows.lasted_s / 2
-        self._record = dataclasses.replace(self._record, cost_s=cost_s)
+        self._record = replace(self._record, cost_s=cost_s)
 
     # -- measuring ----------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class MeasuredDegree:
             self._is_off = True
             return
         if running and self._record.state is DegreeState.OFF and not self.find_obstacle():
-            self._record = dataclasses.replace(self._record, state=DegreeState.MEASURING)
+            self._record = replace(self._record, state=DegreeState.MEASURING)
             self._write()
         if len(running) < 2 or self.clock() < self._not_before:
             return
@@ -320,7 +320,7 @@ class MeasuredDegree:
         self._drift.forget()
         self._measured = self._to_measure.count_kinds(running)
         self._measured_at = self.clock()
-        self._record = dataclasses.replace(
+        self._record = replace(
             self._record,
             cost_s=self._record.cost_s + measured.cost_s,
             curve=measured.curve or self._record.curve,
@@ -349,9 +349,7 @@ class MeasuredDegree:
         running = len(self.members.running())
         decision = DegreeDecision(time.time(), state, running, degree, stp, reason)
         decisions = (*self._record.decisions, decision)[-KEPT:]
-        self._record = dataclasses.replace(
-            self._record, state=state, degree=degree, decisions=decisions
-        )
+        self._record = replace(self._record, state=state, degree=degree, decisions=decisions)
         self.journal.write(
             "degree", state=state.value, running=running, degree=degree,
             stp=None if stp is None else round(stp, 3), reason=reason,
@@ -369,7 +367,7 @@ class MeasuredDegree:
         """What those are told that would join, or whose members might come."""
         running = self.members.running()
         free_mb = self.memory.find_free_mb()
-        return dataclasses.replace(
+        return replace(
             self._record,
             places=len(self.members.places),
             parked=tuple(member.number for member in self._list_parked()),

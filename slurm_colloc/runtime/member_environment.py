@@ -9,10 +9,10 @@ pack's size are replaced by the member's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from slurm_colloc.model.job import Job, build_parameter_variables
 from slurm_colloc.model.job_values import describe_set, exports_all, speaks_of_a_member
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.planning.hard_limits import format_cpu_mask
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_colloc.host.mps.mps_control import (
     CONTEXT_MB,
     build_member_environment,
     compute_default_thread_percentage,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu_share import NORMAL
 from slurm_colloc.store.member_states import GpuUse

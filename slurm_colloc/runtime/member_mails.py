@@ -10,7 +10,6 @@ slurmctld gives it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import signal
@@ -31,6 +30,7 @@ from slurm_colloc.model.job_values import (
     describe_ends,
     format_mail_time,
 )
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.runtime.allocation import Allocation, find_user_name
@@ -51,7 +51,7 @@ _LINE_MOST = 1000
 _EVIDENCE_MOST = 5
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TaskEnd:
     """How a task of an array has ended.
 
@@ -114,7 +114,7 @@ LAST_WAIT_S = 5.0
 is held meanwhile, and no other can send them."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Mail:
     """A mail as MailProg is given it.
 
@@ -298,7 +298,7 @@ class MemberMails:
         """Let go the mail about a whole array, which waits for the pack's summary."""
         text = read_mail_text(self._pack)
         for mail in self._held:
-            self._outbox.put(dataclasses.replace(mail, body=text or mail.body))
+            self._outbox.put(replace(mail, body=text or mail.body))
         self._held.clear()
 
     def give_up(self) -> None:

@@ -14,12 +14,11 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
 from slurm_colloc.model.plan import Policy, Rule, SharingMode
@@ -90,7 +89,11 @@ class _Lines:
 
     def find_usual_s(self) -> float | None:
         """Seconds from one line to the next, pauses left out; None before that is known."""
-        return median(self.gaps) if len(self.gaps) >= _GAPS_LEAST else None
+        if len(self.gaps) < _GAPS_LEAST:
+            return None
+        # As the median of `statistics`, which loads decimals, fractions and random numbers.
+        ordered, half = sorted(self.gaps), len(self.gaps) // 2
+        return (ordered[half] + ordered[~half]) / 2
 
 
 class WindowRates:

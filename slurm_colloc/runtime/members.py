@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState
 from slurm_colloc.runtime.allocation import Allocation, choose_places
 from slurm_colloc.runtime.guarded_steps import is_passing
@@ -17,7 +17,7 @@ from slurm_colloc.store.member_states import GpuUse, HomeRecord, StateRecord
 from slurm_colloc.store.pack_directory import MemberSpec, list_members, read_spec
 
 
-@dataclasses.dataclass
+@dataclass
 class PackPlace:
     """A place in the pack: as many as the degree, each with its own CPUs.
 
@@ -38,7 +38,7 @@ class PackPlace:
         return self.cpus if wanted >= self.wanted else self.cpus[:wanted]
 
 
-@dataclasses.dataclass
+@dataclass
 class Member:
     """One member, as its runner keeps it.
 

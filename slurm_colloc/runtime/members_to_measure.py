@@ -5,11 +5,10 @@ And between two measurements, whether one has changed for good.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number
@@ -33,7 +32,7 @@ Counts = Mapping[int, StepCount | None]
 """Steps by member number; None for a member that counts none."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class MembersToMeasure:
     """Looks at the members of a pack before they are measured.
 
@@ -274,7 +273,7 @@ class _Course:
     odd: int = 0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class RateDrift:
     """Watches members between measurements.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.settled_mode import GpuPatience

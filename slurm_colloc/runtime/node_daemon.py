@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
@@ -13,6 +12,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
     PreparedSetup,
     read_prepared,
 )
+from slurm_colloc.model.late_definitions import dataclass
 
 WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
 """How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""

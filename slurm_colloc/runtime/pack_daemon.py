@@ -8,7 +8,6 @@ node's prolog has prepared is watched in the same way; where it dies, the pack g
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import time
@@ -21,6 +20,7 @@ from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.settled_mode import GpuPatience
@@ -218,7 +218,7 @@ class PackDaemon:
 
     def _drop_prepared(self, reason: str) -> None:
         self._prepared = None
-        self._options = dataclasses.replace(self._options, adopt="")
+        self._options = replace(self._options, adopt="")
         self._journal.write("mps_unprepared", reason=reason)
         self._listener.note_unprepared(reason)
 

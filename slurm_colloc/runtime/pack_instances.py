@@ -7,14 +7,12 @@ node's prolog has made, or going on without them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_colloc.host.keeper.prepared_daemon import (
@@ -25,6 +23,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
 )
 from slurm_colloc.host.system.directories import read_trusted_uids
 from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile
 from slurm_colloc.model.plan import SharingMode
@@ -161,7 +160,7 @@ def _read_line(connection: socket.socket) -> bytes:
 # Which member of a pack has which MIG instance, and which instances should change; no effects.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SeatNeed:
     """What a member needs of an instance.
 
@@ -331,7 +330,7 @@ class MigSeats:
         if reason:
             self._refused.add(self._key(change))
         if instances is not None:
-            self._gpu = dataclasses.replace(self._gpu, instances=tuple(instances))
+            self._gpu = replace(self._gpu, instances=tuple(instances))
 
     @staticmethod
     def _key(change: MigChange) -> tuple[str, ...]:
@@ -557,7 +556,7 @@ class PackInstances:
             client_priority=share.client_priority,
         )
         limit_mb = inside.gpu_memory_limit_mb
-        return dataclasses.replace(
+        return replace(
             use,
             inside=SharingMode.MPS.value,
             thread_percentage=inside.thread_percentage,

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_colloc.host.system.node_processes import (
@@ -24,6 +23,7 @@ from slurm_colloc.host.system.node_processes import (
     read_named_start,
     read_process,
 )
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import Rule
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member

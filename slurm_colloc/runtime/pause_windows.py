@@ -6,12 +6,12 @@ And the one of `csub probe`, in which its only member runs until its rate is kno
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measurement import (
     SETTLE_S,
     DegreeMeasurement,
@@ -34,7 +34,7 @@ LATE_S = 1.0
 AGAIN_MOST = 3
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class PauseWindows:
     """Carries out one measurement after the other.
 
@@ -197,7 +197,7 @@ class PauseWindows:
         return None
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class ProbeWindow:
     """Ends a member that is only to be probed, once its rate alone is known.
 

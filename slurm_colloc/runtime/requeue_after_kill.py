@@ -8,7 +8,6 @@ run to their ends, and its job ends with the last of them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import enum
 import time
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, StateError
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.runtime.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.guarded_steps import Journal, is_passing
@@ -242,7 +242,7 @@ class KilledRunner:
         return not is_cancelled and not was_left(self._pack, number)
 
     def _refuse(self, refusal: str) -> bool | None:
-        write_kill(self._pack, dataclasses.replace(self._kill, refusal=refusal))
+        write_kill(self._pack, replace(self._kill, refusal=refusal))
         self._tell(refusal)
         return self._wait_for_members()
 
@@ -268,6 +268,4 @@ def find_killed_before(pack: Path, allocation: Allocation) -> RunnerKill | None:
 def tell_of_restart(record: StateRecord, kill: RunnerKill) -> StateRecord:
     """A member's record with the reason why it starts again."""
     evidence = (*record.evidence, f"restarted: {kill}")
-    return dataclasses.replace(
-        record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence))
-    )
+    return replace(record, reason=f"{kill}; it runs again", evidence=tuple(dict.fromkeys(evidence)))

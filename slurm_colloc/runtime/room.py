@@ -6,12 +6,12 @@ settled what its process takes, with a margin. The limit that it was started wit
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
 from slurm_colloc.model.member import RESUBMISSIONS
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 then its share by the places is reserved for it."""
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class GpuMemoryRoom:
     """What is reserved, and what is left.
 
@@ -231,7 +231,7 @@ END_MARGIN_S = 20.0
 """What is left of a pack's time limit for its end."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class TimeLeft:
     """The time of one attempt of a pack.
 
@@ -249,7 +249,7 @@ class TimeLeft:
     pack: Path
     record: PackRecord
     members: PackMembers
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     site_requeues: bool
     clock: Callable[[], float] = time.monotonic
 

@@ -5,11 +5,11 @@ Also: how patient a runner is with the GPU, its driver and its MPS daemon.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.guarded_steps import Journal
@@ -127,7 +127,7 @@ class SettledMode:
 # ---- How patient a runner is with the GPU, its driver and its MPS daemon -------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuPatience:
     """Times in seconds, all at once, so that a test can shorten them.
 

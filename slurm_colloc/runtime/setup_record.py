@@ -6,12 +6,12 @@ Loads nothing of the node's side: packs without MPS have a setup, too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.store.pack_directory import Setup, SetupInstance, write_setup
 
@@ -120,7 +120,7 @@ class SetupRecord:
             write_setup(self._pack, self.setup)
 
     def _change(self, **changes: object) -> None:
-        self.setup = dataclasses.replace(self.setup, **changes)  # type: ignore[arg-type]
+        self.setup = replace(self.setup, **changes)  # type: ignore[arg-type]
 
 
 def _list(pids: Iterable[int]) -> str:

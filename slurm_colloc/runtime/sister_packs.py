@@ -7,7 +7,6 @@ whether they wait for their turn alone, and told to end those that were emptied 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Rule, SharingMode
@@ -48,7 +48,7 @@ from slurm_colloc.store.runner_requests import read_degree
 from slurm_colloc.store.written_ends import read_kill, read_runner, was_killed
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SisterPack:
     """Another pack that asked Slurm for the same.
 
@@ -238,7 +238,7 @@ _NEEDS_ITS_END = re.compile(r"(?:afterok|aftercorr|afternotok):([^?,]+)")
 _WAITS = re.compile(r"[a-z]+:([^?,]+)")
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class EmptiedJobs:
     """What Slurm says of the other packs of a submission, and what it is told of them.
 
@@ -398,7 +398,7 @@ LEFT_S = 60.0
 """How long the members of a node that has left the job may take to be set free."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobSet:
     """Another set of the same job, as its files show it.
 
@@ -415,7 +415,7 @@ class JobSet:
     waiting: tuple[int, ...]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class JobSets:
     """Looks at the other sets of a pack's job.
 
@@ -434,7 +434,7 @@ class JobSets:
     attempt: int
     state: State
     members: PackMembers
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     restarts: int = 0
     clock: Callable[[], float] = time.monotonic
 

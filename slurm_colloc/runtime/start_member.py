@@ -6,7 +6,6 @@ Also: members whose wrappers have come up: their start is written down, and thei
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import socket
@@ -22,6 +21,7 @@ from slurm_colloc.model.job_values import (
     choose_output_paths,
     expand_pattern,
 )
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import member_environment as environments
 from slurm_colloc.runtime.allocation import Allocation, find_user_name
@@ -273,7 +273,7 @@ class MemberStarter:
             number=name.number,
             is_array=job.array_task is not None,
             name=job.name,
-            node=self._allocation.node.partition(".")[0] or socket.gethostname(),
+            node=self._allocation.node.partition(".")[0] or os.uname().nodename,
             user=find_user_name(),
         )
 
@@ -422,7 +422,7 @@ class StartCollector:
         )
         if member.gpu is not None and member.gpu.is_under_mps:
             self._clients.watch(member)
-        use = None if member.gpu is None else dataclasses.asdict(member.gpu)
+        use = None if member.gpu is None else asdict(member.gpu)
         self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
 
     def note_clients(self) -> None:
@@ -431,5 +431,5 @@ class StartCollector:
             number, is_client = self._clients.news.popitem()
             member = self._members.by_number.get(number)
             if member is not None and member.process is not None and member.gpu is not None:
-                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                member.gpu = replace(member.gpu, is_mps_client=is_client)
                 self._states.write(member, member.record.state, gpu=member.gpu)

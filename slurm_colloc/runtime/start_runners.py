@@ -11,7 +11,6 @@ all. The starter of the first node has those of the others started.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
@@ -23,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
+from slurm_colloc.model.late_definitions import replace, write_methods
 from slurm_colloc.model.member import EndCause, MemberState, is_guest
 from slurm_colloc.runtime.allocation import (
     Allocation,
@@ -142,6 +142,7 @@ LOADED_ONCE = (
     "slurm_colloc.runtime.pack_daemon",
     "slurm_colloc.runtime.member_limits",
     "slurm_colloc.store.profiles",
+    "hashlib",
 )
 """What every runner loads sooner or later: of what is there before the fork they share the memory.
 """
@@ -187,6 +188,7 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
     _write_down(packs, division)
     for name in LOADED_ONCE:
         import_module(name)
+    write_methods()
     gc.collect()
     # What is there now stays: a collection would copy all of it into each runner.
     gc.freeze()
@@ -341,7 +343,7 @@ class LeftNode:
             record = read_state(path, number, attempt)
             end = find_written_end(path, number, record, starts_again=True)
             if end is not None:
-                record = dataclasses.replace(end, attempt=attempt)
+                record = replace(end, attempt=attempt)
                 write_state(path, number, record)
             if record is None or record.is_final or not record.starts:
                 inbox.set_free(str(path), number)
@@ -366,7 +368,7 @@ def _tell_of_node(record: StateRecord, node: str, attempt: int, *, goes_on: bool
     told = f"{node} has left the job"
     evidence = tuple(dict.fromkeys((*record.evidence, f"Slurm: {told}")))
     if goes_on:
-        return dataclasses.replace(
+        return replace(
             record,
             state=MemberState.PENDING,
             attempt=attempt,
@@ -374,7 +376,7 @@ def _tell_of_node(record: StateRecord, node: str, attempt: int, *, goes_on: bool
             cause=EndCause.NODE_FAILURE.value,
             evidence=evidence,
         )
-    return dataclasses.replace(
+    return replace(
         record,
         state=MemberState.NODE_FAIL,
         attempt=attempt,

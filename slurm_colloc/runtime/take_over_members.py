@@ -11,13 +11,13 @@ store.inbox for how a member moves.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, is_guest
 from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.fill_places import MemberIntake
@@ -74,7 +74,7 @@ LOOKED_AT = 64
 turn comes."""
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class MemberTakeOver:
     """Takes waiting members over from other packs of the user.
 
@@ -398,7 +398,7 @@ class MemberTakeOver:
             may_have_run: Those may come that have run there.
         """
         assert self.record.request is not None
-        places = PackMembers([dataclasses.replace(p) for p in self.members.places])
+        places = PackMembers([replace(p) for p in self.members.places])
         staying = [member for member in self.members.by_number.values() if not member.is_final]
         left_mb = count_host_memory_left_mb(self.record, staying)
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
@@ -449,17 +449,17 @@ class MemberTakeOver:
         spec, policy = read_spec(sister.path, number), sister.record.policy
         assert policy is not None
         bound = spec.plan.max_slowdown or choose_bound(spec.job, policy)
-        plan = dataclasses.replace(spec.plan, max_slowdown=bound)
+        plan = replace(spec.plan, max_slowdown=bound)
         if sister.record.request is None:
             time_s = spec.job.time_limit_s
-            plan = dataclasses.replace(
+            plan = replace(
                 plan,
                 host_memory_mb=self._choose_host_memory_mb(sister, spec),
                 wall_limit_s=None if time_s is None else round(time_s * bound),
                 gpu_memory_limit_mb=spec.job.gpu_memory_mb,
             )
         folder = sister.path / "members" / format_number(number)
-        write_spec(folder, dataclasses.replace(spec, plan=plan))
+        write_spec(folder, replace(spec, plan=plan))
 
     def _choose_host_memory_mb(self, sister: SisterPack, spec: MemberSpec) -> int | None:
         """What a member is given here; a job alone that does not say has a place's share."""

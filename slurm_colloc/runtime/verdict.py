@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import ExitCode, ExitRecord, MemberState, SlurmJobState
 
 
@@ -69,7 +68,7 @@ def judge_process_end(
         return _judge_without_record(started, srun_status, log, asked)
     # The record may have waited for room on a full disk: its file says nothing of the time.
     written = ExitRecord.parse(record)
-    return dataclasses.replace(_judge_record(written, asked), ended_at=written.ended_at)
+    return replace(_judge_record(written, asked), ended_at=written.ended_at)
 
 
 def _judge_record(record: ExitRecord, asked: StopReason | None) -> Verdict:

@@ -6,7 +6,6 @@ Also: what slurmstepd writes into the output of a job that it ends, for a member
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import stat
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import FINAL_STATES, EndCause, ExitCode, MemberState
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import GuardedSteps
@@ -73,9 +73,7 @@ class StateWriter:
         """
         member.check_transition(state)
         before = member.record
-        member.record = dataclasses.replace(
-            member.record, state=state, attempt=self._attempt, **changes
-        )
+        member.record = replace(member.record, state=state, attempt=self._attempt, **changes)
         self._unwritten[member.number] = member.record
         self.flush()
         if self._listener is not None:

@@ -6,8 +6,6 @@ Also: what the ids in `--dependency` stand for: members, tasks, submissions of s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
@@ -24,6 +22,7 @@ from slurm_colloc.model.job_values import (
     reduce_dependency,
     render_for_slurm,
 )
+from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
 from slurm_colloc.report.member_survey import find_last
 from slurm_colloc.report.member_views import MemberView, PackView
@@ -83,7 +82,7 @@ class DependencyTargets:
         conditions = []
         for condition in dependency.conditions:
             conditions += self._expand(condition, job, text, is_any=dependency.is_any)
-        return dataclasses.replace(dependency, conditions=tuple(dict.fromkeys(conditions)))
+        return replace(dependency, conditions=tuple(dict.fromkeys(conditions)))
 
     def is_left_to_slurm(self, dependency: Dependency) -> bool:
         """It pairs tasks with those of a job that csub does not know."""
@@ -188,7 +187,7 @@ class DependencyTargets:
 # `--dependency` on members: judged when a job is submitted, and told to the packs concerned.
 
 _OPTION = "dependency"
-_LAST = re.compile(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")
+_LAST = late_pattern(rf"(?<=:){LAST}(?P<member>[/_][0-9]+)?(?=[:,?+]|$)")
 _PAIRED_BY_SLURM = "--dependency=aftercorr pairs it with a task of a job that csub does not know"
 _WAITED_FOR = (
     SlurmJobState.PENDING,
@@ -235,8 +234,8 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
             # The others of an array go on; its runner says why this one does not.
             done = resolve.leave_to_runner(job, dependency)
         elif job.array_task is not None and targets.is_left_to_slurm(dependency):
-            done = dataclasses.replace(done, alone_because=_PAIRED_BY_SLURM)
-        job = dataclasses.replace(
+            done = replace(done, alone_because=_PAIRED_BY_SLURM)
+        job = replace(
             job,
             group=done.group,
             depends=done.depends,
@@ -244,8 +243,8 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
             slurm_dependency=done.slurm_dependency,
             alone_because=job.alone_because or done.alone_because,
         )
-        candidates[place] = dataclasses.replace(candidates[place], job=job)
-    return dataclasses.replace(call, candidates=tuple(candidates))
+        candidates[place] = replace(candidates[place], job=job)
+    return replace(call, candidates=tuple(candidates))
 
 
 def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> None:
@@ -300,9 +299,9 @@ def _name_last(session: Session, call: Call) -> Call:
         group = tuple(
             (name, named if name == _OPTION else value) for name, value in candidate.job.group
         )
-        job = dataclasses.replace(candidate.job, group=group)
-        candidates.append(dataclasses.replace(candidate, job=job))
-    return dataclasses.replace(call, candidates=tuple(candidates))
+        job = replace(candidate.job, group=group)
+        candidates.append(replace(candidate, job=job))
+    return replace(call, candidates=tuple(candidates))
 
 
 def _get_text(job: Job) -> str:
@@ -345,7 +344,7 @@ class _Resolution:
             )
         group = tuple(pair for pair in job.group if pair[0] != _OPTION)
         if outlook is ConditionOutlook.SATISFIED:
-            return dataclasses.replace(job, group=group)
+            return replace(job, group=group)
         members = [condition for condition in rest.conditions if condition.is_of_member]
         if members:
             views_of = [views[c.target] for c in members]
@@ -358,7 +357,7 @@ class _Resolution:
         )
         watched = rest.conditions if rest.is_any else members
         slurm_text = render_for_slurm(rest, lambda member: views[str(member)][0].job_id)
-        return dataclasses.replace(
+        return replace(
             job,
             group=tuple(sorted([*group, (_OPTION, shown if members else slurm_text)])),
             depends=tuple((c.kind, c.target) for c in watched) if members else (),
@@ -369,14 +368,14 @@ class _Resolution:
     def leave_to_runner(self, job: Job, dependency: Dependency) -> Job:
         """A job that can never start, among others that may: its runner ends it, and says why."""
         members = [c for c in self._rename(dependency).conditions if c.is_of_member]
-        return dataclasses.replace(job, depends=tuple((c.kind, c.target) for c in members))
+        return replace(job, depends=tuple((c.kind, c.target) for c in members))
 
     def _rename(self, dependency: Dependency) -> Dependency:
         """With the names that the members have now: one may have been submitted again."""
-        return dataclasses.replace(
+        return replace(
             dependency,
             conditions=tuple(
-                dataclasses.replace(
+                replace(
                     condition,
                     target=str(self._standing[MemberId.parse(condition.target)][1].member),
                 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.session.session import Session, note
 from slurm_colloc.store.all_packs import State
@@ -124,7 +123,7 @@ def prepare_call(
 
         prepare_summaries(session.state, session.settings)
     join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
-    policy = dataclasses.replace(choose_policy(call, session.settings), join=join)
+    policy = replace(choose_policy(call, session.settings), join=join)
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
     if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
         from slurm_colloc.submission.plan.known_jobs import bar_culprits

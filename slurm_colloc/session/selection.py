@@ -9,12 +9,12 @@ import fnmatch
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Parameters, format_parameters, meets, parse_condition
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection, is_guest
 from slurm_colloc.ownership import find_caller, find_owner, find_user, name_user, take_rights_of
 from slurm_colloc.settings import Settings, parse_settings, read_settings_file
@@ -153,7 +153,7 @@ def is_of_job(member: MemberView, job: str, view: PackView, takers: Sequence[str
 # ---- The state directory of another user: where it lies, and whether the caller may read it ------
 
 _SETTINGS_BYTES_MOST = 1 << 20
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_VARIABLE = late_pattern(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def open_state_of(name: str, settings: Settings, cluster: str) -> StateReader:
@@ -253,3 +253,20 @@ def _read_settings_of(uid: int, path: str) -> bytes | None:
         ) from error
     finally:
         os.close(descriptor)
+
+
+def choose(
+    targets: list[str] | None, state: str, name: str, where: Sequence[str] | None = None
+) -> Choice:
+    """What a command that needs to be told is to act on.
+
+    Raises:
+        UsageProblem: Nothing was named, or it cannot be read.
+    """
+    choice = Choice.parse(targets or (), state, name, where)
+    if not choice.selections:
+        raise UsageProblem(
+            "name members to act on",
+            hint="an id as in csub queue, last, all, --state, --name or --where",
+        )
+    return choice

@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
+from slurm_colloc.errors import CollocError, NotFound, SlurmError, SlurmRefused, StateError
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of
 from slurm_colloc.session.selection import Choice, is_of_job
 from slurm_colloc.session.standard_streams import is_one_stream
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
         PackView,
     )
     from slurm_colloc.submission.upkeep.sweep import OpenPack
+
+
+_TOLD_MOST = 5
 
 
 def say(text: str, *, styled: bool = False) -> None:
@@ -350,3 +354,35 @@ class Session:
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:
     """Name these very members: what `all` means changes while one waits for them."""
     return Selection.of_each(member.member for _, members in found for member in members)
+
+
+def tell_problems(session: Session) -> None:
+    """Say what could not be asked or read; the exit status says so, too."""
+    problems: list[CollocError] = []
+    if session.unreachable is not None:
+        note(f"error: states are as the packs last wrote them: {session.unreachable}")
+        problems.append(session.unreachable)
+    for text in describe_damaged(session):
+        note(f"error: {text}")
+    if problems := [*problems, *session.damaged]:
+        sys.exit(problems[0].exit_code)
+
+
+def tell_unreadable(session: Session) -> None:
+    """The same for a command that is about named packs: of its own user's the others do not count.
+
+    Those who help another user have to know what is left out.
+    """
+    if not isinstance(session.state, State):
+        tell_problems(session)
+
+
+def describe_damaged(session: Session) -> list[str]:
+    """What is wrong with packs that cannot be read: a line each, of another user all in one."""
+    texts = list(dict.fromkeys(map(str, session.damaged)))
+    if isinstance(session.state, State) or not texts:
+        return texts
+    told = "; ".join(texts[:_TOLD_MOST])
+    more = f"; and {len(texts) - _TOLD_MOST} more" if len(texts) > _TOLD_MOST else ""
+    packs = format_count(len(texts), "pack")
+    return [f"{packs} of {session.state.owner_name} cannot be read: {told}{more}"]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import USUAL, Association, PastJob, Qos, QosTable
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
@@ -23,13 +22,13 @@ ASSOCIATION_FIELDS = (
     "cluster,defaultaccount,account,partition,defaultqos,qos,maxwall,"
     "maxjobs,maxsubmit,grptres,maxtres"
 )
-_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
+_COUNT = late_pattern(r"(?a)[0-9]{1,9}")
 _OVER_PARTITION = "OverPartQOS"
 _OVER_MAX_TIME = "PartitionTimeLimit"
 _NONE = ("", "N/A", "(null)")
-_NO_ACCOUNTS = re.compile(r"accounting_storage/slurmdbd'? is supported")
+_NO_ACCOUNTS = late_pattern(r"accounting_storage/slurmdbd'? is supported")
 """What sacctmgr says alone is supported, in a cluster that has another accounting or none."""
-_PARTITION = re.compile(r"(?:^|\s)(PartitionName|Default|QoS)=(\S*)")
+_PARTITION = late_pattern(r"(?:^|\s)(PartitionName|Default|QoS)=(\S*)")
 
 
 def read_qos(
@@ -175,11 +174,11 @@ HISTORY_FORMAT = "ReqTRES%200,TimelimitRaw,Eligible,Start,Reason"
 HISTORY_WAIT_S = 2.0
 
 _DISABLED = "accounting storage is disabled"
-_NUMBER = re.compile(r"[0-9]{1,12}")
+_NUMBER = late_pattern(r"[0-9]{1,12}")
 """What int() takes, and what no later sum makes infinite."""
 _OWN_LIMIT = ("Assoc", "QOS")
 """How reasons begin that tell of a limit of a user, an account or a QoS, and not of the queue."""
-_GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
+_GPUS = late_pattern(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
 
 
 def read_history(
@@ -257,10 +256,10 @@ _FORMAT = (
 )
 _WAIT_S = 60.0
 _JOBS_AT_ONCE = 500
-_DIGITS = re.compile(r"[0-9]{1,12}", re.ASCII)
+_DIGITS = late_pattern(r"(?a)[0-9]{1,12}")
 _FIELDS = 12
-_CPUS = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)", re.ASCII)
-_MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,12}(?:\.[0-9]{1,3})?)([KMGT])(?:,|$)", re.ASCII)
+_CPUS = late_pattern(r"(?a)(?:^|,)cpu=([0-9]{1,9})(?:,|$)")
+_MEMORY = late_pattern(r"(?a)(?:^|,)mem=([0-9]{1,12}(?:\.[0-9]{1,3})?)([KMGT])(?:,|$)")
 _UNIT_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
 
 

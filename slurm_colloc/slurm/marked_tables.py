@@ -9,8 +9,8 @@ before each row. Loads nothing, for the sake of the shims that start often.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.scontrol_records import CommandOptions
 
 _HEAD, _MARK = "\x1e", "\x1f"

@@ -9,12 +9,11 @@ option is Slurm's to say: csub passes it on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.slurm.run_command import run_slurm
 
 # ---- What is known about an option: its argument, and what it means for packing ------------------
@@ -438,8 +437,8 @@ OWN_OPTIONS: tuple[Option, ...] = (
 # `--version`: where it takes that word as its value, no version is said.
 
 _BELOW = "Options provided by plugins:"
-_NAME = re.compile(r"\s*--([A-Za-z0-9][\w.-]*)(\[?=.*)?")
-_VERSION = re.compile(r"slurm\S* \d")
+_NAME = late_pattern(r"\s*--([A-Za-z0-9][\w.-]*)(\[?=.*)?")
+_VERSION = late_pattern(r"slurm\S* \d")
 
 
 def ask_site_options(command: str, known: Sequence[str]) -> tuple[Option, ...]:

@@ -9,11 +9,10 @@ for others to say. Everything here is pure. Every failure is a `UsageProblem`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option
 
 # ---- The options that srun has and sbatch has not, and all that srun takes -----------------------
@@ -291,7 +290,7 @@ __all__ = [
 
 COMMAND_LINE = "the command line"
 
-_INTEGER = re.compile(r"\s*[+-]?\d+", re.ASCII)
+_INTEGER = late_pattern(r"(?a)\s*[+-]?\d+")
 _MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 # Taking a value since 26.05; the variable is still read as a flag's.
 _READ_AS_FLAG = "requeue"

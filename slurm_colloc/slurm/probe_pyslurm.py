@@ -7,7 +7,6 @@ exit), so it is imported only after a child has done so.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 
@@ -48,7 +48,7 @@ print(json.dumps(found))
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PyslurmStatus:
     """What is known of pyslurm here.
 
@@ -196,7 +196,7 @@ def _recall(memory: str, key: list[Any]) -> PyslurmStatus | None:
 
 def _remember(memory: str, key: list[Any], finding: PyslurmStatus) -> None:
     """Keep an answer; where that fails the next call asks again."""
-    kept = {"key": key, "time": time.time(), "finding": dataclasses.asdict(finding)}
+    kept = {"key": key, "time": time.time(), "finding": asdict(finding)}
     temporary = Path(f"{memory}.tmp{os.getpid()}-{os.uname().nodename[:32]}-{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

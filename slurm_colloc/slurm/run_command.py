@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused, SlurmUnreachable
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.real_command import choose_sbatch, find_real_command
 
 # ----

@@ -10,7 +10,6 @@ Loads nothing, for the sake of the shims that start often.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 
 TYPE_CHECKING = False
@@ -103,6 +102,8 @@ def describe_command(script_name: str, arguments: Sequence[str], submit_director
     """
     script = os.path.normpath(os.path.join(submit_directory, script_name))
     if not os.path.exists(script):
+        import shutil
+
         found = shutil.which(script_name)
         if found is None:
             return "(null)"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.comment_token import is_of_submission
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import (
@@ -59,7 +58,7 @@ class SlurmJob:
     comment: str
 
 
-_JOB_ID = re.compile(r"\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?", re.ASCII)
+_JOB_ID = late_pattern(r"(?a)\d+(?:\+\d+)?(?:_(?:\d+|\[.*\]))?")
 
 
 def parse_queue(text: str) -> list[SlurmJob]:
@@ -114,7 +113,7 @@ class NodeShape:
     is_given_whole: bool = False
 
 
-_GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))?")
+_GPU = late_pattern(r"gpu(?::(?P<type>[^:(),]+(?=:)))?:(?P<count>\d+)(?:\([^)]*\))?")
 
 
 def parse_nodes(text: str) -> list[NodeShape]:
@@ -191,8 +190,8 @@ def _expand_ranges(text: str) -> list[str]:
     return found
 
 
-_NODE_WORD = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
-_NODE_PART = re.compile(r"([^\[\]]+)|\[([^\]]*)\]")
+_NODE_WORD = late_pattern(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_NODE_PART = late_pattern(r"([^\[\]]+)|\[([^\]]*)\]")
 
 
 def parse_moment(text: str) -> float | None:
@@ -217,10 +216,10 @@ def parse_accounting(text: str) -> dict[str, SlurmJobState]:
     return states
 
 
-_TASKS = re.compile(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]")
+_TASKS = late_pattern(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]")
 
 
-_MERGED = re.compile(r",(?=\S)")
+_MERGED = late_pattern(r",(?=\S)")
 
 
 def has_merged_reasons(job: SlurmJob) -> bool:
@@ -239,14 +238,19 @@ def compute_element_states(jobs: list[SlurmJob]) -> dict[str, SlurmJob]:
         if not folded:
             index[job.job_id] = job
             continue
-        for part in folded[2].split(","):
-            bounds = part.split(":")[0].split("-")
-            if all(bound.isdigit() for bound in bounds):
-                step = int(part.split(":")[1]) if ":" in part else 1
-                for task in range(int(bounds[0]), int(bounds[-1]) + 1, step):
-                    name = f"{folded[1]}_{task}"
-                    index[name] = replace(job, job_id=name)
+        for name in list_elements(folded[1], folded[2]):
+            index[name] = replace(job, job_id=name)
     return index
+
+
+def list_elements(job_id: str, tasks: str) -> Iterator[str]:
+    """The ids of a job array's elements: `4711_1` and `4711_3` of `1-3:2`, as Slurm folds them."""
+    for part in tasks.partition("%")[0].split(","):
+        bounds = part.split(":")[0].split("-")
+        if all(bound.isdigit() for bound in bounds):
+            step = int(part.split(":")[1]) if ":" in part else 1
+            for task in range(int(bounds[0]), int(bounds[-1]) + 1, step):
+                yield f"{job_id}_{task}"
 
 
 def find_job_of(jobs: Mapping[str, SlurmJob], job_id: str, submission: str) -> SlurmJob | None:
@@ -385,6 +389,17 @@ class SlurmCommands:
             return parse_job_fields(self._run("scontrol", "--oneliner", "show", "job", job_id))
         except SlurmRefused:
             return None
+
+    def read_elements(self, job_id: str) -> dict[str, dict[str, str]]:
+        """The same of a job, or of all elements of an array of which one is named, by their ids."""
+        found: dict[str, dict[str, str]] = {}
+        with contextlib.suppress(SlurmRefused):
+            name = job_id.partition("_")[0]
+            for line in self._run("scontrol", "--oneliner", "show", "job", name).splitlines():
+                fields = parse_job_fields(line)
+                tasks = list_elements(name, fields.get("ArrayTaskId", ""))
+                found |= dict.fromkeys([fields.get("JobId", ""), *tasks], fields)
+        return found
 
     def read_accounting(self, job_ids: Sequence[str]) -> dict[str, SlurmJobState]:
         """States of jobs that the controller has forgotten; empty where nothing is accounted."""
@@ -551,6 +566,9 @@ class SlurmAccess(Protocol):
 
     def read_job(self, job_id: str) -> dict[str, str] | None:
         """The fields of a job by scontrol's names; None if Slurm does not know it any more."""
+
+    def read_elements(self, job_id: str) -> dict[str, dict[str, str]]:
+        """The same of a job, or of all elements of an array of which one is named, by their ids."""
 
     def read_accounting(self, job_ids: Sequence[str]) -> dict[str, SlurmJobState]:
         """States of jobs that the controller has forgotten; empty where nothing is accounted."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
+from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.run_command import run_slurm
 from slurm_colloc.slurm.slurm_commands import parse_nodes
 
@@ -21,7 +20,7 @@ NODE_STATE_FORMAT = "%N|%P|%T|%G|%v|%E"
 
 # sinfo puts a mark behind a state: `~` for a node that is off. One that does not
 # answer has `*`, and gets no job.
-_USABLE = re.compile(
+_USABLE = late_pattern(
     r"(idle|mixed|allocated|completing|planned|blocked|reserved|powering_up|powered_down|powering_down)"
     r"[~#%+@^-]*"
 )
@@ -154,10 +153,10 @@ def describe_client(environ: Mapping[str, str]) -> str:
     Returns:
         Empty where there are none.
     """
-    program = shutil.which("scontrol", path=environ.get("PATH"))
+    program = find_real_command("scontrol", environ.get("PATH"))
     if program is None:
         return ""
-    return f"{socket.gethostname()}:{os.path.realpath(program)}:{environ.get('SLURM_CONF', '')}"
+    return f"{os.uname().nodename}:{os.path.realpath(program)}:{environ.get('SLURM_CONF', '')}"
 
 
 def ask_cluster_name() -> str:

@@ -15,18 +15,15 @@ submission.packs.submit_batch
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
-import re
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.ownership import build_refusal, find_caller, find_owner, name_user, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -34,6 +31,7 @@ from slurm_colloc.store.atomic_files import (
     is_there,
     make_directory,
     read_file_clock,
+    remove_tree,
     suppress_damage,
     sync_file_system,
     write_atomic,
@@ -408,7 +406,7 @@ class State(StateReader):
         for folder, pattern in ((self.making, "*"), (self.open, ".*.tmp*")):
             for path in folder.glob(f"{submission}{pattern}"):
                 if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
                 elif path != self._lock_path(submission):
                     path.unlink(missing_ok=True)
         if self._drop_unfinished_files(submission):
@@ -468,7 +466,7 @@ class State(StateReader):
         except BaseException:
             for pack_id in placed:
                 self.discard(pack_id)
-            shutil.rmtree(workplace, ignore_errors=True)
+            remove_tree(workplace)
             with contextlib.suppress(OSError):
                 os.unlink(self._lock_path(submission))
             raise
@@ -497,7 +495,7 @@ class State(StateReader):
         with contextlib.suppress(OSError):
             # Out of sight first: no reader sees a half-removed pack.
             os.rename(self.packs / pack_id, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        remove_tree(doomed)
         self.forget_open(pack_id)
 
     def record_job(self, records: Sequence[PackRecord], job_id: str) -> None:
@@ -552,8 +550,8 @@ class State(StateReader):
         index = read_record(path, JobIndex)
         if index is None:
             raise NotFound(f"csub has no job {job_id} in {self.root}")
-        whole = dataclasses.replace(index, parts=(*index.list_parts(), *parts))
-        write_json(path, dataclasses.asdict(whole))
+        whole = replace(index, parts=(*index.list_parts(), *parts))
+        write_json(path, asdict(whole))
 
     def record_pack_job(
         self, record: PackRecord, job_id: str, *, outlives_crash: bool = True
@@ -626,7 +624,7 @@ def write_job_index(root: Path, job_id: str, record: PackRecord) -> None:
         if known is not None and own in known.list_parts():
             return
     index = JobIndex(record.submission, record.indices, record.parts)
-    write_json(path, dataclasses.asdict(index))
+    write_json(path, asdict(index))
 
 
 # ----
@@ -638,7 +636,7 @@ DISCARDED = ".discarded"
 ABANDONED_S = 86400.0
 """A temporary file that was not written to for so long is abandoned."""
 
-_TEMPORARY = re.compile(r".+\.tmp[0-9]+(?:-[A-Za-z0-9_]+-[0-9a-f]{8})?")
+_TEMPORARY = late_pattern(r".+\.tmp[0-9]+(?:-[A-Za-z0-9_]+-[0-9a-f]{8})?")
 
 
 def measure_bytes(path: Path) -> int:
@@ -669,7 +667,7 @@ def remove_pack(state: State, pack_id: str) -> bool:
             os.rename(state.pack_path(pack_id), doomed)
         except FileNotFoundError:
             return False
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_tree(doomed)
     return True
 
 
@@ -682,7 +680,7 @@ def remove_remains(state: State) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(state.making):
             if name.endswith(DISCARDED):
-                shutil.rmtree(state.making / name, ignore_errors=True)
+                remove_tree(state.making / name)
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(state.jobs):
             if name.endswith(".json"):
@@ -718,5 +716,5 @@ def _remove_index(state: State, path: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 if any(map(is_there, map(state.pack_path, os.listdir(takers)))):
                     return
-                shutil.rmtree(takers, ignore_errors=True)
+                remove_tree(takers)
             os.unlink(path)

@@ -9,8 +9,6 @@ files, and where none sees others'.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import dataclasses
 import errno
 import fcntl
 import json
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.ownership import find_protected_owner, refuse_protected
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 
@@ -150,12 +149,22 @@ def sync_file_system(path: Path | str) -> None:
 
     For thousands of files it takes as long as for a few; a network file system has them already.
     """
+    import ctypes
+
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             ctypes.CDLL(None).syncfs(descriptor)
         finally:
             os.close(descriptor)
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory and all that is in it; what cannot be removed stays."""
+    # It loads what packs and unpacks archives.
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path | str, value: Mapping[str, Any], *, outlives_crash: bool = True) -> None:
@@ -320,7 +329,7 @@ def is_locked(path: Path | str) -> bool:
 POLL_S = 0.01
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Lock:
     """A lock that was asked for; true where it is held.
 

@@ -8,7 +8,6 @@ numbers in sane ranges, and one sentence where something is wrong. Then the next
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Calibration, ModeModel
 from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_atomic
@@ -43,10 +43,10 @@ _USUAL_RANGE = (0.0, 100.0)
 
 def build_calibration_mapping(calibration: Calibration) -> dict[str, Any]:
     """The JSON form of a calibration."""
-    value = dataclasses.asdict(calibration)
+    value = asdict(calibration)
     # Where it comes from is the reader's to say.
     del value["source"]
-    modes = {str(name): dataclasses.asdict(model) for name, model in calibration.modes.items()}
+    modes = {str(name): asdict(model) for name, model in calibration.modes.items()}
     return {"schema": CALIBRATION_SCHEMA, **value, "modes": modes}
 
 
@@ -116,7 +116,7 @@ def parse_calibration(value: object, where: str) -> Calibration:
 def _parse_mode(value: object, where: str) -> ModeModel:
     if not isinstance(value, dict):
         raise UsageProblem(f"{where}: must be an object")
-    names = [field.name for field in dataclasses.fields(ModeModel)]
+    names = [field.name for field in fields(ModeModel)]
     found = {name: _take(value, name, where) for name in names if name in value}
     if not found:
         raise UsageProblem(f"{where}: none of {', '.join(names)} is there")
@@ -163,7 +163,7 @@ _FILES_MOST = 64
 """Of a folder that are looked into for a misnamed one."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FoundCalibration:
     """A calibration, and why it is this one.
 
@@ -222,16 +222,14 @@ def find_calibration(gpu: str, root: Path, site: Path | None) -> FoundCalibratio
         path = folder / f"{name}.json"
         try:
             return FoundCalibration(
-                dataclasses.replace(
-                    read_calibration(path, expected=name), source=words.format(path)
-                ),
+                replace(read_calibration(path, expected=name), source=words.format(path)),
                 problems=tuple(problems),
             )
         except (StateError, UsageProblem) as problem:
             problems.append(problem.message)
     lent = read_calibration(calibration_path(shipped_folder(), SHIPPED))
     # It keeps the name of the GPU model that it was made on, by which planning widens its margins.
-    borrowed = dataclasses.replace(lent, source=f"borrowed from {lent.gpu_model}")
+    borrowed = replace(lent, source=f"borrowed from {lent.gpu_model}")
     return FoundCalibration(borrowed, is_borrowed=True, problems=tuple(problems))
 
 

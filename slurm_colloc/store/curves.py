@@ -7,11 +7,11 @@ packs that end at the same moment lose nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json
@@ -81,7 +81,7 @@ def add_curves(root: Path, curves: Iterable[KnownCurve]) -> list[str]:
                 continue
             merged = curve if known is None else known.add(curve)
             if merged != known:
-                write_json(path, dataclasses.asdict(merged))
+                write_json(path, asdict(merged))
     return problems
 
 

@@ -16,11 +16,11 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.ownership import refuse_protected
 from slurm_colloc.store.atomic_files import hold_lock, make_directory, read_bytes, write_atomic
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import fields, is_dataclass
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
 from slurm_colloc.store.record_files import build_record
 
@@ -56,9 +56,9 @@ def keep(root: Path, name: str, about: str | None, answer: Any) -> None:
 
 def _build_value(value: Any) -> Any:
     """The JSON form; mappings are lists of pairs, as some of their keys are no texts."""
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {field.name: _build_value(getattr(value, field.name)) for field in fields}
+    if is_dataclass(value):
+        parts = fields(value)
+        return {field.name: _build_value(getattr(value, field.name)) for field in parts}
     if isinstance(value, Mapping):
         return _build_value(tuple(value.items()))
     return list(map(_build_value, value)) if isinstance(value, tuple) else value

@@ -13,16 +13,15 @@ for dead and still writes can never overwrite what its successor says.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import asdict, dataclass, replace
 from slurm_colloc.model.member import (
     FINAL_STATES,
     GUESTS_FROM,
@@ -47,7 +46,7 @@ from slurm_colloc.store.pack_directory import list_claimed
 from slurm_colloc.store.record_files import read_record
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuUse:
     """How a member was put on the GPU at its last start.
 
@@ -84,7 +83,7 @@ class GpuUse:
         return SharingMode.MPS.value in (self.mode, self.inside)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Retries:
     """What restarts have taught about a member.
 
@@ -108,7 +107,7 @@ class Retries:
     failures: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StateRecord:
     """A member's state as its runner wrote it.
 
@@ -185,7 +184,7 @@ def begin_attempt(pack: Path | str, least: int) -> int:
 
 def write_state(pack: Path | str, number: int, record: StateRecord) -> None:
     """Write a member's state under its attempt."""
-    value = dataclasses.asdict(record)
+    value = asdict(record)
     value["exit_code"] = None if record.exit_code is None else str(record.exit_code)
     write_json(f"{pack}/members/{format_number(number)}/state.{record.attempt}.json", value)
 
@@ -367,7 +366,7 @@ _OF_AN_ATTEMPT = 10_000
 _LARGEST = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class HomeRecord:
     """Where a member of another submission was submitted (home.json).
 
@@ -408,7 +407,7 @@ def write_home(pack: Path, number: int, home: HomeRecord) -> None:
         StateError: It cannot be written.
     """
     path = pack / "members" / format_number(number) / "home.json"
-    write_json(path, dataclasses.asdict(home))
+    write_json(path, asdict(home))
 
 
 def read_home(pack: Path | str, number: int) -> HomeRecord | None:
@@ -566,7 +565,7 @@ def read_pauses(pack: Path | str) -> list[MemberPause]:
             continue
         at, paused, resumed, reason = change
         ended = [open_pauses.pop(key) for key in resumed if key in open_pauses]
-        found += [dataclasses.replace(pause, end=at) for pause in ended]
+        found += [replace(pause, end=at) for pause in ended]
         for key in paused:
             open_pauses.setdefault(key, MemberPause(*key, at, None, reason))
     return sorted([*found, *open_pauses.values()], key=lambda pause: (pause.begin, pause.member))
@@ -589,7 +588,7 @@ CANCELLING = "cancelling"
 """A mark: csub has told Slurm to cancel the pack's job, or is at it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class EmptiedRecord:
     """All that a pack had went to another before it began (emptied.json).
 
@@ -618,7 +617,7 @@ def empty_pack(pack: Path, by: str) -> bool:
     """
     if has_left_to_run(pack) or not inbox.close(str(pack)):
         return False
-    write_json(pack / "emptied.json", dataclasses.asdict(EmptiedRecord(by, time.time())))
+    write_json(pack / "emptied.json", asdict(EmptiedRecord(by, time.time())))
     return True
 
 

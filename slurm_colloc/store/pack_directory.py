@@ -8,15 +8,14 @@ node are divided among its GPU sets there.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
 from slurm_colloc.model.setting_values import RunnerSettings
@@ -25,6 +24,7 @@ from slurm_colloc.store.atomic_files import (
     is_locked,
     is_there,
     read_bytes,
+    remove_tree,
     write_atomic,
     write_json,
 )
@@ -34,7 +34,7 @@ from slurm_colloc.store.record_files import read_record
 # ---- pack.json and spec.json: what csub wrote down for the runner and for readers ----------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackRecord:
     """What was planned for a pack (pack.json).
 
@@ -139,7 +139,7 @@ class PackRecord:
         return (packs.index(own) + 1, len(packs)) if own in packs and len(packs) > 1 else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MemberSpec:
     """What a member runs (spec.json); its script and environment lie next to it.
 
@@ -166,9 +166,9 @@ _PLAIN = (str, bool, int, float, tuple)
 def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
     """The JSON form of pack.json."""
     # asdict would copy each of the numbers in it, and a thousand packs have a thousand of them.
-    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {
-        name: value if isinstance(value, _PLAIN) or value is None else dataclasses.asdict(value)
+        name: value if isinstance(value, _PLAIN) or value is None else asdict(value)
         for name, value in values.items()
     }
 
@@ -184,7 +184,7 @@ _USUAL = {
 
 def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
     """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
-    value = dataclasses.asdict(spec)
+    value = asdict(spec)
     for name, item in _USUAL.items():
         if value["job"][name] == item:
             del value["job"][name]
@@ -206,7 +206,7 @@ SLURM_SECOND_S = 1.0
 """Slurm says when a job ended in whole seconds, rounded down."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackEndRecord:
     """Slurm's last word on a pack's job (ended.json).
 
@@ -219,7 +219,7 @@ class PackEndRecord:
     ended_at: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MovedMember:
     """Where a member was submitted again (moved.json).
 
@@ -232,7 +232,7 @@ class MovedMember:
     number: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class NewMember:
     """Everything a member needs, ready to be written."""
 
@@ -241,7 +241,7 @@ class NewMember:
     environment: bytes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class NewPack:
     """A pack that is not on disk yet."""
 
@@ -291,7 +291,7 @@ def write_ended(pack: Path, state: SlurmJobState, ended_at: float | None = None)
         StateError: It cannot be written.
     """
     record = PackEndRecord(state.value, ended_at)
-    write_json(pack / "ended.json", dataclasses.asdict(record))
+    write_json(pack / "ended.json", asdict(record))
 
 
 def read_ended(pack: Path) -> SlurmJobState | None:
@@ -404,13 +404,13 @@ def drop_claimed(pack: Path, number: int) -> None:
     directory = pack / "members" / format_number(number)
     with contextlib.suppress(OSError):
         (directory / "spec.json").unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
 
 
 def write_moved(pack: Path, number: int, pack_id: str) -> None:
     """Note that a member is submitted again in another pack, under the same number."""
     path = pack / "members" / format_number(number) / "moved.json"
-    write_json(path, dataclasses.asdict(MovedMember(pack_id, number)))
+    write_json(path, asdict(MovedMember(pack_id, number)))
 
 
 def read_moved(pack: Path, number: int) -> str | None:
@@ -509,7 +509,7 @@ def parse_environment_block(block: bytes) -> dict[bytes, bytes]:
 # ---- setup.json: how the node was really prepared for a pack, and why so -------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SetupInstance:
     """A MIG instance that a member can have.
 
@@ -530,7 +530,7 @@ class SetupInstance:
     places: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setup:
     """What an attempt of a pack found and prepared on its node.
 
@@ -576,7 +576,7 @@ class Setup:
 
 def write_setup(pack: Path, setup: Setup) -> None:
     """Write a pack's setup.json; the runner of the newest attempt alone does."""
-    write_json(f"{pack}/setup.json", dataclasses.asdict(setup))
+    write_json(f"{pack}/setup.json", asdict(setup))
 
 
 def read_setup(pack: Path) -> Setup | None:
@@ -596,7 +596,7 @@ def read_setup(pack: Path) -> Setup | None:
 _NAME = "division.json"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuSetShare:
     """What one GPU set has of its Slurm job.
 
@@ -615,7 +615,7 @@ class GpuSetShare:
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuDivision:
     """The shares of all GPU sets.
 
@@ -672,4 +672,4 @@ def write_division(pack: Path, division: GpuDivision) -> None:
     Raises:
         StateError: It cannot be written.
     """
-    write_json(pack / _NAME, dataclasses.asdict(division))
+    write_json(pack / _NAME, asdict(division))

@@ -10,7 +10,6 @@ They are written by store.profile_updates alone.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -43,7 +43,7 @@ from slurm_colloc.store.record_files import build_record, read_record
 
 PROFILE_SCHEMA = 1
 
-_SIGNATURE = re.compile(r"[0-9a-f]{32}")
+_SIGNATURE = late_pattern(r"[0-9a-f]{32}")
 
 _NUMBER_MOST = 1e15
 _COUNT_MOST = 10**9
@@ -55,7 +55,7 @@ _MODEL_MOST = 100
 
 def build_profile_mapping(record: ProfileRecord) -> dict[str, Any]:
     """The JSON form of a usage profile."""
-    value = {"schema": PROFILE_SCHEMA, **dataclasses.asdict(record)}
+    value = {"schema": PROFILE_SCHEMA, **asdict(record)}
     # Slurm sets no such bound to a job's name, and what is written must be read.
     value["name"] = record.name[:_TEXT_MOST]
     return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
@@ -101,7 +101,7 @@ def _check_ranges(record: ProfileRecord) -> None:
         shown = show_foreign(record.gpu_memory_total_mb)
         raise ValueError(f"gpu_memory_total_mb: must be at least 1 MB, is {shown}")
     _check_count("samples", record.samples)
-    for field in dataclasses.fields(record):
+    for field in fields(record):
         name, item = field.name, getattr(record, field.name)
         if isinstance(item, str | tuple):
             _check_texts(name, item)
@@ -143,7 +143,7 @@ def _check_number(name: str, number: float) -> None:
 # and those that it lacks are read once and written into it.
 
 FOLDER = "profiles"
-FILE_NAME = re.compile(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
+FILE_NAME = late_pattern(r"([0-9a-f]{32})\.([a-z0-9-]+)\.json")
 
 _INDEX = "families"
 _LINE_BYTES = 33
@@ -302,7 +302,7 @@ def _write_lines(root: Path, families: Mapping[str, str]) -> None:
 _FAULTS_FOLDER = "faults"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FaultRecord:
     """A fault that has hit a job's neighbours (faults/SIGNATURE.json).
 
@@ -346,7 +346,7 @@ def note_culprit(root: Path, signature: str, member: str, evidence: Sequence[str
     """
     make_directory(root / _FAULTS_FOLDER)
     record = FaultRecord(member, tuple(evidence))
-    write_json(f"{root}/{_FAULTS_FOLDER}/{signature}.json", dataclasses.asdict(record))
+    write_json(f"{root}/{_FAULTS_FOLDER}/{signature}.json", asdict(record))
 
 
 def forget_culprit(root: Path, signature: str) -> bool:
@@ -378,8 +378,8 @@ def has_culprits(root: Path) -> bool:
 # ---- `profiles/SIGNATURE.GPUMODEL.json`: the usage profiles of one user, read --------------------
 
 _EDGE = r"=,:;/\[\](){}\s\"'"
-_NUMBER = re.compile(
-    rf"(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])", re.ASCII
+_NUMBER = late_pattern(
+    rf"(?a)(?<![^{_EDGE}])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![^{_EDGE}])"
 )
 """A word that is a number as a whole: `--lr=1e-4`, `8`, not the digits in resnet18 or llama-7b."""
 
@@ -391,7 +391,7 @@ def slug_gpu_model(name: str) -> str:
 
 def compute_family(script: bytes, job: Job) -> str:
     """The signature of a job's script, whatever its arguments and its array task."""
-    return compute_signature(script, dataclasses.replace(job, arguments=(), array_task=None))
+    return compute_signature(script, replace(job, arguments=(), array_task=None))
 
 
 def compute_kind(script: bytes, job: Job) -> str:
@@ -402,7 +402,7 @@ def compute_kind(script: bytes, job: Job) -> str:
     """
     words = (_NUMBER.sub("", argument) for argument in job.arguments)
     kept = tuple(word for word in words if word)
-    return compute_signature(script, dataclasses.replace(job, arguments=kept, array_task=None))
+    return compute_signature(script, replace(job, arguments=kept, array_task=None))
 
 
 def profile_path(root: Path, signature: str, gpu_model: str) -> Path:

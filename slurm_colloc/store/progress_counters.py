@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.store.atomic_files import write_atomic, write_json
 from slurm_colloc.store.foreign_files import open_file
 from slurm_colloc.store.record_files import read_record

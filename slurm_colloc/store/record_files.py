@@ -13,7 +13,6 @@ upgrade. So a record is read by these rules, whichever version wrote it:
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import types
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import MISSING, dataclass, fields, is_dataclass
 from slurm_colloc.model.member import is_known, read_word
 from slurm_colloc.model.quantities import is_number
 from slurm_colloc.store.atomic_files import read_json
@@ -89,7 +89,7 @@ def build_record(kind: type[Record], value: object) -> Record:
     return kind(**found)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _RecordField:
     name: str
     is_required: bool
@@ -99,14 +99,14 @@ class _RecordField:
 @functools.cache
 def _list_fields(kind: type) -> tuple[_RecordField, ...]:
     hints = typing.get_type_hints(kind)
-    missing = dataclasses.MISSING
+    missing = MISSING
     return tuple(
         _RecordField(
             field.name,
             field.default is missing and field.default_factory is missing,
             _make_reader(hints[field.name]),
         )
-        for field in dataclasses.fields(kind)
+        for field in fields(kind)
     )
 
 
@@ -124,7 +124,7 @@ def _make_reader(hint: Any) -> _Reader:
         return lambda value: dict(map(read_pair, _take(value, list)))
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
         return lambda value: read_word(hint, _take(value, str))
-    if dataclasses.is_dataclass(hint):
+    if is_dataclass(hint):
         return functools.partial(_build_part, hint)
     if hint is float:
         return _take_number
@@ -135,8 +135,14 @@ def _make_list_reader(inner: tuple[Any, ...]) -> _Reader:
     if len(inner) == 2 and inner[1] is Ellipsis:
         read = _make_reader(inner[0])
 
+        plain = {inner[0]} & {int, str}
+
         def read_all(value: object) -> tuple[Any, ...]:
-            items = map(read, _take(value, list))
+            given = _take(value, list)
+            # The elements of a large array, which each of its packs names.
+            if plain and plain.issuperset(map(type, given)):
+                return tuple(given)
+            items = map(read, given)
             return tuple(i for i in items if not isinstance(i, enum.StrEnum) or is_known(i))
 
         return read_all

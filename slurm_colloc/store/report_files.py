@@ -13,18 +13,16 @@ was killed at, `list_sample_files` names each row exactly once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.quantities import is_number
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -98,7 +96,7 @@ TABLES = {"gpu": GPU_COLUMNS, "members": MEMBER_COLUMNS}
 GPU_METRICS = tuple(name for name, _ in GPU_COLUMNS[3:])
 """What is measured of a GPU: all columns but those that say when and which."""
 
-_NAME = re.compile(
+_NAME = late_pattern(
     r"(?P<table>[a-z]+)(?:\.(?P<first>[0-9]{6,})(?:-(?P<last>[0-9]{6,}))?)?\.parquet"
 )
 
@@ -198,7 +196,7 @@ def list_sample_files(pack: str | os.PathLike[str], table: str) -> list[str]:
 # All of it is a user's, and believed as little as any text that a program prints.
 
 SOURCES = ("python", "mlflow", "wandb")
-_START = re.compile(r"([0-9]{4,})\.([0-9]+)", re.ASCII)
+_START = late_pattern(r"(?a)([0-9]{4,})\.([0-9]+)")
 _FILES_MOST = 256
 """Processes of one start that are looked at."""
 _METRICS_BYTES_MOST = 1 << 16
@@ -268,7 +266,7 @@ def keep_metrics(root: str, pack: Path | str) -> None:
             _join(kept.setdefault(int(match[1]), {}), metrics)
     if {number: metrics for number, metrics in kept.items() if metrics} != before:
         make_directory(Path(report_directory(pack)))
-        entries = [dataclasses.asdict(one) for own in kept.values() for one in own.values()]
+        entries = [asdict(one) for own in kept.values() for one in own.values()]
         write_json(metrics_path(pack), {"metrics": entries}, outlives_crash=False)
 
 
@@ -309,7 +307,7 @@ def _join(known: Metrics, found: Metrics) -> None:
         newest = new if new.at >= old.at else old
         low = [one for one in (old.least, new.least) if one is not None]
         high = [one for one in (old.greatest, new.greatest) if one is not None]
-        known[name] = dataclasses.replace(
+        known[name] = replace(
             newest, least=min(low, default=None), greatest=max(high, default=None)
         )
 
@@ -409,7 +407,7 @@ def read_mail_text(pack: Path) -> str:
 # The instrument notes them in the directory of a member's start, which is gone when the pack has
 # ended; the runner takes them into the pack's own directory.
 
-_RUN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_RUN = late_pattern(r"(?a)[A-Za-z0-9_.-]{1,128}")
 _LINES_MOST = 10_000
 _RUNS_BYTES_MOST = 1 << 20
 

@@ -8,7 +8,6 @@ Requests about members lie in `control/`, jobs that wait for members in `depende
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import os
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.measured_curve import CurvePoint, DegreeDecision, DegreeState, RateAlone
 from slurm_colloc.model.member import is_known
 from slurm_colloc.store.atomic_files import make_directory, write_json
@@ -30,7 +30,7 @@ class Action(enum.StrEnum):
     SIGNAL = "signal"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Request:
     """One request.
 
@@ -48,7 +48,7 @@ class Request:
     signal: int = 0
     steps_only: bool = False
     reason: str = ""
-    path: str = dataclasses.field(default="", compare=False)
+    path: str = field(default="", compare=False)
 
 
 def write_request(pack: Path | str, request: Request) -> str:
@@ -60,7 +60,7 @@ def write_request(pack: Path | str, request: Request) -> str:
     # The time tells apart what one tick of the file system's clock does not.
     name = f"{time.time_ns():020d}-{request.action}-{os.urandom(4).hex()}.json"
     path = f"{pack}/control/{name}"
-    value = dataclasses.asdict(request)
+    value = asdict(request)
     del value["path"]
     write_json(path, value)
     return path
@@ -101,7 +101,7 @@ def list_requests(pack: Path | str, unreadable: list[StateError] | None = None) 
         if request is None:
             continue
         if is_known(request.action):
-            requests.append(dataclasses.replace(request, path=path))
+            requests.append(replace(request, path=path))
         else:
             # Only a newer csub knows what it asks for.
             forget_request(path)
@@ -140,7 +140,7 @@ def hand_on_requests(source: Path | str, number: int, taker: Path | str, there: 
     """
     for request in list_requests(source):
         if request.number == number:
-            write_request(taker, dataclasses.replace(request, number=there))
+            write_request(taker, replace(request, number=there))
             forget_request(request.path)
 
 
@@ -154,7 +154,7 @@ def forget_request(path: str) -> None:
 # it has let the job go. Where it is missing, the job starts when the pack is over.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Dependent:
     """A job that waits for members of this pack.
 
@@ -176,7 +176,7 @@ def write_dependent(pack: Path, dependent: Dependent) -> None:
         StateError: It cannot be written.
     """
     make_directory(pack / "dependents")
-    write_json(pack / "dependents" / f"{dependent.job_id}.json", dataclasses.asdict(dependent))
+    write_json(pack / "dependents" / f"{dependent.job_id}.json", asdict(dependent))
 
 
 def list_dependents(pack: Path) -> list[Dependent]:
@@ -208,7 +208,7 @@ KEPT = 8
 """Decisions that are kept, the newest."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DegreeRecord:
     """What the runner has measured, and decided.
 
@@ -258,7 +258,7 @@ def write_degree(pack: Path, record: DegreeRecord) -> None:
     Raises:
         StateError: It cannot be written.
     """
-    write_json(f"{pack}/degree.json", dataclasses.asdict(record))
+    write_json(f"{pack}/degree.json", asdict(record))
 
 
 def read_degree(pack: Path, attempt: int) -> DegreeRecord | None:

@@ -14,7 +14,6 @@ what a job writes there lands where it always did.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -23,10 +22,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, write_json
 from slurm_colloc.store.record_files import read_record
 
@@ -125,7 +124,7 @@ _ABANDONED_S = 86400.0
 _FRESH_S = 3600.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SnapshotRecord:
     """What a snapshot holds (snapshot.json).
 
@@ -170,7 +169,7 @@ def take_snapshot(state_root: Path, project: ProjectFiles) -> Path:
                 return before
             _link_rest(project, making / "tree")
             record = SnapshotRecord(str(project.root), project.names, time.time())
-            write_json(making / "snapshot.json", dataclasses.asdict(record))
+            write_json(making / "snapshot.json", asdict(record))
             os.rename(making, folder / stamp)
         finally:
             shutil.rmtree(making, ignore_errors=True)

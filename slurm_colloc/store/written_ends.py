@@ -10,14 +10,13 @@ pack requeued or takes it for lost reads this first: a member that has ended by 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.member import EndCause, ExitRecord, MemberState, choose_plain_cause
 from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_bytes, write_json
 from slurm_colloc.store.inbox import format_number
@@ -27,7 +26,7 @@ from slurm_colloc.store.record_files import read_record
 
 EVIDENCE = "its wrapper wrote how it ended when no runner was there to note it"
 
-_RUN_FILE = re.compile(r"run\.(\d+)\.(\d+)\.(?:started|exit)", re.ASCII)
+_RUN_FILE = late_pattern(r"(?a)run\.(\d+)\.(\d+)\.(?:started|exit)")
 
 
 def find_written_end(
@@ -65,24 +64,22 @@ def find_written_end(
     if written is None or not written.is_its_own:
         return None
     before = record or StateRecord(MemberState.PENDING, read_attempt(pack))
-    before = dataclasses.replace(
-        before, starts=starts, started_at=written.started_at or before.started_at
-    )
+    before = replace(before, starts=starts, started_at=written.started_at or before.started_at)
     if starts_again and written.state is MemberState.FAILED:
         if _may_have_lost_its_daemon(before, written, killed_at):
             return None
         failures, most = before.retries.failures, read_spec(Path(pack), number).job.retries
         if not written.problem and failures < most:
-            return dataclasses.replace(
+            return replace(
                 before,
                 state=MemberState.PENDING,
                 reason=f"{written.reason}; it runs again, retry {failures + 1} of {most}",
-                retries=dataclasses.replace(before.retries, failures=failures + 1),
+                retries=replace(before.retries, failures=failures + 1),
             )
     cause = EndCause.NOT_STARTED if written.problem else choose_plain_cause(
         written.state, written.code
     )  # fmt: skip
-    return dataclasses.replace(
+    return replace(
         before,
         state=written.state,
         ended_at=written.ended_at,
@@ -124,7 +121,7 @@ def write_down_ends(pack: Path) -> None:
     for number in list_members(pack):
         end = find_written_end(pack, number, read_state(pack, number, attempt))
         if end is not None:
-            write_state(pack, number, dataclasses.replace(end, attempt=max(attempt, 1)))
+            write_state(pack, number, replace(end, attempt=max(attempt, 1)))
 
 
 def _list_names(pack: Path | str, number: int) -> frozenset[str]:
@@ -182,7 +179,7 @@ def _may_have_lost_its_daemon(
 _PREFIX, _SUFFIX = "killed.", ".json"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunnerKill:
     """A runner that was killed.
 
@@ -224,7 +221,7 @@ def write_kill(pack: Path | str, kill: RunnerKill) -> None:
     Raises:
         StateError: It cannot be written.
     """
-    write_json(f"{pack}/{_PREFIX}{kill.restarts}{_SUFFIX}", dataclasses.asdict(kill))
+    write_json(f"{pack}/{_PREFIX}{kill.restarts}{_SUFFIX}", asdict(kill))
 
 
 def forget_kill(pack: Path | str, restarts: int) -> None:
@@ -277,7 +274,7 @@ def find_kill(pack: Path | str, attempt: int) -> RunnerKill | None:
 # A pid says nothing on another host that sees the same path, nor after the process has ended.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunnerProcess:
     """The process of a pack's newest runner.
 
@@ -298,7 +295,7 @@ def write_runner(pack: Path | str, runner: RunnerProcess) -> None:
     Raises:
         StateError: It cannot be written.
     """
-    write_json(f"{pack}/runner.json", dataclasses.asdict(runner))
+    write_json(f"{pack}/runner.json", asdict(runner))
 
 
 def read_runner(pack: Path | str) -> RunnerProcess | None:

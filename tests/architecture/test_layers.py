@@ -272,7 +272,7 @@ def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: Path) -> None:
+def test_a_command_that_reads_loads_neither_typer_nor_what_submits(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "slurm_colloc", "queue"],
         cwd=ROOT,
@@ -283,9 +283,10 @@ def test_a_command_that_reads_loads_neither_pydantic_nor_what_submits(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"typer", "slurm_colloc.submission.upkeep.sweep"} <= loaded
+    assert "slurm_colloc.submission.upkeep.sweep" in loaded
     unwanted = (
         "pydantic",
+        "typer",
         "slurm_colloc.planning",
         "slurm_colloc.submission.submit",
         "slurm_colloc.submission.packs.submit_batch",

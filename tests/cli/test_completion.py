@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_options_that_are_completed_are_those_of_the_commands() -> None:
     commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
-    assert {name for _, group in GROUPS for name in group} == set(commands)
+    assert {name for group in GROUPS.values() for name in group} == set(commands)
     for name in OPTIONS.keys() - {"retry"}:
         own = {opt for param in commands[name].params for opt in param.opts}
         longs = {opt for opt in own if opt.startswith("--")} - {
@@ -236,7 +236,7 @@ def test_bash_completes_members(root: Path) -> None:
 def test_the_manual_page_has_each_command_and_option(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PATH": os.defpath}
     page = run_csub("--man", environment=environment, directory=tmp_path).stdout
-    for _, group in GROUPS:
+    for group in GROUPS.values():
         for name in group:
             assert f".B csub {name}\n" in page
     for option in OWN_OPTIONS:

@@ -260,7 +260,7 @@ def find_writers(path: Path) -> set[tuple[str, str]]:
 
 
 def test_only_one_place_writes_for_people() -> None:
-    folders = [Path(package.__file__).parent for package in (cli, session)]
+    folders = [Path(str(package.__file__)).parent for package in (cli, session)]
     # Administrators' commands have their own, and their own tests.
     modules = [
         path

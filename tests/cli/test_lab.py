@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
-from slurm_colloc.__main__ import _OF_LAB, run
+from slurm_colloc.__main__ import run
+from slurm_colloc.cli import command_groups
+from slurm_colloc.cli.command_groups import OF_LAB, list_extensions
 from slurm_colloc.cli.subcommands import build_app
-from slurm_colloc.extensions import COMMANDS, RULES, list_extensions
+from slurm_colloc.extensions import COMMANDS, RULES
 from slurm_colloc.model.plan import OWN_RULES, Rule
 from slurm_colloc.planning.known_packs import find_rule
 
@@ -26,6 +29,7 @@ ABSENT = (
 def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An environment without entry points, and a home of its own."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(command_groups, "sys", SimpleNamespace(path=[str(tmp_path)]))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -33,7 +37,7 @@ def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(_OF_LAB))
+@pytest.mark.parametrize("name", sorted(OF_LAB))
 @pytest.mark.parametrize("word", ["--help", "up"])
 def test_without_the_lab_its_commands_say_where_they_are(
     without: Path, capsys: pytest.CaptureFixture[str], name: str, word: str
@@ -56,12 +60,12 @@ def test_without_the_lab_its_rules_are_refused_before_anything_is_submitted(
 def test_without_the_lab_the_help_does_not_list_its_commands() -> None:
     commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
     assert "admin" in commands
-    assert not _OF_LAB & set(commands)
+    assert not OF_LAB & set(commands)
 
 
 def test_all_that_the_lab_declares_is_found_under_a_name_that_csub_knows() -> None:
     declared = tomllib.loads((LAB / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert set(declared[COMMANDS]) == _OF_LAB <= list_extensions(COMMANDS)
+    assert set(declared[COMMANDS]) == OF_LAB <= list_extensions(COMMANDS)
     assert set(declared[RULES]) == set(Rule) - OWN_RULES <= list_extensions(RULES)
     for group, entries in declared.items():
         for name, place in entries.items():

@@ -11,9 +11,8 @@ import pytest
 
 from slurm_colloc.model.usage_profile import MeasuredBy
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.member_summary import add_times
 from slurm_colloc.report.pack_run import read_run
-from slurm_colloc.report.summary_file import read_summary
+from slurm_colloc.report.summary_file import add_times, read_summary
 from slurm_colloc.store.profiles import list_profiles
 
 from ..gpu.comparison import (

@@ -8,8 +8,13 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.submission.jobs.call_jobs import Call, collect_call, find_script, read_script
-from slurm_colloc.submission.jobs.table_formats import JOBS_MOST
+from slurm_colloc.submission.jobs.call_jobs import (
+    JOBS_MOST,
+    Call,
+    collect_call,
+    find_script,
+    read_script,
+)
 
 ENVIRON = {"HOME": "/home/ada", "PATH": "/usr/bin:/bin", "BYTES": "\udcff"}
 

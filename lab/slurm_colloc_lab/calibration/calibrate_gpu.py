@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.subcommands import Json
+from slurm_colloc.cli.arguments import Json
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.session.session import note, say

@@ -9,10 +9,9 @@ directory cannot be written, that is done all the same, and the node is told to 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
@@ -136,7 +135,7 @@ class JobUndo:
         """Do all that can be done; what is left is told, and kept in the checkpoint."""
         checkpoint, report = self._checkpoint, self.report
         if checkpoint.phase != UNDOING:
-            checkpoint = dataclasses.replace(checkpoint, phase=UNDOING)
+            checkpoint = replace(checkpoint, phase=UNDOING)
             # On a full disk the checkpoint from before does as well.
             with contextlib.suppress(OSError):
                 self._run.write(checkpoint)
@@ -160,7 +159,7 @@ class JobUndo:
         elif is_whole:
             # What else is left makes no GPU unfit.
             with contextlib.suppress(OSError):
-                self._run.write(dataclasses.replace(checkpoint, mig=()))
+                self._run.write(replace(checkpoint, mig=()))
         return report
 
     def _remove(self) -> None:

@@ -16,7 +16,6 @@ does not wait for that (signals.end_agent).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -26,6 +25,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.audit_log import write_audit
@@ -223,7 +223,7 @@ class InstanceAgent:
         checkpoint = self._read_checkpoint()
         claims = tuple(claim if one.gpu == claim.gpu else one for one in checkpoint.mig)
         try:
-            self._run.write(dataclasses.replace(checkpoint, mig=claims))
+            self._run.write(replace(checkpoint, mig=claims))
         except OSError as error:
             raise StateError(f"the checkpoint cannot be written ({error.strerror})") from error
 

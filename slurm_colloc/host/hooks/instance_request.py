@@ -5,11 +5,11 @@ Who: root's agent. Reading it is pure.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.printable import cut
@@ -27,7 +27,7 @@ _DRAINS_MAX = 16
 _MOST_WORDS = 7
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class InstanceRequest:
     """What a job's runner asks for.
 

@@ -7,14 +7,13 @@ A file that cannot be believed allows nothing, so nothing in it is ever guessed.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.hook_job import HookJob
@@ -180,18 +179,18 @@ def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
     Raises:
         StateError: A key is unknown or a value is out of range.
     """
-    fields: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, item in value.items():
         check = _CHECKS.get(key)
         if check is None:
             raise StateError(f"the policy {path} has the unknown key {key[:64]!r}")
         if not check(item):
             raise StateError(f"the policy {path} has no usable value for {key}: {str(item)[:64]!r}")
-        fields[key] = tuple(item) if isinstance(item, list) else item
+        found[key] = tuple(item) if isinstance(item, list) else item
     for key in ("deadline_s", "stop_s", "mig_slow_s"):
-        if key in fields:
-            fields[key] = float(fields[key])
-    policy = NodePolicy(**fields)
+        if key in found:
+            found[key] = float(found[key])
+    policy = NodePolicy(**found)
     if policy.stop_s >= policy.deadline_s:
         raise StateError(f"the policy {path} leaves no time: stop_s must be below deadline_s")
     return policy
@@ -240,7 +239,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "state_directory": _is_place,
     "audit_log": _is_place,
 }
-assert set(_CHECKS) == {field.name for field in dataclasses.fields(NodePolicy)}
+assert set(_CHECKS) == {field.name for field in fields(NodePolicy)}
 
 
 class Denied(Exception):

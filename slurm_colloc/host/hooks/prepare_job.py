@@ -11,12 +11,11 @@ starts without.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
@@ -77,7 +76,7 @@ class JobPreparation:
     @classmethod
     def share(cls, other: JobPreparation) -> Self:
         """Another preparation of the same job, with the same notes and figures."""
-        names = [one.name for one in dataclasses.fields(JobPreparation)]
+        names = [one.name for one in fields(JobPreparation)]
         return cls(**{name: getattr(other, name) for name in names})
 
     # -- what the job is told -------------------------------------------------------------------
@@ -129,7 +128,7 @@ class JobPreparation:
         with contextlib.suppress(FileExistsError):
             self.run.make_directory(self.job.job_id)
         self.tell("", reason)
-        self.run.write(dataclasses.replace(checkpoint, phase=READY))
+        self.run.write(replace(checkpoint, phase=READY))
 
     # -- what the job has -----------------------------------------------------------------------
 

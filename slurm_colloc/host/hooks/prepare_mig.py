@@ -6,12 +6,11 @@ The checkpoint has all that is going to be made before the first call, so that
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
@@ -106,7 +105,7 @@ class MigPreparation(JobPreparation):
             self._keep_modes(claims)
             made = self._cut(sessions, checkpoint)
         claims = tuple(claim.identify(made[claim.gpu]) for claim in claims)
-        checkpoint = dataclasses.replace(checkpoint, mig=claims)
+        checkpoint = replace(checkpoint, mig=claims)
         self.figures["mig_ms"] = _count_ms(started)
         return checkpoint, {
             "gpus": [
@@ -148,7 +147,7 @@ class MigPreparation(JobPreparation):
     def _place_record(self, claim: MigClaim) -> MigClaim:
         """A claim with where it is kept that the site has MIG on, if a reboot would lose that."""
         kept_in = self.policy.state_directory if claim.is_lost_at_boot else ""
-        return dataclasses.replace(claim, kept_in=kept_in)
+        return replace(claim, kept_in=kept_in)
 
     def _keep_modes(self, claims: Sequence[MigClaim]) -> None:
         """The checkpoint names these files already: a prolog that is killed here leaves none."""
@@ -174,7 +173,7 @@ class MigPreparation(JobPreparation):
             return run_for_each(sessions, make)
         except CutFailed:
             # What stands where NVML had no room is another's, and no undoing may take it for ours.
-            self.run.write(dataclasses.replace(checkpoint, mig=tuple(claims.values())))
+            self.run.write(replace(checkpoint, mig=tuple(claims.values())))
             raise
 
     def _start_agent(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
@@ -162,7 +162,7 @@ class _Prolog:
             checkpoint, why_no_mig = self._divide(answer)
         if checkpoint is None:
             checkpoint = self._prepare_mps(answer, why_no_mig)
-        self._run.write(dataclasses.replace(checkpoint, phase=READY))
+        self._run.write(replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
         report.action, report.mode = "prepared", checkpoint.mode
 

@@ -10,13 +10,12 @@ What is not proven to be of a dead job is left alone.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import select
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_colloc.host.hooks.checkpoint import (
     SLUID,
@@ -211,7 +210,7 @@ def _judge(
     if not reason and running and is_running(checkpoint, running) and not checkpoint.seen:
         # On a full disk it is noted the next time.
         with contextlib.suppress(OSError):
-            run.write(dataclasses.replace(checkpoint, seen=True))
+            run.write(replace(checkpoint, seen=True))
     return checkpoint, reason
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
@@ -257,9 +256,9 @@ def decode(line: bytes | str) -> Any:
 
 
 def _pack(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {f.name: _pack(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **values}
     if isinstance(value, Mapping):
         return {"kind": "", **{str(name): _pack(item) for name, item in value.items()}}
     if isinstance(value, (list, tuple)):
@@ -271,7 +270,7 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_unpack(item) for item in value)
     if isinstance(value, dict):
-        fields = {name: _unpack(item) for name, item in value.items() if name != "kind"}
+        values = {name: _unpack(item) for name, item in value.items() if name != "kind"}
         kind = value["kind"]
-        return _KINDS[kind](**fields) if kind else fields
+        return _KINDS[kind](**values) if kind else values
     return value

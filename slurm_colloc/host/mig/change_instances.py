@@ -10,10 +10,9 @@ are made again, with other UUIDs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.mig.cut_gpu import check_made, make_instance, read_claimed, restore
@@ -91,8 +90,8 @@ def change_instances(
     )
     old = tuple(one for one in claim.planned if any(one.is_for(gone) for gone in going))
     kept = tuple(one for one in claim.planned if one not in old)
-    wanted = dataclasses.replace(claim, planned=(*kept, *coming))
-    save(dataclasses.replace(claim, planned=_join(kept, old, coming)))
+    wanted = replace(claim, planned=(*kept, *coming))
+    save(replace(claim, planned=_join(kept, old, coming)))
     problem = _exchange(port, claim, old, coming, wait)
     if not problem:
         try:
@@ -106,7 +105,7 @@ def change_instances(
     again = (*kept, *(one.forget() for one in old))
     return _take_back(
         port,
-        dataclasses.replace(claim, planned=again),
+        replace(claim, planned=again),
         coming,
         problem=problem,
         wait=wait,
@@ -118,7 +117,7 @@ def _drop_gone(claim: MigClaim, gpu: MigGpu) -> MigClaim:
     """A claim without what an earlier change could neither make nor take back; pure."""
     standing = gpu.instances or ()
     planned = tuple(one for one in claim.planned if any(map(one.is_for, standing)))
-    return dataclasses.replace(claim, planned=planned)
+    return replace(claim, planned=planned)
 
 
 def choose_going(gpu: MigGpu, claim: MigClaim, destroy: Sequence[str]) -> tuple[GpuInstance, ...]:
@@ -189,7 +188,7 @@ def _remove(
     """Destroy instances and leave the mode alone; why one stays, empty where none does."""
     if not planned:
         return ""
-    part = dataclasses.replace(claim, planned=tuple(planned), switches=False)
+    part = replace(claim, planned=tuple(planned), switches=False)
     report = restore(port, part, ends_at=time.monotonic() + _BUSY_S, wait=wait)
     return "; ".join(report.unsafe)
 
@@ -204,7 +203,7 @@ def _take_back(
     save: Callable[[MigClaim], None],
 ) -> ChangeOutcome:
     """Make what stood before; the checkpoint keeps both until that is done."""
-    both = dataclasses.replace(claim, planned=_join(claim.planned, new))
+    both = replace(claim, planned=_join(claim.planned, new))
     added = [one for one in new if one not in claim.planned]
     try:
         # A call that hung has cost the session's time, and its process.

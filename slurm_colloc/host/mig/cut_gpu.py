@@ -11,13 +11,12 @@ The caller has written the claim into the checkpoint before `cut` is called, so 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -211,7 +210,7 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
     except NodeError as error:
         if isinstance(error, NotMade):
             begun.pop()
-        rest = dataclasses.replace(claim, planned=tuple(begun))
+        rest = replace(claim, planned=tuple(begun))
         raise CutFailed(error.message, rest) from error
     return after
 

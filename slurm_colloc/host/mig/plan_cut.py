@@ -6,9 +6,8 @@ GPU's MIG for a job, as it stands in the checkpoint; values.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.mig_layout import (
@@ -275,12 +274,12 @@ class PlannedInstance:
         for one in gpu.instances or ():
             if self.is_for(one):
                 uuids = tuple(part.uuid for part in one.compute if part.uuid is not None)
-                return dataclasses.replace(self, instance=one.id, uuids=uuids)
+                return replace(self, instance=one.id, uuids=uuids)
         return self
 
     def forget(self) -> PlannedInstance:
         """This one as before it was made."""
-        return dataclasses.replace(self, instance=None, uuids=())
+        return replace(self, instance=None, uuids=())
 
 
 @dataclass(frozen=True)
@@ -312,7 +311,7 @@ class MigClaim:
     def identify(self, gpu: MigGpu) -> MigClaim:
         """This claim with ids and UUIDs of what was made."""
         planned = tuple(one.identify(gpu) for one in self.planned)
-        return dataclasses.replace(self, planned=planned)
+        return replace(self, planned=planned)
 
 
 class CutFailed(NodeError):

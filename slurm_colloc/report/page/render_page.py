@@ -10,11 +10,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.headline import BAD_STATES
 from slurm_colloc.report.pack_entry import PackEntry

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.metrics.rates import OwnTime
-from slurm_colloc.report.pack_samples import (
-    GpuSamples,
-    join_gpus,
-    need_pyarrow,
-    read_columns,
-)
+from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.report.pack_samples import GpuSamples, join_gpus, read_columns
 from slurm_colloc.store.member_states import MemberPause
 
 if TYPE_CHECKING:
@@ -208,7 +203,6 @@ def read_series(
 
 
 def _read(pack: Path, table: str, columns: Sequence[str], problems: list[str]) -> pa.Table | None:
-    need_pyarrow()
     for _ in range(_TRIES):
         try:
             return read_columns(pack, table, columns, problems)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import resource
@@ -21,6 +20,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
 
 POLL_S = 1.0
@@ -32,7 +32,7 @@ _LIMITS = tuple(number for name, number in vars(resource).items() if name.starts
 _CGROUPS = "/sys/fs/cgroup"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Inside:
     """What a process inside a member has.
 

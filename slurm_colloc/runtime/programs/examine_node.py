@@ -8,7 +8,6 @@ object with the fields of model.examination. Nothing else stays on the node.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import signal
@@ -38,6 +37,7 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
+from slurm_colloc.model.late_definitions import asdict, replace
 from slurm_colloc.runtime.discover_gpus import judge_finding
 from slurm_colloc.runtime.guard import GuardPipe, stand_guard
 from slurm_colloc.runtime.member_environment import build_step_environment
@@ -64,7 +64,7 @@ def main(directory: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     seen = examine(asked, os.environ, guarded)
-    write_json(f"{directory}/node.json", dataclasses.asdict(seen))
+    write_json(f"{directory}/node.json", asdict(seen))
     return 0
 
 
@@ -95,7 +95,7 @@ def examine(
         return seen
     answer = probe_gpus(float(asked.get("nvml_s", 20.0)))
     prepared = find_prepared(environ, choose_job_gpus(answer, environ).uuids)
-    return dataclasses.replace(
+    return replace(
         seen,
         nvml=judge_nvml(answer, environ),
         hooks=look_at_hooks(environ, prepared),
@@ -206,20 +206,18 @@ def try_mps(
     uuids = finding.uuids or prepared.gpus
     # As in runtime.gpu_mode: what NVML does not tell the job, it may have told root.
     if finding.problem and (finding.uuids or not prepared.gpus):
-        return dataclasses.replace(trial, problem=finding.problem)
+        return replace(trial, problem=finding.problem)
     options = MpsOptions(
         gpus=uuids, environment=choose_passed_environment(environ), path=path, label="csub doctor"
     )
     if prepared.daemon is not None:
-        adopting = dataclasses.replace(options, adopt=prepared.daemon.pipe_directory)
+        adopting = replace(options, adopt=prepared.daemon.pipe_directory)
         adopted = _try_daemon(adopting, trial, guarded, timeout_s)
         if not adopted.problem:
             # Its start was long ago.
-            return dataclasses.replace(
-                adopted, by="prolog", control_ms=prepared.daemon.control_ms, left=()
-            )
+            return replace(adopted, by="prolog", control_ms=prepared.daemon.control_ms, left=())
         note = f"the node's own daemon cannot be used: {adopted.problem}"
-        trial = dataclasses.replace(trial, notes=(*trial.notes, note))
+        trial = replace(trial, notes=(*trial.notes, note))
     return _try_daemon(options, trial, guarded, timeout_s)
 
 
@@ -230,13 +228,13 @@ def _try_daemon(
         keeper = KeeperClient.start(options, log=2)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        return dataclasses.replace(trial, problem=f"the MPS keeper cannot be started: {reason}")
+        return replace(trial, problem=f"the MPS keeper cannot be started: {reason}")
     try:
         # The directory of the node's own daemon stays.
         trial = _hear(keeper, trial, None if options.adopt else guarded, timeout_s)
     finally:
         left = _stop(keeper)
-    return dataclasses.replace(trial, left=(*trial.left, *left))
+    return replace(trial, left=(*trial.left, *left))
 
 
 def _hear(
@@ -249,20 +247,18 @@ def _hear(
             if isinstance(event, keepers.ControlProved):
                 if guarded is not None:
                     guarded.announce(event.directory)
-                trial = dataclasses.replace(trial, control_ms=round(event.control_ms, 1))
+                trial = replace(trial, control_ms=round(event.control_ms, 1))
             elif isinstance(event, keepers.Ready):
                 active_ms = None if event.active_ms is None else round(event.active_ms, 1)
-                return dataclasses.replace(
-                    trial, active_ms=active_ms, notes=(*trial.notes, *event.notes)
-                )
+                return replace(trial, active_ms=active_ms, notes=(*trial.notes, *event.notes))
             elif isinstance(event, keepers.Failed):
-                return dataclasses.replace(trial, problem=event.reason)
+                return replace(trial, problem=event.reason)
             elif isinstance(event, keepers.KeeperDied):
                 report = keeper.recover()
-                return dataclasses.replace(
+                return replace(
                     trial, problem="the MPS keeper has ended unexpectedly", left=report.left
                 )
-    return dataclasses.replace(trial, problem=f"no MPS server works within {timeout_s:g} s")
+    return replace(trial, problem=f"no MPS server works within {timeout_s:g} s")
 
 
 def _stop(keeper: KeeperClient) -> tuple[str, ...]:

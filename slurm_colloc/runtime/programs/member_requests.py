@@ -13,11 +13,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_values import remove_member_variables
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import parse_signal
 from slurm_colloc.runtime.programs.member_commands import (
     OwnMember,

@@ -6,18 +6,17 @@ and --export-file; reads that file.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.job_ids import ArraySpec, parse_array
 from slurm_colloc.model.job_values import compute_captured
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.quantities import (
     parse_gpu_memory_mb,
     parse_signal_request,
@@ -55,12 +54,14 @@ from slurm_colloc.submission.jobs.job_options import (
     refuse_directories,
     stays_fast,
 )
-from slurm_colloc.submission.jobs.table_formats import JOBS_MOST
 
 # ---- Finding and reading the scripts of a call ---------------------------------------------------
 
 SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
 """Slurm's default for SchedulerParameters=max_script_size."""
+
+JOBS_MOST = 50_000
+"""Jobs of one call: more, and Slurm and the file system have to do with little else."""
 
 COMMANDS = (
     "submit", "pack", "sweep", "batch", "retry", "probe", "check", "queue", "show", "logs",
@@ -244,7 +245,7 @@ def capture_environment(options: Options, environ: Mapping[str, str]) -> dict[st
 # From a command line, its scripts and their directives to jobs; reads files, submits nothing.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Candidate:
     """A job with what travels alongside it; without the options of one that was stored."""
 
@@ -263,7 +264,7 @@ class Candidate:
         return place if ":" in place else self.job.script_name
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Call:
     """One call of csub.
 
@@ -351,7 +352,7 @@ def collect_call(
                 )
             candidates = _build_tasks(script, options, environ, directory, array)
     call = build_call(candidates, *merged, array=array)
-    return dataclasses.replace(call, chosen_together=pack)
+    return replace(call, chosen_together=pack)
 
 
 def build_call(
@@ -438,12 +439,12 @@ def _build_tasks(
     )
     assert first.job.array_task is not None
     return [
-        dataclasses.replace(
+        replace(
             first,
-            job=dataclasses.replace(
+            job=replace(
                 first.job,
                 number=task_id,
-                array_task=dataclasses.replace(first.job.array_task, task_id=task_id),
+                array_task=replace(first.job.array_task, task_id=task_id),
             ),
         )
         for task_id in ids

@@ -9,13 +9,13 @@ csub departs from it. Everything here is pure.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.options import (
     SBATCH_OPTIONS,
     Argument,
@@ -225,7 +225,7 @@ _KEPT_S = 24 * 3600.0
 _Parsed = TypeVar("_Parsed")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SiteAnswer:
     """Which options the site's sbatch has besides, and their arguments."""
 

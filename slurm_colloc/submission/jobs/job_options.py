@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
@@ -26,6 +25,7 @@ from slurm_colloc.model.job_values import (
     names_singleton,
     parse_mail_types,
 )
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern, replace
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
 from slurm_colloc.model.setting_values import SLOWDOWN_MOST
@@ -33,7 +33,7 @@ from slurm_colloc.slurm.options import Concern, Options
 
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", int, float)
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
+_DECIMAL = late_pattern(r"[0-9]{1,9}(\.[0-9]*)?")
 _DIGITS_MOST = 18
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _ONE = {
@@ -189,7 +189,7 @@ def compute_group(options: Options, name: str) -> tuple[tuple[str, str], ...]:
 
 FAST = "fast"
 """The value of `--priority` that is csub's; sbatch takes a number or TOP."""
-_OF_SLURM = re.compile(r"[+-]?\d+|TOP", re.ASCII | re.IGNORECASE)
+_OF_SLURM = late_pattern(r"(?ai)[+-]?\d+|TOP")
 
 
 def stays_fast(options: Options) -> bool:
@@ -413,7 +413,7 @@ def _choose_values(job: Job, job_id: str = "%j") -> PatternValues:
 # ---- `{lr}` in arguments, names and commands: where parameters go; pure --------------------------
 
 _NAME = "[A-Za-z_][A-Za-z0-9_.-]*"
-_PLACEHOLDER = re.compile(rf"\{{(\{{{_NAME}\}})\}}|(?<!\$)\{{({_NAME})\}}")
+_PLACEHOLDER = late_pattern(rf"\{{(\{{{_NAME}\}})\}}|(?<!\$)\{{({_NAME})\}}")
 """`{{lr}}` stands for `{lr}` itself; `${HOME}` is the shell's, and `{"a": {}}` nothing special."""
 
 _FILLED_OPTIONS = ("job-name", "output", "error", "chdir")

@@ -5,7 +5,6 @@ Also: `--snapshot`: jobs that run in a copy of their project as it is at submiss
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.quantities import (
     parse_gpu_memory_mb,
@@ -140,9 +140,7 @@ def change_job(job: Job, given: Sequence[Given]) -> Job:
                 hint=f"--{', --'.join(_FIELDS)} can, and what a whole pack asks Slurm for, such as "
                 "--partition; everything else takes a new submission",
             )
-    return dataclasses.replace(
-        job, shape=tuple(shape.items()), group=tuple(sorted(group.items())), **changes
-    )
+    return replace(job, shape=tuple(shape.items()), group=tuple(sorted(group.items())), **changes)
 
 
 # ---- `--snapshot`: jobs that run in a copy of their project as it is at submission ---------------
@@ -164,11 +162,10 @@ def move_into_snapshot(call: Call, state_root: Path, directory: str) -> Call:
         return call
     project, inner = find_project(call, directory)
     snapshot = take_snapshot(state_root, project)
-    return dataclasses.replace(
+    return replace(
         call,
         candidates=tuple(
-            dataclasses.replace(c, job=_move(c.job, snapshot, inner[c.job.directory]))
-            for c in call.candidates
+            replace(c, job=_move(c.job, snapshot, inner[c.job.directory])) for c in call.candidates
         ),
     )
 
@@ -213,7 +210,7 @@ def _move(job: Job, snapshot: Path, inner: str) -> Job:
         files["error"] = os.path.join(before, job.error)
     if job.input is not None:
         files["input"] = os.path.join(before, job.input)
-    return dataclasses.replace(
+    return replace(
         job,
         directory=directory,
         output=files["output"],

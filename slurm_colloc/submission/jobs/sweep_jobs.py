@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import check_parameter_name, check_parameter_value, find_equal_variables
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.printable import cut
 from slurm_colloc.slurm.options import (
     COMMAND_LINE,
@@ -47,11 +46,11 @@ from slurm_colloc.submission.jobs.table_formats import (
 )
 
 _BEFORE_THE_SCRIPT = ("--zip", "--sample", "--from", "--dry-run")
-_ASSIGNED = re.compile(r"(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.ASCII | re.DOTALL)
-_FLAG = re.compile(r"--?([A-Za-z_][A-Za-z0-9_.-]*)", re.ASCII)
+_ASSIGNED = late_pattern(r"(?as)(--?)?([A-Za-z_][A-Za-z0-9_.-]*)=(.*)")
+_FLAG = late_pattern(r"(?a)--?([A-Za-z_][A-Za-z0-9_.-]*)")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SweptArguments:
     """The arguments of a sweep's script.
 
@@ -258,7 +257,5 @@ def fill_candidate(
                 f"{setting.place}: no placeholder takes the parameter {cut(name)}",
                 hint=f"write {{{cut(name)}}} where its value goes, or leave it out",
             )
-    job = dataclasses.replace(
-        job, number=number, parameters=setting.values, arguments=tuple(arguments)
-    )
-    return dataclasses.replace(base, job=job)
+    job = replace(job, number=number, parameters=setting.values, arguments=tuple(arguments))
+    return replace(base, job=job)

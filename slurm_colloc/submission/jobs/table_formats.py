@@ -21,12 +21,13 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Parameters
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.printable import cut
+from slurm_colloc.submission.jobs.call_jobs import JOBS_MOST
 
 # ---- The text of a table that a user wrote, wherever it was written: bytes to lines --------------
 
@@ -92,15 +93,12 @@ def decode_table(data: bytes, shown: str) -> str:
 # to one or several parameters. A list on the command line is an axis of one parameter, the rows of
 # a table are an axis of all its columns. The sweep is the product of its axes, or goes along them.
 
-JOBS_MOST = 50_000
-"""Jobs of one call: more, and Slurm and the file system have to do with little else."""
-
 MANY = 500
 """From more jobs on their numbers begin above what Slurm takes for an element of an array: packs
 are elements of one, with numbers that no member has, and there would be none left."""
 FIRST_OF_MANY = 10_001
 
-_RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
+_RANGE = late_pattern(r"(?a)(-?\d{1,9}):(-?\d{1,9})(?::(-?\d{1,9}))?")
 _OPENING, _CLOSING = "([{", ")]}"
 
 

@@ -9,15 +9,14 @@ while its jobs run.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.printable import cut, render_csv_lines
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 from slurm_colloc.slurm.options import Argument, Concern, Given, Option, Options, ParsedLine
@@ -37,14 +36,14 @@ from slurm_colloc.submission.jobs.table_formats import ParameterSetting
 _RUNS = ("script", "command", "arguments")
 _SHORT = {"args": "arguments"}
 _YES, _NO = frozenset({"true", "yes", "1", "on"}), frozenset({"false", "no", "0", "off"})
-_DIRECTIVE = re.compile(r"#\s*DISBATCH\s+(\w+)\s*(.*)", re.ASCII)
+_DIRECTIVE = late_pattern(r"(?a)#\s*DISBATCH\s+(\w+)\s*(.*)")
 
 _OPTIONS: Mapping[str, Option] = {
     option.name: option for option in (*SBATCH_OPTIONS, *OWN_OPTIONS)
 } | {"name": next(option for option in SBATCH_OPTIONS if option.name == "job-name")}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TableJob:
     """A row of a table as a job.
 
@@ -64,7 +63,7 @@ class TableJob:
         return self.candidate.job.row
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _RowPlan:
     """What the cells of a row mean."""
 
@@ -165,8 +164,8 @@ class RowReader:
     def _with_key(self, candidate: Candidate, setting: ParameterSetting) -> Candidate:
         digest = hash_cells(setting)
         count = self._seen[digest] = self._seen.get(digest, 0) + 1
-        job = dataclasses.replace(candidate.job, row=f"{self._table}:{digest}:{count}")
-        return dataclasses.replace(candidate, job=job)
+        job = replace(candidate.job, row=f"{self._table}:{digest}:{count}")
+        return replace(candidate, job=job)
 
 
 def hash_cells(setting: ParameterSetting) -> str:

@@ -12,7 +12,6 @@ the job out, whatever happens after it leaves it in.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
@@ -85,7 +85,7 @@ from slurm_colloc.submission.upkeep.sweep import OpenPack, find_job
 # ---- How a job would stand in an open pack, or why it cannot join it; changes nothing ------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Joiner:
     """The job that wants to join, and what it is measured by."""
 
@@ -95,7 +95,7 @@ class Joiner:
     settings: Settings
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Present:
     """A member that has not ended."""
 
@@ -103,7 +103,7 @@ class Present:
     spec: MemberSpec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Chosen:
     """A pack that has room, and how the job would stand in it."""
 
@@ -119,7 +119,7 @@ class Chosen:
         return self.planned if isinstance(self.planned, MemberPlan) else self.planned.members[-1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Prospect:
     """One pack, and the job that would join it.
 
@@ -195,7 +195,7 @@ class Prospect:
             planned = keep_open(planned, record.request, record.degree)
         if isinstance(planned, PackPlan) and gpu.gpu_type not in (None, record.gpu_type):
             told = describe_asked_type(str(gpu.gpu_type))
-            planned = dataclasses.replace(planned, reasons=(*planned.reasons, told))
+            planned = replace(planned, reasons=(*planned.reasons, told))
         return planned
 
     def _find_gpu(self, record: PackRecord, present: Sequence[Present]) -> PackGpu:
@@ -228,7 +228,7 @@ class Prospect:
         if self.joiner.candidate.job.output is None and self.joiner.candidate.job.error is None:
             return None
         number = find_next_number([*list_claimed(self.path), *record.members])
-        job = dataclasses.replace(self.joiner.candidate.job, number=number)
+        job = replace(self.joiner.candidate.job, number=number)
         files = list_output_files(job, alone=False, job_id=self.job.job_id)
         for member in present:
             name = name_member(self.path, self.job.job_id, member.number)
@@ -302,7 +302,7 @@ def _parse_time_left_s(text: str) -> int | None:
         return 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackGpu:
     """The GPU of a pack.
 
@@ -319,7 +319,7 @@ class PackGpu:
 
     def ask(self, jobs: Sequence[Job], policy: Policy) -> Question:
         """What planning is asked of jobs that ask for it, as their pack does."""
-        asking = [dataclasses.replace(job, gpu_type=self.gpu_type) for job in jobs]
+        asking = [replace(job, gpu_type=self.gpu_type) for job in jobs]
         if self.knowledge is None:
             return Question(asking, {}, self.capacity, policy, None)
         known = self.knowledge
@@ -336,8 +336,7 @@ def find_pack_gpu(record: PackRecord, present: Sequence[Candidate], joiner: Join
     if gpu_type is None and record.request is not None:
         gpu_type = record.request.gpu_type
     asking = [
-        dataclasses.replace(c, job=dataclasses.replace(c.job, gpu_type=gpu_type))
-        for c in (*present, joiner.candidate)
+        replace(c, job=replace(c.job, gpu_type=gpu_type)) for c in (*present, joiner.candidate)
     ]
     destination = joiner.destinations.read(asking[-1].job)
     try:
@@ -394,7 +393,7 @@ def list_candidates(
 LOCK_WAIT_S = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Joined:
     """A job that joined a pack.
 
@@ -450,7 +449,7 @@ def join_open_pack(
     if compute_reason_not_to_join(candidate.job, policy):
         return None, ()
     # Together with those that are there it is measured.
-    policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
+    policy = replace(policy, measure_s=compute_measure_s([candidate], settings))
     refusals: list[str] = []
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
@@ -469,7 +468,7 @@ def join_open_pack(
     return None, tuple(refusals)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Join(Prospect):
     """One attempt to join one pack, under its lock."""
 
@@ -506,7 +505,7 @@ class _Join(Prospect):
                 drop_claimed(self.path, number)
         if isinstance(entered, str):
             return entered
-        record = dataclasses.replace(entered, members=(*entered.members, number))
+        record = replace(entered, members=(*entered.members, number))
         with contextlib.suppress(StateError):
             # It has entered, and nothing may say otherwise: its own files are what counts.
             write_record(self.path, record)
@@ -535,8 +534,8 @@ class _Join(Prospect):
         for member, plan in zip(present, planned.members, strict=False):
             if plan != member.spec.plan:
                 folder = self.path / "members" / inbox.format_number(member.number)
-                write_spec(folder, dataclasses.replace(member.spec, plan=plan))
-        record = dataclasses.replace(
+                write_spec(folder, replace(member.spec, plan=plan))
+        record = replace(
             record,
             request=planned.request,
             degree=planned.degree,
@@ -555,7 +554,7 @@ class _Join(Prospect):
         umask = os.umask(0o077)
         os.umask(umask)
         spec = MemberSpec(
-            job=dataclasses.replace(self.joiner.candidate.job, number=number),
+            job=replace(self.joiner.candidate.job, number=number),
             plan=chosen.own_plan,
             umask=umask,
             joined=make_submission_id(),
@@ -582,7 +581,7 @@ class _Join(Prospect):
                 comments=(seen, comment),
                 inherited=lock.descriptors,
             )
-            planned = dataclasses.replace(planned, reasons=(*planned.reasons, *notes))
+            planned = replace(planned, reasons=(*planned.reasons, *notes))
             assert planned.request is not None
             refusal = growth.grow(planned.request)
             if refusal:

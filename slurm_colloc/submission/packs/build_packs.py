@@ -7,17 +7,15 @@ packs of one job array: each its own, as far as Slurm lets it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
 from slurm_colloc.model.job_values import add_condition, expand_array_id
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.model.quantities import format_time_limit
@@ -190,7 +188,7 @@ WORTH_IT = 0.9
 _MINUTE_S = 60
 """Slurm counts time limits in whole minutes, and rounds up."""
 _LOCK_WAIT_S = 1.0
-_REFUSED_ELEMENT = re.compile(r"^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$", re.ASCII | re.MULTILINE)
+_REFUSED_ELEMENT = late_pattern(r"(?am)^(?:.*[ :])?\d+_(\d+): (?!No error)(.+)$")
 
 
 def choose_requests(batch: Batch) -> list[list[PackRequest | None]]:
@@ -210,8 +208,7 @@ def choose_requests(batch: Batch) -> list[list[PackRequest | None]]:
             [_find_longest_s(element) for element in batch.elements], merged.time_limit_s
         )
     return [
-        [dataclasses.replace(request, time_limit_s=limit) for request in batch.requests]
-        for limit in limits
+        [replace(request, time_limit_s=limit) for request in batch.requests] for limit in limits
     ]
 
 
@@ -298,7 +295,7 @@ def _note_refusal(
     if record.request is None:
         return record
     wanted = format_time_limit(record.request.time_limit_s)
-    request = dataclasses.replace(record.request, time_limit_s=longest_s)
+    request = replace(record.request, time_limit_s=longest_s)
     reason = f"Slurm did not lower its time limit to {wanted}: {words}"
     path = state.pack_path(record.pack_id)
     with contextlib.suppress(StateError), hold_lock(path / "lock", _LOCK_WAIT_S) as locked:
@@ -306,8 +303,8 @@ def _note_refusal(
         now = state.read_pack(record.pack_id) if locked else None
         if now is not None:
             reasons = (*now.reasons, reason)
-            write_record(path, dataclasses.replace(now, request=request, reasons=reasons))
-    return dataclasses.replace(record, request=request, reasons=(*record.reasons, reason))
+            write_record(path, replace(now, request=request, reasons=reasons))
+    return replace(record, request=request, reasons=(*record.reasons, reason))
 
 
 # ---- The packs of one Slurm job, ready to be written ---------------------------------------------

@@ -8,10 +8,8 @@ by a task, so that `4711_1` never names a pack (`model.job_ids` reads it as memb
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmRefused, UsageProblem
 from slurm_colloc.model.comment_token import (
@@ -22,6 +20,7 @@ from slurm_colloc.model.comment_token import (
     parse_token,
 )
 from slurm_colloc.model.job_values import join_conditions
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import name_gpu_set
@@ -31,7 +30,7 @@ MAX_ARRAY_SIZE = 1001
 """Slurm's default (slurm.conf(5)), where it cannot be read."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Batch:
     """The packs that become one Slurm job.
 
@@ -88,7 +87,7 @@ class Batch:
         nodes = [_add_requests(requests) for requests in by_node.values()]
         # Slurm gives each node of a job as many GPUs.
         most = max(request.gpus for request in nodes)
-        return dataclasses.replace(_merge_requests(nodes), gpus=most)
+        return replace(_merge_requests(nodes), gpus=most)
 
     def list_parts(self, submission: str) -> list[tuple[str, tuple[int, ...]]]:
         """What its packs are called in the state: a part of the call for each GPU set.
@@ -102,7 +101,7 @@ class Batch:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlaceInCall:
     """How a Slurm job stands to the others of its call; nothing where there are none.
 
@@ -277,7 +276,7 @@ def _limit(batches: Sequence[Batch], packs_at_once: int | None) -> list[Batch]:
     # As many side by side as the limit has room for.
     lanes = max(1, packs_at_once // largest)
     return [
-        dataclasses.replace(
+        replace(
             batch,
             packs_at_once=packs_at_once if batch.is_array else None,
             after=place - lanes if place >= lanes else None,
@@ -334,7 +333,7 @@ def _add_requests(requests: Sequence[PackRequest]) -> PackRequest:
     """What GPU sets ask for together, for as long as the longest of them."""
     largest = _merge_requests(requests)
     memories = [request.host_memory_mb for request in requests]
-    return dataclasses.replace(
+    return replace(
         largest,
         gpus=sum(request.gpus for request in requests),
         cpus=sum(request.cpus for request in requests),
@@ -372,8 +371,8 @@ _NO_SETS = (
     "itself"
 )
 # What goes on with `&` as it is, and what needs parentheses first; counts and brackets are neither.
-_PLAIN = re.compile(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
-_WITH_OR = re.compile(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
+_PLAIN = late_pattern(r"[\w.:=/-]+(?:[&,][\w.:=/-]+)*")
+_WITH_OR = late_pattern(r"[\w.:=/-]+(?:[&,|][\w.:=/-]+)*")
 
 
 @dataclass(frozen=True)

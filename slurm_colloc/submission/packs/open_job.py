@@ -9,9 +9,7 @@ docs/decisions/0049 says why Slurm is asked first.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused
+from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
 from slurm_colloc.model.quantities import format_time_limit, parse_host_memory_mb
 from slurm_colloc.planning.billing import compute_billing, read_billing_rule
@@ -44,7 +43,7 @@ from slurm_colloc.submission.plan.target_nodes import Destination, Destinations,
 
 # ---- What Slurm says of a Slurm job that is not submitted: `sbatch --test-only` ------------------
 
-_START = re.compile(r"\bto start at (\S+)")
+_START = late_pattern(r"\bto start at (\S+)")
 
 
 def ask_slurm(
@@ -145,7 +144,7 @@ def _open(  # noqa: PLR0917 - what was planned, and what is asked
     directory: str,
 ) -> CallPlan:
     candidate = made.packs[0].candidates[0]
-    policy = dataclasses.replace(policy, measure_s=compute_measure_s([candidate], settings))
+    policy = replace(policy, measure_s=compute_measure_s([candidate], settings))
     part = made.parts[0].part
     destination = part.destination
     if destination is None or part.asks_for is not None:
@@ -174,13 +173,13 @@ def _open(  # noqa: PLR0917 - what was planned, and what is asked
         if refusal:
             return _note(made, refusal)
         told = "Slurm would start it as soon as alone, and charges no more for it"
-    opened = dataclasses.replace(opened, reasons=(*opened.reasons, told))
-    part = dataclasses.replace(part, capacity=capacity, knowledge=knowledge)
+    opened = replace(opened, reasons=(*opened.reasons, told))
+    part = replace(part, capacity=capacity, knowledge=knowledge)
     if opening.is_wanted:
         # Also where the id of the call is captured, and it joins no pack itself.
-        policy = dataclasses.replace(policy, join="auto")
-    made = dataclasses.replace(made, policy=policy)
-    return _replace(made, opened, dataclasses.replace(made.parts[0], part=part, policy=policy))
+        policy = replace(policy, join="auto")
+    made = replace(made, policy=policy)
+    return _replace(made, opened, replace(made.parts[0], part=part, policy=policy))
 
 
 def _compare_billing(
@@ -253,17 +252,17 @@ def _describe_span(seconds: float) -> str:
 
 def _note(made: CallPlan, why: str) -> CallPlan:
     plan = made.packs[0].plan
-    noted = dataclasses.replace(plan, reasons=(*plan.reasons, f"{NOT_OPEN}{why}"))
+    noted = replace(plan, reasons=(*plan.reasons, f"{NOT_OPEN}{why}"))
     return _replace(made, noted, made.parts[0])
 
 
 def _replace(made: CallPlan, pack: PackPlan, part: PlannedPart) -> CallPlan:
     packs: Sequence[PackPlan] = (pack,)
-    return dataclasses.replace(
+    return replace(
         made,
-        plan=dataclasses.replace(made.plan, packs=tuple(packs)),
+        plan=replace(made.plan, packs=tuple(packs)),
         packs=(PlannedPack(pack, made.packs[0].candidates),),
-        parts=(dataclasses.replace(part, plan=dataclasses.replace(part.plan, packs=tuple(packs))),),
+        parts=(replace(part, plan=replace(part.plan, packs=tuple(packs))),),
     )
 
 

@@ -5,12 +5,9 @@ Also: the batch script of a pack, from templates/pack.sbatch.j2, and what travel
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import dataclasses
 import io
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job_values import remove_member_variables
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.resources import data_path
@@ -53,7 +51,7 @@ TEMPLATE = "pack.sbatch.j2"
 # What differs between two calls stands in a kept script under these names, which a shell takes as
 # they are; see render_kept_script.
 _TITLE, _PACK_PATH = "@csub:title@", "@csub:pack_path@"
-_HOLES = re.compile(f"{_TITLE}|{_PACK_PATH}")
+_HOLES = late_pattern(f"{_TITLE}|{_PACK_PATH}")
 
 
 # What sbatch, and with it the batch script, gets of the user's environment; the members get the
@@ -250,6 +248,8 @@ def _archive(packs: Path, pack_ids: Sequence[str], takes: Callable[[str], bool])
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for pack_id in pack_ids:
             archive.add(packs / pack_id, arcname=f"packs/{pack_id}", filter=choose)
+    import base64
+
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
@@ -263,7 +263,7 @@ def _build_refusal(text: str, where: str) -> UsageProblem:
 # ---- One Slurm job from its packs: write them, sbatch, write down the answer ---------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Submitted:
     """One Slurm job that came of a call.
 

@@ -5,12 +5,12 @@ Also: finding the usage profile of a job: its own runs', its family's, or one th
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.late_definitions import dataclass, fields, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import KnownBy, UsageProfile
 from slurm_colloc.model.usage_profile import (
@@ -127,7 +127,7 @@ class ProfileSearch:
             ]
             if kept is not None and (not rates or may_be_one_kind(rates)):
                 # They disagree by no more than hosts do: what a pack has measured still counts.
-                kept = dataclasses.replace(kept, family=unlike[0].family)
+                kept = replace(kept, family=unlike[0].family)
             return kept
         return self._take_memory(job.name, elsewhere)
 
@@ -237,7 +237,7 @@ class ProfileSearch:
         merged = merge_relatives(records, known_by)
         if known_by is KnownBy.LIKE:
             # It uses as much; what it calls a step, and how many there are, is its own.
-            merged = dataclasses.replace(merged, steps_per_s=None, run_s=None)
+            merged = replace(merged, steps_per_s=None, run_s=None)
         return merged
 
     def _take_memory(self, name: str, records: Sequence[ProfileRecord]) -> UsageProfile | None:
@@ -249,7 +249,7 @@ class ProfileSearch:
         self.reasons.append(
             f"{name}: measured on {', '.join(models)} only, of which only the GPU memory is used"
         )
-        return dataclasses.replace(profile, gpu_model="")
+        return replace(profile, gpu_model="")
 
 
 def _keep_memory(records: Sequence[ProfileRecord]) -> UsageProfile | None:
@@ -276,7 +276,7 @@ def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> Usag
     if len(profiles) == 1:
         return profiles[0]
     values: dict[str, float | int | None] = {}
-    for field in dataclasses.fields(UsageProfile):
+    for field in fields(UsageProfile):
         known = [
             value
             for profile in profiles
@@ -291,13 +291,13 @@ def merge_relatives(records: Sequence[ProfileRecord], known_by: KnownBy) -> Usag
         values["run_s"] = sum(runs) / len(runs)
     by = choose_peak_source((p.gpu_memory_peak_mb, p.gpu_memory_by) for p in profiles)
     merged = {"run_s": None, "gpu_memory_by": by, **values}
-    return dataclasses.replace(profiles[0], **merged)  # type: ignore[arg-type]
+    return replace(profiles[0], **merged)  # type: ignore[arg-type]
 
 
 # ---- What earlier runs and their user tell of the jobs of a call, before it is planned -----------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Knowledge:
     """What is known of the jobs of a call.
 
@@ -343,7 +343,7 @@ class Knowledge:
             for place, index in enumerate(indices)
             if index in self.profiles
         }
-        return dataclasses.replace(self, profiles=chosen)
+        return replace(self, profiles=chosen)
 
     def as_of_another_gpu(self, reason: str) -> Knowledge:
         """The same where the GPU may be of another model: the GPU memory alone, with more room.
@@ -361,7 +361,7 @@ class Knowledge:
             for index, profile in self.profiles.items()
             if not profile.gpu_model or profile.gpu_memory_peak_mb
         }
-        return dataclasses.replace(
+        return replace(
             self,
             profiles=profiles,
             gpu_memory_mb=None,
@@ -444,7 +444,7 @@ def bar_culprits(call: Call, root: Path) -> tuple[Call, tuple[str, ...]]:
         for before, after in zip(call.candidates, candidates, strict=True)
         if after is not before
     )
-    return dataclasses.replace(call, candidates=candidates), tuple(sentences)
+    return replace(call, candidates=candidates), tuple(sentences)
 
 
 def _bar(candidate: Candidate, root: Path) -> Candidate:
@@ -458,5 +458,5 @@ def _bar(candidate: Candidate, root: Path) -> Candidate:
         f"its fault on the GPU ended all clients of MPS when it ran as {member}; "
         "it shares again once it has succeeded alone"
     )
-    barred = dataclasses.replace(job, alone_because=reason, needs_wall=True)
-    return dataclasses.replace(candidate, job=barred)
+    barred = replace(job, alone_because=reason, needs_wall=True)
+    return replace(candidate, job=barred)

@@ -2,25 +2,21 @@
 
 Also: a pack of a plan, with the jobs that are its members; whether a call's only job is to ask for
 more than it needs, so that others can join it; what of a call is measured: jobs that are unknown,
-as they start, and the job of `csub probe`; why the plan of a call looks as it does: each of its
-parts by what that was planned with.
+as they start, and the job of `csub probe`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measurement import PROBE_TIME_S, may_be_measured
 from slurm_colloc.model.plan import (
     MPS_CLIENTS_MAX,
     WATCHED_FROM_MB,
-    Capacity,
     PackPlan,
     Plan,
     Policy,
@@ -31,33 +27,18 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import format_time_limit
-from slurm_colloc.planning.explanation import (
-    PackExplanation,
-    PairExplanation,
-    PlanExplanation,
-)
 from slurm_colloc.planning.gpu_set_packs import (
     choose_gpus_per_pack,
     number_slurm_jobs,
     widen_for_limit,
 )
-from slurm_colloc.planning.job_needs import Question, label_jobs
-from slurm_colloc.planning.pack_request import build_lone_pack
-from slurm_colloc.planning.pair_reasons import (
-    PAIRS_MOST,
-    count_pairs_apart,
-    explain_pairs,
-    merge_alike,
-)
 from slurm_colloc.planning.plan_packs import (
     ask,
-    compute_reason_to_run_alone,
     describe_groups,
     find_buckets,
     find_first,
     plan,
 )
-from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_history
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
@@ -107,7 +88,7 @@ _CHOSEN_AMONG_MOST = 100
 """For more jobs no second plan is made: it would take as long as the first."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedPart:
     """A part of a call, and its plan.
 
@@ -124,7 +105,7 @@ class PlannedPart:
     waits: WaitTable | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CallPlan:
     """The plan of a call, and what it was made with.
 
@@ -210,16 +191,16 @@ def _plan_part(
     looks_at_queue: bool,
 ) -> PlannedPart:
     choice = choose_gpus_per_pack(part.jobs, part.capacity, policy)
-    policy = dataclasses.replace(policy, gpus_per_pack=choice.gpus)
+    policy = replace(policy, gpus_per_pack=choice.gpus)
     chosen = _plan(part, policy)
     is_open = policy.gpus_asked == "auto" and policy.mode is not SharingMode.MIG
     if is_open and not policy.has_gpu_sets:
         wider = widen_for_limit(chosen, part.capacity)
         if wider is not None:
-            choice, policy = wider, dataclasses.replace(policy, gpus_per_pack=wider.gpus)
+            choice, policy = wider, replace(policy, gpus_per_pack=wider.gpus)
             chosen = _plan(part, policy)
     if choice.reason and any(pack.request is not None for pack in chosen.packs):
-        chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, choice.reason))
+        chosen = replace(chosen, reasons=(*chosen.reasons, choice.reason))
     waits = None
     smaller = _choose_smaller(chosen, policy) if slurm is not None else None
     if slurm is not None and (smaller is not None or looks_at_queue):
@@ -231,7 +212,7 @@ def _plan_part(
             chosen, reason = choose_by_queue((chosen, other), waits)
             if reason:
                 policy = smaller
-                chosen = dataclasses.replace(chosen, reasons=(*chosen.reasons, reason))
+                chosen = replace(chosen, reasons=(*chosen.reasons, reason))
     return PlannedPart(part, chosen, policy, waits)
 
 
@@ -255,7 +236,7 @@ def _plan(part: Part, policy: Policy) -> Plan:
             )
             for pack in packs
         )
-    return dataclasses.replace(chosen, packs=tuple(packs))
+    return replace(chosen, packs=tuple(packs))
 
 
 def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> PackPlan:
@@ -266,8 +247,8 @@ def _settle_asked_type(pack: PackPlan, gpu_type: str, *, in_array: bool) -> Pack
     if pack.request is None:
         return pack
     if len(pack.members) == 1 and pack.slurm_job is None and not in_array:
-        return dataclasses.replace(pack, request=dataclasses.replace(pack.request, gpu_type=None))
-    return dataclasses.replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
+        return replace(pack, request=replace(pack.request, gpu_type=None))
+    return replace(pack, reasons=(*pack.reasons, describe_asked_type(gpu_type)))
 
 
 def _merge(parts: Sequence[PlannedPart], policy: Policy) -> Plan:
@@ -297,10 +278,8 @@ def _list_packs(planned: PlannedPart) -> Sequence[PackPlan]:
 
 
 def _renumber(pack: PackPlan, indices: Sequence[int]) -> PackPlan:
-    members = (
-        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
-    )
-    return dataclasses.replace(pack, members=tuple(members))
+    members = (replace(member, job_index=indices[member.job_index]) for member in pack.members)
+    return replace(pack, members=tuple(members))
 
 
 def _gather(texts: Iterator[tuple[str, ...]]) -> tuple[str, ...]:
@@ -323,7 +302,7 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
         return None
     if any(pack.predicted_finish_s is None for pack in chosen.packs):
         return None
-    return dataclasses.replace(policy, degree_max=-(-largest // 2), is_small_for_queue=True)
+    return replace(policy, degree_max=-(-largest // 2), is_small_for_queue=True)
 
 
 def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:
@@ -335,8 +314,8 @@ def _complete_lone(pack: PackPlan, knowledge: Knowledge) -> PackPlan:
     if profile is None:
         return pack
     if member.solo_steps_per_s is None:
-        member = dataclasses.replace(member, solo_steps_per_s=profile.steps_per_s)
-    return dataclasses.replace(
+        member = replace(member, solo_steps_per_s=profile.steps_per_s)
+    return replace(
         pack,
         members=(member,),
         predicted_finish_s=pack.predicted_finish_s or profile.run_s,
@@ -363,7 +342,7 @@ def look_up_waits(partition: str | None, root: Path) -> WaitTable:
 # ---- Whether a call's only job is to ask for more than it needs, so that others can join it ------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Opening:
     """How a single job is opened for others.
 
@@ -502,7 +481,7 @@ def as_probe(call: Call, settings: Settings) -> Call:
     time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
     shape = {name: value for name, value in job.shape if name != "time-min"}
     shape["time"] = format_time_limit(time_limit_s)
-    probe = dataclasses.replace(
+    probe = replace(
         job,
         time_limit_s=time_limit_s,
         shape=tuple(shape.items()),
@@ -512,8 +491,8 @@ def as_probe(call: Call, settings: Settings) -> Call:
         only_probe=True,
         alone_because="it is only probed",
     )
-    candidate = dataclasses.replace(call.candidates[0], job=probe)
-    return dataclasses.replace(
+    candidate = replace(call.candidates[0], job=probe)
+    return replace(
         call,
         candidates=(candidate,),
         degree=None,
@@ -537,111 +516,3 @@ def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
     if not (settings.instrument and job.instrument) and job.progress_regex is None:
         return "nothing counts its steps (--no-instrument, or instrument = false in the settings)"
     return ""
-
-
-# ---- Why the plan of a call looks as it does: each of its parts by what that was planned with ----
-
-
-def explain_call_plan(call_plan: CallPlan) -> PlanExplanation:
-    """Explain a plan; packs in its order, and of pairs in different packs the first ones."""
-    labels = label_jobs((job.name, job.number) for job in call_plan.jobs)
-    own = [_explain_part(planned, labels) for planned in call_plan.parts]
-    by_first = {
-        pack.members[0].job_index: pack for explanation in own for pack in explanation.packs
-    }
-    # The parts' Slurm jobs are numbered through the whole call, as its plan has them.
-    packs = [
-        dataclasses.replace(by_first[pack.members[0].job_index], slurm_job=pack.slurm_job)
-        for pack in call_plan.plan.packs
-    ]
-    pairs = [pair for explanation in own for pair in explanation.pairs]
-    for first, second in itertools.combinations(call_plan.parts, 2):
-        found = _explain_across(first, second, call_plan, labels, most=PAIRS_MOST - len(pairs))
-        pairs = list(merge_alike((*pairs, *found), labels))
-    told = sorted(pairs[:PAIRS_MOST], key=lambda pair: (pair.first_index, pair.second_index))
-    return PlanExplanation(
-        tuple(packs),
-        tuple(told),
-        count_pairs_apart(call_plan.plan) - sum(pair.pairs for pair in told),
-        call_plan.plan.reasons,
-        call_plan.plan.packs_at_once,
-    )
-
-
-def _explain_across(
-    first: PlannedPart,
-    second: PlannedPart,
-    call_plan: CallPlan,
-    labels: Sequence[str],
-    *,
-    most: int,
-) -> list[PairExplanation]:
-    """What keeps jobs of two parts apart, a pair of kinds at a time.
-
-    That is what Slurm is asked, or that one of them does not share, so no limit counts.
-    """
-    kinds = [_find_kinds(planned, call_plan) for planned in (first, second)]
-    found = []
-    for mine, theirs in itertools.islice(itertools.product(*kinds), max(0, most)):
-        (i, one), (j, other) = sorted(
-            [(mine[0], _find_job(first, mine[0])), (theirs[0], _find_job(second, theirs[0]))],
-            key=lambda indexed: indexed[0],
-        )
-        jobs = (one, other)
-        lone = tuple(build_lone_pack(place, job, "") for place, job in enumerate(jobs))
-        question = Question(jobs, {}, Capacity(), call_plan.policy)
-        ((pair,), _) = explain_pairs(Plan(lone, None, ()), question, (labels[i], labels[j]))
-        count = len(mine) * len(theirs)
-        found.append(dataclasses.replace(pair, first_index=i, second_index=j, pairs=count))
-    return found
-
-
-def _find_job(planned: PlannedPart, index: int) -> Job:
-    return planned.part.jobs[planned.part.indices.index(index)]
-
-
-def _find_kinds(planned: PlannedPart, call_plan: CallPlan) -> list[list[int]]:
-    """The jobs of a part, by their indices in the call: those of one name together."""
-    kinds: dict[tuple[str, str], list[int]] = {}
-    for index, job in zip(planned.part.indices, planned.part.jobs, strict=True):
-        why = compute_reason_to_run_alone(job, call_plan.policy)
-        kinds.setdefault((job.name, why), []).append(index)
-    return list(kinds.values())
-
-
-def _explain_part(planned: PlannedPart, labels: Sequence[str]) -> PlanExplanation:
-    """A part's explanation, with its jobs counted among all of the call."""
-    part = planned.part
-    found = build_explanation(
-        planned.plan,
-        part.jobs,
-        part.knowledge.profiles,
-        part.capacity,
-        planned.policy,
-        part.knowledge.calibration,
-        [labels[index] for index in part.indices],
-        curves=part.knowledge.curves,
-    )
-    if part.indices == tuple(range(len(part.indices))):
-        return found
-    return dataclasses.replace(
-        found,
-        packs=tuple(_renumber_pack(pack, part.indices) for pack in found.packs),
-        pairs=tuple(_renumber_pair(pair, part.indices) for pair in found.pairs),
-    )
-
-
-def _renumber_pack(pack: PackExplanation, indices: Sequence[int]) -> PackExplanation:
-    members = (
-        dataclasses.replace(member, job_index=indices[member.job_index]) for member in pack.members
-    )
-    return dataclasses.replace(pack, members=tuple(members))
-
-
-def _renumber_pair(pair: PairExplanation, indices: Sequence[int]) -> PairExplanation:
-    return dataclasses.replace(
-        pair,
-        first_index=indices[pair.first_index],
-        second_index=indices[pair.second_index],
-        pack_indices=tuple(indices[index] for index in pair.pack_indices),
-    )

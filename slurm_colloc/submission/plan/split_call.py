@@ -8,11 +8,11 @@ and how long requests wait is read for each.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slurm_colloc.errors import NoPackPossible, SlurmUnreachable
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
 from slurm_colloc.model.quantities import format_count, format_time_limit
 from slurm_colloc.settings import Settings
@@ -133,7 +133,7 @@ def _name_partitions(shapes: Sequence[NodeShape]) -> str:
 _MEASURED = (KnownBy.EXACT, KnownBy.FAMILY)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """Jobs of a call for which Slurm is asked in one way.
 
@@ -236,8 +236,8 @@ def _separate_wide(candidates: Sequence[Candidate], destination: Destination) ->
         most = find_gpus_most(job.gpu_type, destination.shapes)
         if most is not None and job.gpus > most and not job.alone_because:
             why = f"it asks for {job.gpus} GPUs, and a node there has {most} at most"
-            job = dataclasses.replace(job, alone_because=why)
-        found.append(dataclasses.replace(candidate, job=job))
+            job = replace(job, alone_because=why)
+        found.append(replace(candidate, job=job))
     return found
 
 
@@ -276,7 +276,7 @@ def _warn(part: Part, profiles: Mapping[int, UsageProfile]) -> Part:
                 f"{peak_mb} MB: it may run out of GPU memory"
             )
     told = tuple(dict.fromkeys(warnings))
-    return dataclasses.replace(part, reasons=(*part.reasons, *told), warnings=told)
+    return replace(part, reasons=(*part.reasons, *told), warnings=told)
 
 
 def _refuse_too_large(candidates: Sequence[Candidate], most_mb: int | None) -> None:
@@ -322,7 +322,7 @@ def _settle_gpu_type(
             "what was measured no more than the GPU memory is taken over (--gres=gpu:TYPE:1 lets "
             "csub plan by it)"
         )
-        match = dataclasses.replace(match, gpu_type=None, is_other=True, reason=reason)
+        match = replace(match, gpu_type=None, is_other=True, reason=reason)
     if match.is_other:
         knowledge = knowledge.as_of_another_gpu(match.reason)
     if match.gpu_type is None:
@@ -330,18 +330,18 @@ def _settle_gpu_type(
         _refuse_too_large(candidates, destination.gpu_memory_most_mb or knowledge.gpu_memory_mb)
         yield _build(indices, jobs, destination, knowledge)
         return
-    typed = [dataclasses.replace(jobs[place], gpu_type=match.gpu_type) for place in measured]
+    typed = [replace(jobs[place], gpu_type=match.gpu_type) for place in measured]
     part = _build(
         [indices[place] for place in measured],
         typed,
         destinations.read(typed[0]),
         knowledge.select(measured),
     )
-    yield dataclasses.replace(part, asks_for=match.gpu_type)
+    yield replace(part, asks_for=match.gpu_type)
     rest = sorted(set(places).difference(measured))
     if rest:
         # They may land on any GPU there, whose memory nothing tells.
-        unmeasured = dataclasses.replace(knowledge.select(rest), gpu_memory_mb=None)
+        unmeasured = replace(knowledge.select(rest), gpu_memory_mb=None)
         yield _build(
             [indices[place] for place in rest],
             [jobs[place] for place in rest],
@@ -368,4 +368,4 @@ def complete_capacity(capacity: Capacity, knowledge: Knowledge | None) -> Capaci
     """With the GPU's memory as the monitor saw it, where the site does not say."""
     if capacity.gpu_memory_mb is not None or knowledge is None:
         return capacity
-    return dataclasses.replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)
+    return replace(capacity, gpu_memory_mb=knowledge.gpu_memory_mb)

@@ -5,7 +5,6 @@ Also: the name of the cluster on which csub is called, at the price of one quest
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, QosTable, UserLimits
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos
@@ -25,7 +25,7 @@ from slurm_colloc.store.profiles import slug_gpu_model
 # ---- The name of the cluster on which csub is called, at the price of one question an hour -------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ClusterName:
     """As Slurm has told it."""
 
@@ -63,7 +63,7 @@ _NARROWING = ("constraint", "exclude", "nodefile", "reservation")
 """Options by which a user chooses nodes, so that a GPU type on top might leave none."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Destination:
     """Where a job may land.
 
@@ -137,7 +137,7 @@ class Destinations:
         )
         limits = [max_wall_s, self._settings.caps.pack_time_s]
         return Destination(
-            dataclasses.replace(
+            replace(
                 capacity,
                 time_limit_max_s=min((s for s in limits if s is not None), default=None),
                 limits=look_up_user_limits(
@@ -167,7 +167,7 @@ def read_capacity(job: Job, settings: Settings, slurm: SlurmAccess | None) -> Ca
     return Destinations(settings, slurm).read(job).capacity
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GpuMatch:
     """Whether what was measured on a GPU model holds where jobs that ask for no type may land.
 

@@ -10,11 +10,11 @@ import fnmatch
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.job_ids import format_task_ids
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import RESUBMISSIONS, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.settings import Settings

@@ -7,11 +7,11 @@ found again by its comment. So a member is submitted again once, whatever happen
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NotFound
 from slurm_colloc.model.job_ids import LARGEST_TASK_ID
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.mig_layout import name_seat
 from slurm_colloc.model.plan import PackPlan
 from slurm_colloc.settings import Settings
@@ -89,9 +89,7 @@ def resubmit(
 def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
     """The old pack's plan with these members alone; it asks for what the old one asked for."""
     return PackPlan(
-        members=tuple(
-            dataclasses.replace(spec.plan, job_index=index) for index, spec in enumerate(specs)
-        ),
+        members=tuple(replace(spec.plan, job_index=index) for index, spec in enumerate(specs)),
         degree=record.degree,
         mode=record.mode,
         request=record.request,
@@ -100,7 +98,7 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
         layout=tuple(
-            dataclasses.replace(name_seat(word, number), places=places)
+            replace(name_seat(word, number), places=places)
             for number, (word, places) in enumerate(
                 zip(record.layout, record.layout_places or [1] * len(record.layout), strict=True)
             )

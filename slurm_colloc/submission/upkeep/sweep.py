@@ -9,13 +9,13 @@ submitted again where that is allowed, and named where it is not.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.comment_token import is_of_submission
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.settings import Settings
@@ -49,7 +49,7 @@ UNANSWERED_S = 600.0
 """How long a submission that Slurm did not answer is kept for a job that may turn up."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class OpenPack:
     """An open pack as it was at one moment.
 
@@ -249,7 +249,7 @@ def _claim(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> bo
     with hold_lock(path / "lock", 0) as locked:
         newest = state.read_pack(record.pack_id) if locked else None
         if newest is not None:
-            here = dataclasses.replace(newest, cluster=state.cluster)
+            here = replace(newest, cluster=state.cluster)
             write_record(path, here)
             state.record_pack_job(here, element_id.partition("_")[0])
     return newest is not None
