@@ -9,19 +9,18 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.outcome.blame import BlameFinder
 from slurm_colloc.runtime.outcome.collect_ends import MemberEnds
 from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pause_members import MemberPauser
-from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, read_state
 from slurm_colloc.store.pack.pack_directory import read_spec
 
 from ..store.builders import build_pack
+from .pack_contexts import build_context
 
 M = MemberState
 
@@ -49,24 +48,19 @@ class Bed:
         self.members.waiting.append(3)
         # What the mails hear: a member, and its state of before.
         self.told: list[tuple[int, MemberState, MemberState]] = []
-        journal = Journal(self.pack)
+        context = build_context(
+            self.pack, record=record, state=state, attempt=attempt, members=self.members
+        )
         states = StateWriter(
-            self.pack, attempt,
-            lambda m, before: self.told.append((m.number, before.state, m.record.state)),
-            steps=GuardedSteps(journal),
-        )  # fmt: skip
-        allocation = Allocation("4711", "4711", "n", 0, 2, (), (), {})
-        gpu_mode = GpuMode(self.pack, record, allocation, attempt, journal, lone=True)
-        finder = BlameFinder(
-            pack=self.pack, allocation=allocation, members=self.members, states=states,
-            gpu_mode=gpu_mode, journal=journal, site_requeues=True,
-        )  # fmt: skip
+            pack=context,
+            listener=lambda m, before: self.told.append((m.number, before.state, m.record.state)),
+        )
+        gpu_mode = GpuMode(pack=context, lone=True)
         self.ends = MemberEnds(
-            members=self.members,
-            blame_finder=finder,
+            pack=context,
+            blame_finder=BlameFinder(pack=context, states=states, gpu_mode=gpu_mode),
             states=states,
-            pauser=MemberPauser(self.pack, journal),
-            journal=journal,
+            pauser=MemberPauser(pack=context),
         )
         self.first = self.members.by_number[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -259,7 +260,7 @@ def test_a_set_that_never_begins_is_not_waited_for_for_ever(job: GpuSetJob, begi
     sets = job.parts[1].job_sets
     assert not sets.may_close()
     begun_at = sets._begun_at
-    sets.clock = lambda: begun_at + job_sets_module.BEGIN_S
+    sets.pack = dataclasses.replace(sets.pack, clock=lambda: begun_at + job_sets_module.BEGIN_S)
     assert sets.may_close()
 
 
@@ -268,7 +269,7 @@ def test_the_others_have_time_to_take_what_is_left_to_them(job: GpuSetJob, begin
     begin(0, 1)
     now = 1000.0
     sets = job.parts[0].job_sets
-    sets.clock = lambda: now
+    sets.pack = dataclasses.replace(sets.pack, clock=lambda: now)
     lose_gpu(job, 0)
     job.turn(0)
     job.parts[1].job_sets.may_close()

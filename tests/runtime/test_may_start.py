@@ -59,13 +59,12 @@ def build_queue(
     memory: GpuMemoryRoom | None = None,
 ) -> StartQueue:
     parts = bed.parts
-    time_left = TimeLeft(bed.pack, bed.record, bed.members, site_requeues=True, clock=clock)
+    time_left = TimeLeft(pack=dataclasses.replace(bed.context, clock=clock), site_requeues=True)
     return StartQueue(
-        pack=bed.pack, members=bed.members,
-        shown_id="7", time_left=time_left,
+        pack=bed.context, time_left=time_left,
         judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
         measured_degree=parts.measured_degree, memory=memory or NoMemoryBound(),
-        states=parts.states, journal=bed.journal,
+        states=parts.states,
     )  # fmt: skip
 
 

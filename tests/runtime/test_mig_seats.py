@@ -15,7 +15,6 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
 from slurm_colloc.runtime.gpu.pack_instances import (
     MigChange,
@@ -251,7 +250,7 @@ def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
 ) -> None:
     record = dataclasses.replace(bed.record, share=share, mode=SharingMode.MIG, layout=("3g", "3g"))
     allocation = dataclasses.replace(bed.allocation, gpus=("0",))
-    found = GpuMode(bed.pack, record, allocation, 1, bed.journal, lone=False)
+    found = build_mode(bed, record, allocation)
     found.open()
     assert found.is_settled
     assert found.mode is mode
@@ -276,7 +275,7 @@ def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) 
         allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)
         for share, mode in (("mig", SharingMode.TIMESLICE), ("mig!", None)):
             asked = dataclasses.replace(record, share=share)
-            found = GpuMode(bed.pack, asked, allocation, 1, bed.journal, lone=False)
+            found = build_mode(bed, asked, allocation)
             found.open()
             assert found.mode is mode
             assert "no layout 3g+3g: in use" in (found.refusal or found.setup.reason)

@@ -81,12 +81,11 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
     places = match_places(gpu, ("3g", "3g"), (2, 2))
     instances = PackInstances(gpu, "", bed.journal, places)
     daemons = InstanceDaemons(
-        bed.pack,
-        {"PATH": "/nowhere"},
-        "7",
+        pack=dataclasses.replace(
+            bed.context, allocation=dataclasses.replace(bed.allocation, environment={"PATH": ""})
+        ),
         clients=bed.parts.gpu_mode.clients,
-        journal=bed.journal,
-        patience=bed.parts.gpu_mode._patience,
+        patience=bed.parts.gpu_mode.patience,
         find_members=instances.list_members,
     )
     members = want(bed, dict.fromkeys((1, 2, 3), ("3g", 9000)))

@@ -37,9 +37,9 @@ from slurm_colloc.runtime.gpu.node_daemon import InstancesFinding, find_instance
 from slurm_colloc.runtime.gpu.settled_mode import SettledMode
 from slurm_colloc.runtime.gpu.setup_record import SetupRecord
 from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.pack.member_states import GpuUse
-from slurm_colloc.store.pack.pack_directory import PackRecord
 
 if TYPE_CHECKING:
     from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
@@ -593,11 +593,10 @@ class PackInstances:
 
 
 def take_instances(
+    pack: PackContext,
     environ: Mapping[str, str],
-    record: PackRecord,
     settled: SettledMode,
     preparation: SetupRecord,
-    journal: Journal,
     *,
     share: Callable[[PackInstances], None],
     start_daemon: Callable[[], None],
@@ -605,18 +604,17 @@ def take_instances(
     """Take the instances; None where there are none.
 
     Args:
+        pack: The attempt of the pack.
         environ: The batch script's environment; empty where there is no Slurm.
-        record: The pack's pack.json.
         settled: The mode.
         preparation: The attempt's setup.
-        journal: The pack's log.
         share: Starts MPS in the instances that members share.
         start_daemon: Starts MPS in the one instance that has the whole GPU.
 
     Returns:
         The instances, and whether nothing else is left to be tried.
     """
-    found = find_instances(environ)
+    found, record = find_instances(environ), pack.record
     if found.gpu is None or found.reason:
         is_done = _go_without(
             found, ShareRequest.parse(record.share), settled, preparation, start_daemon
@@ -626,7 +624,7 @@ def take_instances(
     places = wanted if found.mps_inside else {}
     # What an MPS server is on is not cut anew.
     socket = "" if places else found.socket
-    instances = PackInstances(found.gpu, socket, journal, places)
+    instances = PackInstances(found.gpu, socket, pack.journal, places)
     if wanted and not places:
         preparation.add_notes(
             "the node's policy lets no MPS run inside an instance (mig_mps_inside): each takes "

@@ -9,7 +9,6 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
@@ -24,12 +23,12 @@ from slurm_colloc.model.why_not_now import (
     why_not_now,
 )
 from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.outcome.collect_ends import SlurmDecision
 from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.pack.member_dependencies import Judge
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.pack.member_states import is_held, leave_behind, write_held
 from slurm_colloc.store.pack.pack_directory import read_moved, write_ended
@@ -51,9 +50,7 @@ class StartQueue:
     """The waiting members of a pack.
 
     Attributes:
-        pack: The pack's directory.
-        members: Its members.
-        shown_id: The pack's job id as users know it.
+        pack: The attempt of the pack.
         time_left: Knows which would be ended half-way.
         judge: Judges a job's dependency on members of other packs.
         slurm_decision: Whether Slurm lets the pack go on.
@@ -61,7 +58,6 @@ class StartQueue:
         measured_degree: Whether as many run as may.
         memory: Whether there is GPU memory for one more.
         states: Writes why members wait.
-        journal: The pack's log.
         describe_door: Why those wait that have not started, because one has that goes first; empty
             where none has.
         has_handed_back: Some that wait are left to the next call of csub: too little time was left
@@ -70,9 +66,7 @@ class StartQueue:
             look.
     """
 
-    pack: Path
-    members: PackMembers
-    shown_id: str
+    pack: PackContext
     time_left: TimeLeft
     judge: Judge
     slurm_decision: SlurmDecision
@@ -80,7 +74,6 @@ class StartQueue:
     measured_degree: MeasuredDegree
     memory: GpuMemoryRoom
     states: StateWriter
-    journal: Journal
     describe_door: Callable[[], str] = lambda: ""
 
     def __post_init__(self) -> None:
@@ -110,8 +103,8 @@ class StartQueue:
         if why_not_now(facts) is not None:
             return facts
         cpus = member.spec.plan.cpus
-        if not self.members.find_places(cpus):
-            name = str(member.name(self.shown_id))
+        if not self.pack.members.find_places(cpus):
+            name = str(member.name(self.pack.shown_id))
             return dataclasses.replace(facts, no_place=describe_larger_place(name, cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
@@ -124,7 +117,7 @@ class StartQueue:
 
     def _find_instance(self, instances: PackInstances, member: Member) -> str:
         """Why a member has no MIG instance to start on; empty where it has one."""
-        places = self.members.places
+        places = self.pack.members.places
         instances.keep({place.occupant for place in places if place.occupant is not None})
         return instances.describe(member)
 
@@ -137,18 +130,20 @@ class StartQueue:
     def _gather_pack(self) -> StartFacts:
         """What holds for each of them."""
         now = time.monotonic()
-        occupants = [place.occupant for place in self.members.places if place.occupant is not None]
+        occupants = [
+            place.occupant for place in self.pack.members.places if place.occupant is not None
+        ]
         running = [
-            self.members.by_number[number]
+            self.pack.members.by_number[number]
             for number in sorted(occupants)
-            if number in self.members.by_number
+            if number in self.pack.members.by_number
         ]
         return StartFacts(
-            degree=len(self.members.places),
-            takes_one=self.members.takes_one,
+            degree=len(self.pack.members.places),
+            takes_one=self.pack.members.takes_one,
             running=tuple(
                 RunningMember(
-                    str(member.name(self.shown_id)),
+                    str(member.name(self.pack.shown_id)),
                     member.record.retries.alone,
                     None if member.deadline is None else int(member.deadline - now),
                 )
@@ -171,18 +166,18 @@ class StartQueue:
         )
         if why_not_now(facts) is not None:
             return facts
-        held = is_held(self.pack, member.number)
+        held = is_held(self.pack.path, member.number)
         return dataclasses.replace(
             facts,
             is_held=held,
             dependency=read_dependency(member.record.reason) if held else "",
-            is_moved=read_moved(self.pack, member.number) is not None,
+            is_moved=read_moved(self.pack.path, member.number) is not None,
         )
 
     def list_next(self) -> list[Member]:
         """The waiting members that have no reason of their own to wait, dependencies apart."""
         pack = self._gather_pack()
-        members = [self.members.by_number[number] for number in self.members.waiting]
+        members = [self.pack.members.by_number[number] for number in self.pack.members.waiting]
         return [
             member for member in members if why_not_now(self._gather_files(member, pack)) is None
         ]
@@ -233,12 +228,12 @@ class StartQueue:
         """The first waiting member that has no reason of its own to wait."""
         self.is_undecided = False
         pack = self._gather_pack()
-        for number in list(self.members.waiting):
-            member = self.members.by_number[number]
+        for number in list(self.pack.members.waiting):
+            member = self.pack.members.by_number[number]
             facts = self._gather_own(member, pack)
             if facts.too_late and facts.too_late != member.record.reason:
                 self.states.write(member, MemberState.PENDING, reason=facts.too_late)
-                self.journal.write(
+                self.pack.journal.write(
                     "too_late", member=number, left_s=round(self.time_left.left_s or 0.0)
                 )
             if why_not_now(facts) is None:
@@ -251,17 +246,17 @@ class StartQueue:
         Args:
             text: What keeps all of them waiting; empty for nothing.
         """
-        free = sum(place.occupant is None for place in self.members.places)
-        waiting = list(self.members.waiting)
+        free = sum(place.occupant is None for place in self.pack.members.places)
+        waiting = list(self.pack.members.waiting)
         at_front = waiting[:free] if text else []
         for number in waiting:
-            member, told = self.members.by_number[number], self._told.get(number)
+            member, told = self.pack.members.by_number[number], self._told.get(number)
             wanted = text if number in at_front or told == text else ""
             reason = member.record.reason
             # What another has written down, and why it starts again, stays.
             if reason == wanted or reason not in ("", told):
                 continue
-            if not wanted or not is_held(self.pack, number):
+            if not wanted or not is_held(self.pack.path, number):
                 self._told[number] = wanted
                 self.states.write(member, MemberState.PENDING, reason=wanted)
         self._told = {number: self._told[number] for number in waiting if number in self._told}
@@ -283,15 +278,15 @@ class StartQueue:
             self.is_undecided = True
             return read_dependency(reason) or reason
         del self._open_since[number]
-        self.journal.write("dependency", member=number, reason=reason)
+        self.pack.journal.write("dependency", member=number, reason=reason)
         if outlook is ConditionOutlook.NEVER:
-            self.members.waiting.remove(number)
+            self.pack.members.waiting.remove(number)
             code = ExitCode(0, signal.SIGTERM)
             self.states.write_end(member, MemberState.CANCELLED, code, reason)
         else:
             # Too early, and only a later pack can wait for it: nothing runs that must not.
             self.states.write(member, MemberState.PENDING, reason=reason)
-            write_held(self.pack, number)
+            write_held(self.pack.path, number)
         return read_dependency(reason) or reason
 
     # -- the end ------------------------------------------------------------------------------
@@ -303,19 +298,19 @@ class StartQueue:
         that have too little time here are left to the next call of csub, which submits them again.
         """
         released = False
-        by_number = self.members.by_number
-        waiting = list(self.members.waiting)
+        by_number = self.pack.members.by_number
+        waiting = list(self.pack.members.waiting)
         short = [n for n in waiting if self.time_left.is_too_short_for(by_number[n])]
         for number in waiting:
-            if read_moved(self.pack, number) is not None or number in short:
+            if read_moved(self.pack.path, number) is not None or number in short:
                 continue
-            if leave_behind(self.pack, number):
-                self.journal.write("left_behind", member=number)
+            if leave_behind(self.pack.path, number):
+                self.pack.journal.write("left_behind", member=number)
             else:
                 released = True
         if short and not released:
-            self.journal.write("handed_back", members=short)
+            self.pack.journal.write("handed_back", members=short)
             # Its Slurm job completes; that they had no turn is not to be taken for all right.
-            write_ended(self.pack, SlurmJobState.TIMEOUT)
+            write_ended(self.pack.path, SlurmJobState.TIMEOUT)
             self.has_handed_back = True
         return not released

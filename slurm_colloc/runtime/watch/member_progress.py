@@ -9,6 +9,7 @@ earlier packs of the same scripts measured.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -26,7 +27,8 @@ from slurm_colloc.model.plan import Policy, Rule, SharingMode
 from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
-from slurm_colloc.runtime.queue.members import Member, PackMembers
+from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.progress_counters import MemberProgress, read_member_progress
@@ -439,37 +441,25 @@ def choose_common_bound(policy: Policy | None) -> float | None:
     return policy.slowdown_bound if policy is not None and policy.rule is Rule.CSUB else None
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ProgressReader:
     """Looks at the members of a pack.
 
-    Args:
-        pack: The pack's directory.
-        members: Its members.
+    Attributes:
+        pack: The attempt of the pack.
         rates: Reads their counters.
-        instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
         find_may_take_mb: GPU memory that a member may take at most; None where unknown.
         note_evidence: Writes down what a member has shown, for `csub why` and reports.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        members: PackMembers,
-        rates: WindowRates,
-        *,
-        instruments: bool,
-        bound: float | None = None,
-        find_may_take_mb: Callable[[Member], int | None] = lambda _: None,
-        note_evidence: Callable[[Member, str], None] = lambda *_: None,
-    ) -> None:
-        self._pack = pack
-        self._members = members
-        self._rates = rates
-        self._instruments = instruments
-        self._bound = bound
-        self._find_may_take_mb = find_may_take_mb
-        self._note_evidence = note_evidence
+    pack: PackContext
+    rates: WindowRates
+    bound: float | None = None
+    find_may_take_mb: Callable[[Member], int | None] = lambda _: None
+    note_evidence: Callable[[Member, str], None] = lambda *_: None
+
+    def __post_init__(self) -> None:
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, tuple[str, str]] = {}
@@ -483,14 +473,14 @@ class ProgressReader:
     def work(self) -> None:
         """See what the members that run take now."""
         latest = self._read()
-        for member in self._members.with_process():
+        for member in self.pack.members.with_process():
             number, start = member.number, member.record.starts
             found = {} if latest is None else latest["members"].get(str(number)) or {}
             if found.get("start") == start:
                 assert latest is not None
                 used_mb = found.get("gpu_memory_mb")
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
-            if (count := self._rates.read(member)) is not None:
+            if (count := self.rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
             self._tell_taken_at_once(member)
 
@@ -498,19 +488,19 @@ class ProgressReader:
         if member.number in self._told:
             return
         taken_mb = self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
-        if text := describe_taken_at_once(taken_mb, self._find_may_take_mb(member)):
+        if text := describe_taken_at_once(taken_mb, self.find_may_take_mb(member)):
             self._told.add(member.number)
-            self._note_evidence(member, text)
+            self.note_evidence(member, text)
 
     def _read(self) -> Mapping[str, Any] | None:
-        path = latest_path(str(self._pack))
+        path = latest_path(str(self.pack.path))
         with contextlib.suppress(OSError):
             status = os.stat(path)
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamp:
                 return None
             self._stamp = stamp
-            value = read_latest(self._pack)
+            value = read_latest(self.pack.path)
             # An earlier attempt may have left some.
             if value is not None and value["at"] > max(self._begun_at, self.looked_at):
                 self.looked_at = value["at"]
@@ -544,15 +534,15 @@ class ProgressReader:
     def counts_steps(self, member: Member) -> bool:
         """Whether something counts its steps."""
         job = member.spec.job
-        return (self._instruments and job.instrument) or job.progress_regex is not None
+        return (self.pack.settings.instrument and job.instrument) or job.progress_regex is not None
 
     def find_bound(self, member: Member) -> float | None:
         """The slowdown that is accepted for a member; None for any."""
-        return member.spec.plan.max_slowdown or self._bound
+        return member.spec.plan.max_slowdown or self.bound
 
     def note_alone(self, measured: MeasuredRate) -> None:
         """The rate of a member while all others were paused."""
-        use = self._members.by_number[measured.member].gpu
+        use = self.pack.members.by_number[measured.member].gpu
         self.rates_alone[measured.member] = RateAlone(
             measured.member, measured.steps_per_s, measured.error, measured.window_s, time.time(),
             RateSource.PAUSING, None if use is None else use.thread_percentage,
@@ -576,7 +566,7 @@ class ProgressReader:
 
     def find_family_of(self, number: int) -> str:
         """What a member is like that was here, though another pack may have it by now."""
-        member = self._members.by_number.get(number)
+        member = self.pack.members.by_number.get(number)
         return (
             self._families.get(number, ("", ""))[0] if member is None else self.find_family(member)
         )
@@ -600,7 +590,7 @@ class ProgressReader:
         # Loaded only by packs that are measured.
         from slurm_colloc.store.learned.profiles import compute_family, compute_kind
 
-        path = f"{self._pack}/members/{format_number(member.number)}/script"
+        path = f"{self.pack.path}/members/{format_number(member.number)}/script"
         try:
             script = read_bytes(path)
         except OSError:
