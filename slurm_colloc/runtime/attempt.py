@@ -151,7 +151,6 @@ def write_down_job(
         # csub was killed between sbatch's answer and writing it down.
         write_job_index(state.root, allocation.shown_job_id, record)
         write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
     if (itself := identify(os.getpid())) is not None:
         write_runner(pack, RunnerProcess(os.uname().nodename, itself.pid, itself.start_ticks))
 

@@ -189,7 +189,7 @@ def test_what_slurm_has_killed_on_a_node_that_has_left_is_not_judged_there(
     slurm = OneJob({**RUNNING, "NodeList": nodes})
     with (tmp_path / "log").open("w") as log:
         plain = build_pack("s").record
-        record = dataclasses.replace(plain, set_nodes=("n1", "n2") if has_nodes else ())
+        record = dataclasses.replace(plain, set_nodes=(0, 1) if has_nodes else ())
         decision = SlurmDecision(
             pack=build_context(tmp_path, record=record, allocation=allocation, slurm=slurm),
             slurm_log=log.fileno(),

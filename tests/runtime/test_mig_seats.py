@@ -15,6 +15,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
+from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
 from slurm_colloc.runtime.gpu.pack_instances import (
     MigChange,
@@ -24,7 +25,9 @@ from slurm_colloc.runtime.gpu.pack_instances import (
 )
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
+from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.store.pack.pack_directory import PackRecord
 
 from ..wait_until import wait_until
 from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance
@@ -53,6 +56,11 @@ def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
     mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
     mode._settled.mode = SharingMode.MIG
     return mode.instances
+
+
+def build_mode(bed: Bed, record: PackRecord, allocation: Allocation) -> GpuMode:
+    context = dataclasses.replace(bed.context, record=record, allocation=allocation)
+    return GpuMode(pack=context, lone=False)
 
 
 def want(bed: Bed, *numbers: int) -> list[Member]:
