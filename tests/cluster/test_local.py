@@ -62,22 +62,21 @@ def is_running(record: Path) -> bool:
     """The runner that wrote this file is alive."""
     try:
         pid = json.loads(record.read_text())["pid"]
-        return os.fsencode(pid_file.parent) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return os.fsencode(record.parent) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return False
 
 
 def end_runner(record: Path) -> None:
-    if is_running(pid_file):
+    if is_running(record):
         with contextlib.suppress(ProcessLookupError):
             os.kill(json.loads(record.read_text())["pid"], signal.SIGTERM)
 
 
 def runner_of(user: CsubUser, job_id: str) -> int:
     index = json.loads(user.index(job_id).read_text())
-    return json.loads(
-        (user.state / "packs" / f"{index['submission']}.0" / "runner.json").read_text()
-    )["pid"]
+    path = user.state / "packs" / f"{index['submission']}.0" / "runner.json"
+    return int(json.loads(path.read_text())["pid"])
 
 
 def submit_pack(user: CsubUser, *words: str) -> str:

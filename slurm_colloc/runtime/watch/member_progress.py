@@ -604,40 +604,36 @@ class ProgressReader:
 # ---- How many members run at once best, by what earlier packs of the same scripts measured -------
 
 
+@dataclasses.dataclass(eq=False)
 class KnownCurves:
     """Reads the curves of a user, each once.
 
-    Args:
+    Attributes:
         root: The state directory.
         progress: Knows which script a member runs, and how slow it may be.
         find_gpu_model: NVML's name of the pack's GPU; None where it is not known.
         find_mode: How its members share it; None where that is not settled.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        progress: ProgressReader,
-        find_gpu_model: Callable[[], str | None],
-        find_mode: Callable[[], SharingMode | None],
-    ) -> None:
-        self._root = root
-        self._progress = progress
-        self._find_gpu_model = find_gpu_model
-        self._find_mode = find_mode
+    root: Path
+    progress: ProgressReader
+    find_gpu_model: Callable[[], str | None]
+    find_mode: Callable[[], SharingMode | None]
+
+    def __post_init__(self) -> None:
         self._curves: dict[tuple[str, ...], list[KnownCurve]] = {}
 
     def find_degree(self, members: Sequence[Member]) -> KnownDegree | None:
         """How many of these run at once; None where exactly their scripts were never measured."""
-        model, mode = self._find_gpu_model(), self._find_mode()
-        families = [self._progress.find_script(member) for member in members]
+        model, mode = self.find_gpu_model(), self.find_mode()
+        families = [self.progress.find_script(member) for member in members]
         if len(members) < 2 or model is None or mode is None or not all(families):
             return None
         kinds = Counter(families)
         curves = [c for c in self._read(tuple(sorted(kinds)), model) if c.mode is mode]
         if not curves:
             return None
-        bounds = [self._progress.find_bound(member) for member in members]
+        bounds = [self.progress.find_bound(member) for member in members]
         rates = {
             family: rate
             for family, member in zip(families, members, strict=True)
@@ -650,5 +646,5 @@ class KnownCurves:
         if families not in self._curves:
             from slurm_colloc.store.learned.curves import read_curves
 
-            self._curves[families], _ = read_curves(self._root, gpu_model, families)
+            self._curves[families], _ = read_curves(self.root, gpu_model, families)
         return self._curves[families]
