@@ -214,6 +214,7 @@ class Runner:
         parts.steps.run("taking members over", partial(parts.take_over.work, at_once=True))
         if parts.take_over.is_busy or len(self.members.by_number) > known:
             return False
+        parts.job_sets.note_idle()
         return parts.job_sets.may_close() and parts.place_filler.close()
 
     def _give_up(self, step: str) -> GiveUp:

@@ -188,7 +188,7 @@ class Stage:
 
     def start(self) -> int | None:
         """Start the next member, if it may start; in the first place that is free."""
-        member = self.start_queue.find_start()
+        member = self.start_queue.take_next()
         if member is None:
             return None
         number = member.number

@@ -77,7 +77,7 @@ def start_all(bed: Bed) -> dict[int, str]:
     """Start all that may, without a process: which instance each has got."""
     found = {}
     queue = bed.parts.start_queue
-    while not queue.describe_pack_wait() and (member := queue.find_start()) is not None:
+    while not queue.describe_pack_wait() and (member := queue.take_next()) is not None:
         places = bed.members.find_places(member.spec.plan.cpus)
         assert places
         bed.members.occupy(member.number, places)
@@ -155,6 +155,22 @@ def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
         assert use.uuids[0] in standing
         assert use.uuids[0] not in request["destroy"]
     assert bed.parts.gpu_mode.setup.instances[-1].profile == "3g.40gb"
+    agent.close()
+
+
+def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) -> None:
+    instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
+    agent = Agent(sockets, instances.gpu)
+    (member,) = want(bed, 5)
+    queue = bed.parts.start_queue
+    looks = [queue.choose_start() for _ in range(2)]
+    assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
+    assert "is being made of free ones" in instances.describe(member)
+    assert not instances.is_changing
+    queue.follow(looks[0])
+    assert instances.is_changing
+    settle(bed)
+    assert len(agent.requests) == 1
     agent.close()
 
 

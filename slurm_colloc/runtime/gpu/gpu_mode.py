@@ -221,18 +221,17 @@ class GpuMode:
         self._settled.refuse(reason, reason)
 
     def find_lost(self) -> str:
-        """Which of the pack's GPUs NVML does not show any more; empty for none.
-
-        From then on nothing starts here. Waits for NVML.
-        """
+        """Which of the pack's GPUs NVML does not show any more; empty for none. Waits for NVML."""
         if self._lost is None:
             from slurm_colloc.runtime.gpu.lost_gpu import LostGpu
 
             self._lost = LostGpu()
-        problem = self._lost.look(self.setup.gpus)
-        if problem and not self.refusal:
-            self.refuse(problem)
-        return problem
+        return self._lost.look(self.setup.gpus)
+
+    def refuse_lost(self) -> None:
+        """Start nothing here any more where `find_lost` has found that a GPU is gone."""
+        if self._lost is not None and self._lost.problem and not self.refusal:
+            self.refuse(self._lost.problem)
 
     @property
     def has_lost_gpu(self) -> bool:

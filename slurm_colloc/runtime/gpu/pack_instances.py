@@ -126,13 +126,6 @@ def read_answer(answer: object) -> ChangeAnswer:
     return ChangeAnswer(told, instances)
 
 
-def begin_change(path: str, change: MigChange) -> BackgroundCall[ChangeAnswer]:
-    """Begin `ask_for_change`."""
-    return BackgroundCall(
-        lambda: ask_for_change(path, change), lambda problem: ChangeAnswer(str(problem))
-    )
-
-
 def _check_peer(connection: socket.socket) -> None:
     """That it is root who listens.
 
@@ -485,10 +478,7 @@ class PackInstances:
         self._seats.keep(running)
 
     def describe(self, member: Member) -> str:
-        """Why a member waits although it has a place; empty where it has an instance.
-
-        Where one can be made for it that is begun here.
-        """
+        """Why a member waits although it has a place; empty where it has an instance."""
         if self._call is not None:
             return CHANGING_INSTANCES
         why = self._seats.describe(member)
@@ -496,10 +486,18 @@ class PackInstances:
             return ""
         change = self._seats.find_change(member)
         if change is not None:
-            self._change = change
-            self._call = begin_change(self._socket, change)
             return f"{NO_INSTANCE}: {change.create[0]} is being made of free ones"
         return f"{why} ({self._problem})" if self._problem else why
+
+    def make_room(self, member: Member) -> None:
+        """Have an instance made for a member of free ones, where that can be done."""
+        change = None if self._call is not None else self._seats.find_change(member)
+        if change is not None:
+            self._change = change
+            self._call = BackgroundCall(
+                lambda: ask_for_change(self._socket, change),
+                lambda problem: ChangeAnswer(str(problem)),
+            )
 
     def has_free(self, member: Member) -> bool:
         """Whether a member fits an instance that is free."""
@@ -511,7 +509,8 @@ class PackInstances:
         It waits for an instance that is taken: what is free would not be enough for it. Where one
         has to be made for it, what is free is kept for that.
         """
-        return self._call is None and self._seats.waits_for_taken(member)
+        is_made = self._call is not None or self._seats.find_change(member) is not None
+        return not is_made and self._seats.waits_for_taken(member)
 
     def place(
         self, member: Member, share: GpuShare = AS_PLANNED

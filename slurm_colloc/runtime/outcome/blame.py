@@ -210,6 +210,7 @@ class Blame:
         evidence: What that rests on, a line each.
         retries: What was learnt, for its next start.
         is_culprit: Its fault is proven to be its own.
+        suspects: Members that a fault hit together with it; empty for no fault.
     """
 
     verdict: Verdict
@@ -217,6 +218,7 @@ class Blame:
     evidence: tuple[str, ...]
     retries: Retries
     is_culprit: bool = False
+    suspects: tuple[int, ...] = ()
 
 
 def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
@@ -388,25 +390,34 @@ class BlameFinder:
     def __post_init__(self) -> None:
         self._suspected_with: dict[int, set[int]] = {}
 
+    def listen(self, member: Member, verdict: Verdict) -> None:
+        """Hear all that MPS has to say of a member whose end was seen before that; then `find`."""
+        seen = self.gpu_mode.clients.get(member.number)
+        if _has_failed(verdict):
+            is_heard = member.gpu is None or not member.gpu.is_under_mps
+        else:
+            # It was quick: whether it was a client stands in the daemon's log.
+            is_heard = seen is None or seen.is_client or seen.is_outside
+        if not is_heard:
+            self.gpu_mode.catch_up()
+
     def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
         around = Circumstances(retries=member.record.retries)
-        clients = self.gpu_mode.clients
-        seen = clients.get(member.number)
-        if verdict.state is MemberState.FAILED and not verdict.never_started:
+        if _has_failed(verdict):
             around = self._look_around(member, around)
-        elif seen is not None and not (seen.is_client or seen.is_outside):
-            # It was quick: whether it was a client stands in the daemon's log.
-            self.gpu_mode.catch_up()
-        if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
-            member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
-        clients.forget(member.number)
-        if around.suspects:
-            self._suspected_with.setdefault(member.number, set()).update(around.suspects)
-        return judge_blame(verdict, around)
+        return dataclasses.replace(judge_blame(verdict, around), suspects=around.suspects)
 
     def publish(self, member: Member, blame: Blame) -> None:
         """Write down what an end means for others: members that it hit, and later packs."""
+        clients = self.gpu_mode.clients
+        seen = clients.get(member.number)
+        if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
+            member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
+        clients.forget(member.number)
+        self.gpu_mode.refuse_lost()
+        if blame.suspects:
+            self._suspected_with.setdefault(member.number, set()).update(blame.suspects)
         if blame.is_culprit:
             self._note_culprit(member, blame)
         elif blame.verdict.state is MemberState.COMPLETED and _ran_alone(member):
@@ -420,8 +431,6 @@ class BlameFinder:
             gpu_lost = self.gpu_mode.find_lost()
         seen = None
         if use is not None and use.is_under_mps:
-            # Its end may have been seen before what the server said of it.
-            self.gpu_mode.catch_up()
             seen = self.gpu_mode.clients.get(member.number)
         if seen is None:
             # Another's MPS, if any.
@@ -477,6 +486,11 @@ class BlameFinder:
     def _compute_signature(self, member: Member) -> str:
         script = self.pack.path / "members" / format_number(member.number) / "script"
         return compute_signature(script.read_bytes(), member.spec.job)
+
+
+def _has_failed(verdict: Verdict) -> bool:
+    """It ended by a failure of which what the GPU and its output say may tell the cause."""
+    return verdict.state is MemberState.FAILED and not verdict.never_started
 
 
 def _ran_alone(member: Member) -> bool:

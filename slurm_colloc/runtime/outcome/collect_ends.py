@@ -70,6 +70,7 @@ class MemberEnds:
             member: The member; its processes have ended, or it could not be started.
             verdict: How they ended, with a state.
         """
+        self.blame_finder.listen(member, verdict)
         blame = self.blame_finder.find(member, verdict)
         self.blame_finder.publish(member, blame)
         blame = _try_again(member, blame)

@@ -69,7 +69,7 @@ class PlaceFiller:
                 self._refuse_all()
             return
         self.doors.work()
-        while (member := self.start_queue.find_start()) is not None:
+        while (member := self.start_queue.take_next()) is not None:
             self.check_fence()
             self._start(member)
         while (member := self.start_queue.find_for_door()) is not None:
@@ -91,13 +91,12 @@ class PlaceFiller:
         if self.gpu_mode.refusal:
             # None of the others had room.
             self._refuse_all()
-        member = self.start_queue.find_next()
-        if member is not None:
-            facts = self.start_queue.gather(member)
-            why = why_not_now(facts)
-            if why is None or facts.pack_waits:
+        look = self.start_queue.look()
+        if look.front is not None:
+            why = why_not_now(look.facts)
+            if why is None or look.facts.pack_waits:
                 return False
-            raise NodeError(f"member {member.number} cannot be started: {why}")
+            raise NodeError(f"member {look.front.number} cannot be started: {why}")
         if self.intake.has_late() or not inbox.close(str(self.pack.path)):
             return False
         # A fenced attempt may have taken an entry before it noticed.

@@ -269,16 +269,17 @@ class EmptiedJobs:
             self._start(lambda: self._cancel(due))
 
     def knows(self, sister: SisterPack) -> bool:
-        """Whether it is known if members may leave a pack; otherwise Slurm is asked."""
+        """Whether it is known if members may leave a pack; otherwise `ask` has Slurm asked."""
         is_plain = bool(sister.attempt) and not sister.guests_of
         if self.pack.slurm is None or sister.job_id is None or is_plain:
             return True
-        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
         is_known = self._has_asked_dependencies or not sister.guests_of
-        if is_known and time.monotonic() - self._asked_at <= FRESH_S:
-            return True
+        return is_known and time.monotonic() - self._asked_at <= FRESH_S
+
+    def ask(self, sister: SisterPack) -> None:
+        """Have Slurm asked whether members may leave a pack; never waits."""
+        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
         self._start(self._ask)
-        return False
 
     def may_take_from(self, sister: SisterPack) -> bool:
         """Whether members may leave a pack of which that is known.
@@ -553,6 +554,16 @@ class JobSets:
             self._is_idle = False
             forget_idle(self.pack.path)
 
+    def note_idle(self) -> None:
+        """Nothing runs here, and nothing waits that may start: the others need not wait for it."""
+        if self.others and not self._is_idle and self._has_waited():
+            mark_idle(self.pack.path)
+            self._is_idle = True
+
+    def _has_waited(self) -> bool:
+        """The others have had their time to take what was left to them."""
+        return self.pack.clock() >= self._left_at + LEAVE_S
+
     def may_close(self) -> bool:
         """Whether the pack may end: nothing can come from the others any more.
 
@@ -560,11 +571,8 @@ class JobSets:
         """
         if not self.others:
             return True
-        if self.pack.clock() < self._left_at + LEAVE_S:
+        if not self._has_waited():
             return False
-        if not self._is_idle:
-            mark_idle(self.pack.path)
-            self._is_idle = True
         return not any(self._is_busy(path) for path in self.others)
 
     def _is_busy(self, path: Path) -> bool:

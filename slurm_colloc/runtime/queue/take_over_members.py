@@ -245,6 +245,7 @@ class MemberTakeOver:
                 # Those of its own submission go first.
                 return
             if waiting and not self.jobs.knows(sister):
+                self.jobs.ask(sister)
                 is_asking = True
                 continue
             if waiting and not self.jobs.may_take_from(sister):
