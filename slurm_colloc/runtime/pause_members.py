@@ -397,9 +397,7 @@ class MemberPauser:
                 stopped.resume()
         now = self.pack.clock()
         for member in paused:
-            assert member.paused_at is not None
-            member.add_time(now - member.paused_at)
-            member.paused_at = None
+            member.resume(now)
         self._write(resumed=paused)
 
     def forget(self, member: Member) -> None:
@@ -451,12 +449,10 @@ class MemberPauser:
 
     def _pause_again(self, member: Member, lapsed_at: float) -> None:
         """This process hung, and the member has gone on meanwhile: that was no pause."""
-        assert member.paused_at is not None
         now = self.pack.clock()
         self._write(resumed=[member], at=time.time() - (now - lapsed_at))
         self._write(paused=[member], reason=PARKED if member.is_parked else MEASURED)
-        member.add_time(lapsed_at - member.paused_at)
-        member.paused_at = now
+        member.resume(lapsed_at, paused_again_at=now)
         self._begin(member)
         self._processes.stop(_list_wrappers([member]), self._stopped)
         self.pack.journal.write("paused_again", member=member.number, reason="the runner hung")

@@ -16,11 +16,11 @@ from typing import Any
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.system.node_processes import (
     list_processes,
-    list_session,
 )
 
 from ..cluster.hooks import list_prepared, read_audit, run_directory
 from ..cluster.mps import kill
+from ..sessions import list_session
 from .bed import GONE_WITHIN_S, HERE, Bed
 
 OPTIONS = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=2G", "--time=5")

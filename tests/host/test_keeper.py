@@ -590,10 +590,10 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
     "message",
     [
         MpsOptions(gpus=(GPU,), default_gpu_memory_limits_mb={GPU: 3000}, environment={"a": "b"}),
-        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, 2.5, ("/tmp: full",), ("note",), True),
+        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, ("/tmp: full",), ("note",)),
         Fault(1, (2, 3), None, "line\nline"),
         Status(
-            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x", (2, 7)),)),),
+            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x"),)),),
             "why",
         ),
         Stopped(StopReport(1.0, None, True, (3,), None, False, ("left",), (), ("note",))),

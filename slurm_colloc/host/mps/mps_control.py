@@ -40,7 +40,6 @@ class ListedClient:
         device: The GPU, cut short by the daemon (`GPU-5a41ce45-e82a-a159`); None where not told.
         namespace: Its pid namespace (inode number); None where not told.
         command: Its program; None where not told.
-        namespace_pids: Its pids from this namespace inwards: the last is what it calls itself.
     """
 
     pid: int
@@ -48,7 +47,6 @@ class ListedClient:
     device: str | None = None
     namespace: int | None = None
     command: str | None = None
-    namespace_pids: tuple[int, ...] = ()
 
 
 def parse_ps(text: str) -> tuple[ListedClient, ...]:

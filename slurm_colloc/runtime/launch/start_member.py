@@ -37,7 +37,7 @@ from slurm_colloc.runtime.launch.path_shims import (
     write_shims,
 )
 from slurm_colloc.runtime.launch.step_command import (
-    build_launch,
+    Launch,
     build_srun_argv,
     build_wrapper_argv,
     start_process,
@@ -151,30 +151,30 @@ class MemberStarter:
             self._give_shims(member, where, alone, composed, (output, error))
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
-        launch = build_launch(
-            job=job,
-            script=str(directory / "script"),
-            environment=composed,
+        launch = Launch(
+            argv=(str(directory / "script"), *job.arguments),
+            environment=sorted(composed.items()),
+            directory=job.directory,
             cpus=cpus,
-            truncates=self._truncates(member),
-            source=self._choose_input(member),
+            input=self._choose_input(member),
             output=output,
             error=error,
+            truncate=self._truncates(member),
             umask=member.spec.umask,
             prefix=member.prefix,
             runner_pid=os.getpid(),
             kill_wait_s=self.kill_wait_s,
             passes_on=self.passes_on and is_step,
-            tmpdir=member.tmpdir,
+            own_tmpdir=member.tmpdir,
             is_step=is_step,
-            shares_cgroup=not is_step and not self.lone,
             # It waits for no more than its pack has.
             together=min(
                 job.start_together, self.pack.record.degree, len(self.pack.record.members)
             ),
+            shares_cgroup=not is_step and not self.lone,
         )
         launch_file = f"{member.prefix}.launch"
-        write_atomic(launch_file, json.dumps(launch).encode())
+        write_atomic(launch_file, json.dumps(dataclasses.asdict(launch)).encode())
         if is_held(self.pack.path, member.number):
             # See store.pack.member_states: csub has held it before it could see this file.
             return False
@@ -401,5 +401,5 @@ class StartCollector:
             number, is_client = self.clients.news.popitem()
             member = self.pack.members.by_number.get(number)
             if member is not None and member.process is not None and member.gpu is not None:
-                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                member.note_mps_client(is_client=is_client)
                 self.states.write(member, member.record.state, gpu=member.gpu)

@@ -413,7 +413,7 @@ class BlameFinder:
         clients = self.gpu_mode.clients
         seen = clients.get(member.number)
         if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
-            member.gpu = dataclasses.replace(member.gpu, is_mps_client=seen.is_client)
+            member.note_mps_client(is_client=seen.is_client)
         clients.forget(member.number)
         self.gpu_mode.refuse_lost()
         if blame.suspects:

@@ -99,14 +99,7 @@ class MemberEnds:
 
     def free(self, member: Member) -> None:
         """Forget a member's process and what was asked of it, and free its place."""
-        member.process = None
-        member.asked = None
-        member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = None
-        member.end_by = member.ended_at = None
-        member.is_orphan = member.is_parked = member.is_at_door = False
-        member.reserved_mb = None
-        member.paused_s = 0.0
+        member.forget_start()
         self.pauser.forget(member)
         self.pack.members.vacate(member.number)
         clean(member)

@@ -207,7 +207,7 @@ class Doors:
         if not door.has_come and os.path.exists(f"{door.directory}/{GPU_USED}"):
             door.has_come = True
             # Its time stands still; one that never comes is ended by its limit.
-            member.deadline = member.signal_at = None
+            member.stop_time()
             self._write_wait(door, resumed=False)
             self.pack.journal.write("at_door", member=member.number)
         elif not door.has_come and self.progress.uses_gpu_memory(member):
