@@ -15,7 +15,7 @@ from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.model.why_not_now import is_time_reason
-from slurm_colloc.runtime.queue.may_start import PASSES_MOST, PATIENCE_S, StartQueue
+from slurm_colloc.runtime.queue.may_start import PASSES_MOST, PATIENCE_S, QueueLook, StartQueue
 from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.pack.member_states import is_held, remove_held, was_left, write_held
@@ -200,7 +200,7 @@ def test_asking_who_starts_changes_nothing(
 
     before = show()
     looks = [queue.choose_start() for _ in range(2)]
-    queue.gather(first)
+    queue.gather(first, QueueLook())
     queue.find_for_door()
     assert show() == before
     assert looks[0] == looks[1]

@@ -86,7 +86,7 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
         ),
         clients=bed.parts.gpu_mode.clients,
         patience=bed.parts.gpu_mode.patience,
-        find_members=instances.list_members,
+        find_members=instances.seats.list_members,
     )
     members = want(bed, dict.fromkeys((1, 2, 3), ("3g", 9000)))
     instances.use_mps(daemons)
@@ -102,7 +102,10 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
     notes = instances.follow_daemons()
     assert any("one member at a time there: there is no server program" in note for note in notes)
     assert instances.follow_daemons() == []
-    assert (instances.count_places(name_instance(1)), instances.count_places(name_instance(2))) == (
+    assert (
+        instances.seats.count_places(name_instance(1)),
+        instances.seats.count_places(name_instance(2)),
+    ) == (
         1,
         2,
     )

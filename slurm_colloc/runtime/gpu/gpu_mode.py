@@ -183,7 +183,7 @@ class GpuMode:
                 pack=self.pack,
                 clients=self.clients,
                 patience=self.patience,
-                find_members=instances.list_members,
+                find_members=instances.seats.list_members,
                 announce=self.announce,
             )
         )

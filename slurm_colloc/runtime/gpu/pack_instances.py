@@ -402,7 +402,8 @@ class PackInstances:
         journal: Journal,
         places: Mapping[str, int] | None = None,
     ) -> None:
-        self._seats = MigSeats(gpu, can_change=bool(socket), places=places)
+        self.seats = MigSeats(gpu, can_change=bool(socket), places=places)
+        """Who has which instance."""
         self._shared = tuple(places or {})
         self._daemons: InstanceDaemons | None = None
         self._socket = socket
@@ -414,7 +415,7 @@ class PackInstances:
     @property
     def gpu(self) -> PreparedGpu:
         """The GPU, with what stands on it now."""
-        return self._seats.gpu
+        return self.seats.gpu
 
     @property
     def is_changing(self) -> bool:
@@ -436,21 +437,13 @@ class PackInstances:
         """Members can start, as far as MPS inside goes: each daemon answers, or there is none."""
         return self._daemons is None or all(map(self._daemons.is_settled, self._shared))
 
-    def list_members(self, uuid: str) -> list[int]:
-        """The members on an instance."""
-        return self._seats.list_members(uuid)
-
-    def count_places(self, uuid: str) -> int:
-        """How many members share an instance."""
-        return self._seats.count_places(uuid)
-
     def follow_daemons(self) -> list[str]:
         """Hear what has become of MPS inside; what is worth telling of it, a sentence each."""
         if self._daemons is None:
             return []
         self._daemons.work()
         for uuid in self._daemons.list_without():
-            self._seats.close_to_others(uuid)
+            self.seats.close_to_others(uuid)
         return self._daemons.take_notes()
 
     def work(self) -> str | None:
@@ -462,7 +455,7 @@ class PackInstances:
             return None
         self._call.close()
         change, self._call, self._change = self._change, None, None
-        self._seats.note_change(change, answer.reason, answer.instances)
+        self.seats.note_change(change, answer.reason, answer.instances)
         self._journal.write(
             "mig_change",
             destroyed=change.destroy,
@@ -473,25 +466,21 @@ class PackInstances:
         self._problem = answer.reason
         return answer.reason
 
-    def keep(self, running: Collection[int]) -> None:
-        """Free the instances of members that no longer have a place."""
-        self._seats.keep(running)
-
     def describe(self, member: Member) -> str:
         """Why a member waits although it has a place; empty where it has an instance."""
         if self._call is not None:
             return CHANGING_INSTANCES
-        why = self._seats.describe(member)
+        why = self.seats.describe(member)
         if not why:
             return ""
-        change = self._seats.find_change(member)
+        change = self.seats.find_change(member)
         if change is not None:
             return f"{NO_INSTANCE}: {change.create[0]} is being made of free ones"
         return f"{why} ({self._problem})" if self._problem else why
 
     def make_room(self, member: Member) -> None:
         """Have an instance made for a member of free ones, where that can be done."""
-        change = None if self._call is not None else self._seats.find_change(member)
+        change = None if self._call is not None else self.seats.find_change(member)
         if change is not None:
             self._change = change
             self._call = BackgroundCall(
@@ -499,18 +488,14 @@ class PackInstances:
                 lambda problem: ChangeAnswer(str(problem)),
             )
 
-    def has_free(self, member: Member) -> bool:
-        """Whether a member fits an instance that is free."""
-        return self._seats.find(member) is not None
-
     def lets_pass(self, member: Member) -> bool:
         """Whether those behind a member that waits may take what is free.
 
         It waits for an instance that is taken: what is free would not be enough for it. Where one
         has to be made for it, what is free is kept for that.
         """
-        is_made = self._call is not None or self._seats.find_change(member) is not None
-        return not is_made and self._seats.waits_for_taken(member)
+        is_made = self._call is not None or self.seats.find_change(member) is not None
+        return not is_made and self.seats.waits_for_taken(member)
 
     def place(
         self, member: Member, share: GpuShare = AS_PLANNED
@@ -524,7 +509,7 @@ class PackInstances:
         Raises:
             OSError: None is free, which nothing but an error of ours makes happen.
         """
-        instance = self._seats.take(member)
+        instance = self.seats.take(member)
         if instance is None:
             raise OSError(f"no MIG instance is free for member {member.number}")
         use = GpuUse(
@@ -544,7 +529,7 @@ class PackInstances:
             return use, environment
         from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
 
-        count = self._seats.count_places(instance.uuid)
+        count = self.seats.count_places(instance.uuid)
         given_mb = member.spec.plan.gpu_memory_limit_mb
         if given_mb is None and instance.memory_mb is not None:
             given_mb = instance.memory_mb // max(1, count)

@@ -72,7 +72,7 @@ class SetupRecord:
                     one.gpu_instance,
                     one.memory_mb,
                     one.sms,
-                    instances.count_places(one.uuid),
+                    instances.seats.count_places(one.uuid),
                 )
                 for one in gpu.instances
             ),

@@ -98,7 +98,8 @@ class RequestHandler:
             if not member.is_final:
                 return
         elif request.action is Action.REQUEUE:
-            if not any(_cancels(other, number) for other in requests):
+            others = (other for other in requests if other.number == number)
+            if all(other.action is not Action.CANCEL for other in others):
                 self.control.requeue(member)
         elif member.is_starting:
             # There is no script yet that could get it.
@@ -128,10 +129,6 @@ class RequestHandler:
         if elsewhere is not None:
             hand_on_requests(self.pack.path, number, *elsewhere)
         return elsewhere is not None
-
-
-def _cancels(request: Request, number: int) -> bool:
-    return request.action is Action.CANCEL and request.number == number
 
 
 # ----

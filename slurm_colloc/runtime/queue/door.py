@@ -127,7 +127,7 @@ class Doors:
     def close(self, member: Member) -> bool:
         """Close the door of a member that is about to start; False where that cannot be done."""
         self.drop(member)
-        directory = self.monitor.find_next_progress(member)
+        directory = self.monitor.find_progress(member, is_next=True)
         if not directory:
             return False
         descriptor = -1

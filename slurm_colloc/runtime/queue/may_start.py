@@ -132,11 +132,13 @@ class StartQueue:
             return CHANGING_INSTANCES
         return "" if self.gpu_mode.is_settled else PREPARING_GPU
 
-    def gather(self, member: Member) -> StartFacts:
-        """What decides whether a waiting member starts, up to the first thing in its way."""
-        return self._gather(member, QueueLook())
+    def gather(self, member: Member, look: QueueLook) -> StartFacts:
+        """What decides whether a waiting member starts, up to the first thing in its way.
 
-    def _gather(self, member: Member, look: QueueLook) -> StartFacts:
+        Args:
+            member: The member.
+            look: Takes what is found of its dependency.
+        """
         facts = self._gather_own(member, self._gather_pack(), look)
         facts = dataclasses.replace(facts, pack_waits=self.describe_pack_wait())
         if why_not_now(facts) is not None:
@@ -241,7 +243,7 @@ class StartQueue:
             if facts.too_late and facts.too_late != member.record.reason:
                 look.too_late[number] = facts.too_late
             if why_not_now(facts) is None:
-                look.front, look.facts = member, self._gather(member, look)
+                look.front, look.facts = member, self.gather(member, look)
                 break
         return look
 
@@ -277,9 +279,9 @@ class StartQueue:
         ):
             return None
         for member in self.list_next():
-            if member is front or (instances is not None and not instances.has_free(member)):
+            if member is front or (instances is not None and instances.seats.find(member) is None):
                 continue
-            if why_not_now(self._gather(member, look)) is None:
+            if why_not_now(self.gather(member, look)) is None:
                 return member
         return None
 
@@ -290,7 +292,7 @@ class StartQueue:
         instances = self.gpu_mode.instances
         if instances is not None:
             places = self.pack.members.places
-            instances.keep({place.occupant for place in places if place.occupant is not None})
+            instances.seats.keep({place.occupant for place in places if place.occupant is not None})
         look = self.choose_start()
         self.follow(look)
         return look.start

@@ -145,7 +145,7 @@ class PackMonitor:
                 keep_own_outputs(self.pack.path / "members" / number, member.outputs)
         if not self._root:
             return {}
-        directory = self.find_next_progress(member)
+        directory = self.find_progress(member, is_next=True)
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
@@ -164,19 +164,15 @@ class PackMonitor:
 
         return injected_environment(environment, directory)
 
-    def find_progress(self, member: Member) -> str:
-        """Where the present start of a member counts its steps; empty where it does not."""
-        return (
-            f"{self._root}/{format_number(member.number)}.{member.record.starts}"
-            if self._root
-            else ""
-        )
+    def find_progress(self, member: Member, *, is_next: bool = False) -> str:
+        """Where a start of a member counts its steps; empty where it does not.
 
-    def find_next_progress(self, member: Member) -> str:
-        """Where the next start of a member will count its steps; empty where it will not."""
-        if not self._root:
-            return ""
-        return f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
+        Args:
+            member: The member.
+            is_next: Its next start; otherwise its present one.
+        """
+        start = member.record.starts + int(is_next)
+        return f"{self._root}/{format_number(member.number)}.{start}" if self._root else ""
 
     # -- the monitor --------------------------------------------------------------------------
 
