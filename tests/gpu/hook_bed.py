@@ -114,7 +114,7 @@ def find_server(bed: Bed, job_id: str) -> int:
 def find_runner(bed: Bed, job_id: str) -> int:
     """The runner of a pack; its command line proves that it is the one."""
     pack = bed.find_pack(job_id)
-    pid = json.loads((pack / "runner.json").read_text())["pid"]
+    pid = int(json.loads((pack / "runner.json").read_text())["pid"])
     assert os.fsencode(pack) in Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid
 

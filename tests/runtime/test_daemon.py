@@ -22,7 +22,7 @@ from .pack_contexts import build_context
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))
-READY = keepers.Ready("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 9, "13.0", 19.0, 280.0, 350.0)
+READY = keepers.Ready("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 9, "13.0", 19.0, 280.0)
 STOPPED = keepers.Stopped(StopReport(105.0, directory_removed=True))
 RECOVERED = StopReport(20.0, forced=True, directory_removed=True)
 

@@ -110,9 +110,10 @@ def test_the_recipe_of_a_step() -> None:
 
 
 def test_a_pause_counts_for_nothing_that_is_due_and_ends_with_the_start() -> None:
-    member = Member(1, SPEC, StateRecord(MemberState.RUNNING, 1), prefix="/p/run.1.1")
-    member.deadline, member.signal_at, member.paused_at = 100.0, 90.0, 10.0
-    member.is_parked, member.reserved_mb = True, 7
+    member = Member(
+        1, SPEC, StateRecord(MemberState.RUNNING, 1), prefix="/p/run.1.1", deadline=100.0,
+        signal_at=90.0, paused_at=10.0, is_parked=True, reserved_mb=7,
+    )  # fmt: skip
     # It had gone on by itself at 15, and was paused again at 18.
     member.resume(15.0, paused_again_at=18.0)
     assert (member.paused_at, member.paused_s, member.deadline) == (18.0, 5.0, 105.0)

@@ -166,9 +166,9 @@ def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) 
     looks = [queue.choose_start() for _ in range(2)]
     assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
     assert "is being made of free ones" in instances.describe(member)
-    assert not instances.is_changing
+    assert not instances.filenos()
     queue.follow(looks[0])
-    assert instances.is_changing
+    assert instances.filenos()
     settle(bed)
     assert len(agent.requests) == 1
     agent.close()
