@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slurm_colloc.runtime.allocation import Allocation
     from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
-    from slurm_colloc.runtime.queue.allocation import Allocation
-    from slurm_colloc.runtime.queue.members import PackMembers
+    from slurm_colloc.runtime.members import PackMembers
     from slurm_colloc.settings import Settings
     from slurm_colloc.slurm.slurm_commands import SlurmAccess
     from slurm_colloc.store.all_packs import State
-    from slurm_colloc.store.pack.pack_directory import PackRecord
+    from slurm_colloc.store.pack_directory import PackRecord
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.members import PackMembers
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import PackMembers
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
-from slurm_colloc.runtime.watch.member_progress import AHEAD_S, is_sound, read_latest
+from slurm_colloc.runtime.member_progress import AHEAD_S, is_sound, read_latest
+from slurm_colloc.runtime.pause_windows import ProbeWindow
+from slurm_colloc.runtime.step_command import StartedProcess
 
 from .degree_stage import RATE, Stage
 
@@ -131,7 +131,7 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("slurm_colloc.runtime.queue.pause_windows.judge_window", fail)
+    monkeypatch.setattr("slurm_colloc.runtime.pause_windows.judge_window", fail)
     window.work()
     assert ended == [1]
     (event,) = stage.list_events("probed")
