@@ -40,7 +40,7 @@ def measure_runner(bed: Bed) -> Section:
         )
         last = max(event["at"] for event in select_events(pack, "start"))
         starts.append(last - select_events(pack, "attempt")[0]["at"])
-        guard = read_parent(int((pack / "runner_pid").read_text()))
+        guard = read_parent(json.loads((pack / "runner.json").read_text())["pid"])
         real_starts.append(last - read_start_time(guard))
         if number == PACKS - 1:
             _watch(pack, figures, Series(tuple(starts)), Series(tuple(real_starts)))
@@ -59,7 +59,7 @@ def measure_runner(bed: Bed) -> Section:
 
 
 def _watch(pack: Path, figures: Figures, starts: Series, real_starts: Series) -> None:
-    runner = int((pack / "runner_pid").read_text())
+    runner = json.loads((pack / "runner.json").read_text())["pid"]
     started = [
         json.loads(path.read_text()) for path in sorted(pack.glob("members/*/run.*.started"))
     ]

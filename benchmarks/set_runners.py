@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def measure_set_runners() -> Section:
         wait_until(lambda: _count_starts(packs) == MEMBERS, "all run", patience_s=300.0)
         # What the start has cost is another measurement (benchmarks.runner).
         time.sleep(5)
-        runners = [int((pack / "runner_pid").read_text()) for pack in packs]
+        runners = [json.loads((pack / "runner.json").read_text())["pid"] for pack in packs]
         guard = read_parent(runners[0])
         before = [read_cpu_s(pid) for pid in (*runners, guard)]
         begun = time.monotonic()

@@ -21,11 +21,11 @@ def pause_at_random(seed: int, room: int = 0) -> None:
 
     def work(self: MeasuredDegree) -> None:
         nonlocal due
-        running = self.members.running()
+        running = self.pack.members.running()
         self.pauser.check(running)
-        if self.clock() < due:
+        if self.pack.clock() < due:
             return
-        due = self.clock() + chance.uniform(0.2, 2.0)
+        due = self.pack.clock() + chance.uniform(0.2, 2.0)
         some = [m for m in running if not m.is_starting and m.end_by is None]
         chosen = chance.sample(some, chance.randint(0, max(0, len(some) - 1)))
         reason = chance.choice((MEASURED, PARKED))
@@ -38,7 +38,7 @@ def pause_at_random(seed: int, room: int = 0) -> None:
         return ""
 
     def find_room(self: MeasuredDegree) -> int:
-        return max(0, room - len(self.members.running()))
+        return max(0, room - len(self.pack.members.running()))
 
     MeasuredDegree.work = work  # type: ignore[method-assign]
     MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from slurm_colloc.model.late_definitions import dataclass
@@ -318,68 +318,44 @@ class Lost(Exception):
         self.everything = everything
 
 
-Call = Callable[[Any, Any], tuple[Value, ...]]
+Call = Callable[[Any, Any], Value]
 
 # What gives a metric, the best first. One number that stands for "none" is None.
-_CALLS: tuple[tuple[tuple[str, ...], tuple[tuple[str, Call], ...]], ...] = (
-    (
-        ("utilization",),
-        (
-            (
-                "nvmlDeviceGetUtilizationRates",
-                lambda n, h: (n.nvmlDeviceGetUtilizationRates(h).gpu / 100,),
-            ),
+_CALLS: dict[str, dict[str, Call]] = {
+    "utilization": {
+        "nvmlDeviceGetUtilizationRates": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100
+    },
+    "gpu_memory_mb": {
+        # Version 1 counts what the driver reserves as used.
+        "nvmlDeviceGetMemoryInfo_v2": lambda n, h: _as_mib(
+            n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used
         ),
-    ),
-    (
-        ("gpu_memory_mb",),
-        (
-            # Version 1 counts what the driver reserves as used.
-            (
-                "nvmlDeviceGetMemoryInfo_v2",
-                lambda n, h: (_as_mib(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used),),
-            ),
-            ("nvmlDeviceGetMemoryInfo", lambda n, h: (_as_mib(n.nvmlDeviceGetMemoryInfo(h).used),)),
-        ),
-    ),
-    (
-        ("power_w",),
-        (
-            (
-                "nvmlDeviceGetPowerUsage",
-                lambda n, h: (_scale(n.nvmlDeviceGetPowerUsage(h), _NO_UINT, 1000),),
-            ),
-        ),
-    ),
-    (
-        ("energy_j",),
-        (
-            (
-                "nvmlDeviceGetTotalEnergyConsumption",
-                lambda n, h: (
-                    _scale(n.nvmlDeviceGetTotalEnergyConsumption(h), _NO_ULONGLONG, 1000),
-                ),
-            ),
-        ),
-    ),
-    (
-        ("sm_clock_mhz",),
-        (("nvmlDeviceGetClockInfo:1", lambda n, h: (_known(n.nvmlDeviceGetClockInfo(h, 1)),)),),
-    ),
-    (
-        ("memory_clock_mhz",),
-        (("nvmlDeviceGetClockInfo:2", lambda n, h: (_known(n.nvmlDeviceGetClockInfo(h, 2)),)),),
-    ),
-    (
-        ("temperature_c",),
-        (
-            (
-                "nvmlDeviceGetTemperature",
-                lambda n, h: (_known(n.nvmlDeviceGetTemperature(h, 0)),),
-            ),
-        ),
-    ),
+        "nvmlDeviceGetMemoryInfo": lambda n, h: _as_mib(n.nvmlDeviceGetMemoryInfo(h).used),
+    },
+    "power_w": {
+        "nvmlDeviceGetPowerUsage": lambda n, h: _scale(n.nvmlDeviceGetPowerUsage(h), _NO_UINT, 1000)
+    },
+    "energy_j": {
+        "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: _scale(
+            n.nvmlDeviceGetTotalEnergyConsumption(h), _NO_ULONGLONG, 1000
+        )
+    },
+    "sm_clock_mhz": {
+        "nvmlDeviceGetClockInfo:1": lambda n, h: _known(n.nvmlDeviceGetClockInfo(h, 1))
+    },
+    "memory_clock_mhz": {
+        "nvmlDeviceGetClockInfo:2": lambda n, h: _known(n.nvmlDeviceGetClockInfo(h, 2))
+    },
+    "temperature_c": {
+        "nvmlDeviceGetTemperature": lambda n, h: _known(n.nvmlDeviceGetTemperature(h, 0))
+    },
+}
+
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
 )
+"""MPS clients stand in both or in one, by driver."""
 
 
 class GpuReader:
@@ -394,11 +370,8 @@ class GpuReader:
         self.model = _read_model(nvml, self._handle)
         """What GPU it is, as `name`, `memory_mb` and `index` (nvidia-smi's on this node), each None
         where it cannot be read."""
-        self._calls = [(metrics, list(calls)) for metrics, calls in _CALLS]
-        self._process_lists = [
-            "nvmlDeviceGetComputeRunningProcesses",
-            "nvmlDeviceGetMPSComputeRunningProcesses",
-        ]
+        self._calls = {metric: list(calls.items()) for metric, calls in _CALLS.items()}
+        self._process_lists = list(_PROCESS_LISTS)
         self._gpm = self._open_gpm()
         # What GPM gives needs no counters.
         self._fields = FieldReader(nvml, self._handle, with_traffic=self._gpm is None)
@@ -411,34 +384,25 @@ class GpuReader:
         """
         found: dict[str, Value] = {}
         self._failure = ""
-        for metrics, calls in self._calls:
+        for metric, calls in self._calls.items():
             while calls:
                 source, call = calls[0]
-                values, hopeless = self._try(metrics, source, call)
-                if values is not None:
-                    found.update(zip(metrics, values, strict=True))
-                if not hopeless:
-                    break
-                calls.pop(0)
+                try:
+                    found[metric] = value = call(self._nvml, self._handle)
+                except (AttributeError, self._nvml.NVMLError) as error:
+                    if not self._note_error((metric,), source, error):
+                        break
+                    calls.pop(0)
+                    continue
+                if value is not None:
+                    self._capabilities.note(metric, source, OK)
+                break
         self._read_gpm(found)
         self._read_fields(found)
         if self._failure and not any(value is not None for value in found.values()):
             # A GPU that fell off the bus is not always called lost.
             raise Lost(f"NVML: {self._failure}", everything=False)
         return found
-
-    def _try(
-        self, metrics: Sequence[str], source: str, call: Call
-    ) -> tuple[tuple[Value, ...] | None, bool]:
-        """The values, if any, and whether the call will never work."""
-        try:
-            values = call(self._nvml, self._handle)
-        except (AttributeError, self._nvml.NVMLError) as error:
-            return None, self._note_error(metrics, source, error)
-        for metric, value in zip(metrics, values, strict=True):
-            if value is not None:
-                self._capabilities.note(metric, source, OK)
-        return values, False
 
     def _note_error(self, metrics: Sequence[str], source: str, error: Exception) -> bool:
         """Write down why a call failed; True where it need not be tried again."""
@@ -509,11 +473,7 @@ class GpuReader:
                 continue
             has_read = True
             self._capabilities.note("member_gpu_memory_mb", name, OK)
-            for process in processes:
-                used = process.usedGpuMemory
-                used_mb = None if used is None else _as_mib(used)
-                known = found.get(int(process.pid))
-                found[int(process.pid)] = used_mb if known is None else max(known, used_mb or 0.0)
+            _add_processes(found, processes)
         return found if has_read else None
 
     def close(self) -> None:
@@ -521,6 +481,14 @@ class GpuReader:
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
+
+
+def _add_processes(found: dict[int, float | None], processes: Iterable[Any]) -> None:
+    """Add what a list says of processes, which may stand in another one, too."""
+    for process in processes:
+        used = process.usedGpuMemory
+        used_mb, known = None if used is None else _as_mib(used), found.get(int(process.pid))
+        found[int(process.pid)] = used_mb if known is None else max(known, used_mb or 0.0)
 
 
 @contextlib.contextmanager
@@ -565,12 +533,6 @@ def decode(value: str | bytes) -> str:
 # An instance has memory of its own, so both are exact. GPM is by GPU instance: compute instances
 # that share one have the same figures. Power, clocks and throttling are the whole GPU's.
 
-_PROCESS_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-)
-"""MPS clients stand in both or in one, by driver."""
-
 
 class InstanceReader:
     """Reads one MIG instance; see monitor.gpu_reading.GpuReader.
@@ -585,12 +547,10 @@ class InstanceReader:
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml = nvml
-        try:
+        with _explain_gpu(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
             number = int(nvml.nvmlDeviceGetGpuInstanceId(self._handle))
-        except nvml.NVMLError as error:
-            raise Lost(f"NVML: {error}", everything=error.value in SESSION_CODES) from error
         self._gpm = self._open_gpm(parent, number)
 
     def _open_gpm(self, parent: Any, number: int) -> GpmReader | None:
@@ -606,19 +566,18 @@ class InstanceReader:
             Lost: The instance, or NVML, is gone.
         """
         nvml = self._nvml
-        try:
-            used = nvml.nvmlDeviceGetMemoryInfo(self._handle).used
-        except nvml.NVMLError as error:
-            raise Lost(f"NVML: {error}", everything=error.value in SESSION_CODES) from error
-        found: dict[str, Value] = {"gpu_memory_mb": used / _MIB}
-        if self._gpm is not None:
-            try:
-                metrics = self._gpm.read()
-            except nvml.NVMLError as error:
-                if error.value in SESSION_CODES or error.value in GPU_CODES:
-                    raise Lost(f"NVML: {error}", everything=error.value in SESSION_CODES) from error
-                metrics = {}
-            found |= {name: value for name, (value, _) in metrics.items()}
+        with _explain_gpu(nvml):
+            found: dict[str, Value] = {
+                "gpu_memory_mb": nvml.nvmlDeviceGetMemoryInfo(self._handle).used / _MIB
+            }
+            if self._gpm is not None:
+                try:
+                    metrics = self._gpm.read()
+                except nvml.NVMLError as error:
+                    if error.value in SESSION_CODES or error.value in GPU_CODES:
+                        raise
+                    metrics = {}
+                found |= {name: value for name, (value, _) in metrics.items()}
         return found
 
     def read_processes(self) -> dict[int, float | None] | None:
@@ -630,10 +589,7 @@ class InstanceReader:
             except (AttributeError, self._nvml.NVMLError):
                 continue
             found = found or {}
-            for one in processes:
-                used = one.usedGpuMemory
-                known = found.get(int(one.pid))
-                found[int(one.pid)] = known if used is None else max(known or 0.0, used / _MIB)
+            _add_processes(found, processes)
         return found
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.monitor.member_reading import Key, MemberReader, ProcessTable, ReadProgress, Row
 from slurm_colloc.store.atomic_files import TooSlow, limited_cpu
 from slurm_colloc.store.inbox import format_number
@@ -37,24 +38,24 @@ GpuLists = Mapping[str, Mapping[int, float | None]]
 """By GPU or MIG instance: gpu_memory by pid, None where a process's is not told."""
 
 
+@dataclass(eq=False)
 class Members:
     """Follows the members of one attempt.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         attempt: The attempt's number.
         progress_root: A directory of each start, named NNNN.M, which the runner makes.
         read_progress: Reads one of them.
     """
 
-    def __init__(
-        self, pack: str, attempt: int, progress_root: str, read_progress: ReadProgress
-    ) -> None:
-        self._pack = pack
-        self._attempt = attempt
-        self._root = progress_root
-        self._read_progress = read_progress
-        self._table = ProcessTable(pack)
+    pack: str
+    attempt: int
+    progress_root: str
+    read_progress: ReadProgress
+
+    def __post_init__(self) -> None:
+        self._table = ProcessTable(self.pack)
         self._coming: dict[Key, MemberReader] = {}
         self._running: dict[Key, MemberReader] = {}
         self._ended: set[Key] = set()
@@ -94,7 +95,7 @@ class Members:
             gpu_memory_mb = None if by_gpu is None else max(by_gpu.values(), default=0.0)
             before = len(self._table.list_pids(key))
             row = reader.read(at, gpu_memory_mb)
-            row.update(attempt=self._attempt, member=key[0], start=key[1])
+            row.update(attempt=self.attempt, member=key[0], start=key[1])
             if by_gpu is not None:
                 row["gpu_memory_by_gpu"] = by_gpu
             rows.append(row)
@@ -139,10 +140,10 @@ class Members:
                 name = format_number(number)
                 self._coming[key] = MemberReader(
                     key,
-                    f"{self._pack}/members/{name}/run.{self._attempt}.{start}",
-                    f"{self._root}/{name}.{start}",
+                    f"{self.pack}/members/{name}/run.{self.attempt}.{start}",
+                    f"{self.progress_root}/{name}.{start}",
                     self._table,
-                    self._read_progress,
+                    self.read_progress,
                 )
         for key, reader in list(self._coming.items()):
             if reader.find(now):
@@ -152,7 +153,7 @@ class Members:
 
     def _list_starts(self, now: float) -> list[Key]:
         try:
-            names = os.listdir(self._root)
+            names = os.listdir(self.progress_root)
         except OSError:
             # Without shared memory nothing counts, but there are members all the same.
             if now < self._listed_at + LOOK_S:
@@ -166,13 +167,13 @@ class Members:
 
     def _list_records(self) -> list[Key]:
         found = []
-        root = f"{self._pack}/members"
+        root = f"{self.pack}/members"
         for member in os.listdir(root) if os.path.isdir(root) else ():
             if not member.isdigit():
                 continue
             for name in os.listdir(f"{root}/{member}"):
                 match = _RECORD.fullmatch(name)
-                if match is not None and int(match["attempt"]) == self._attempt:
+                if match is not None and int(match["attempt"]) == self.attempt:
                     found.append((int(member), int(match["start"])))
         return sorted(found)
 

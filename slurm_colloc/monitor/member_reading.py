@@ -386,10 +386,11 @@ class _Sums:
     written_bytes: int | None = None
 
 
+@dataclass(eq=False)
 class MemberReader:
     """Reads one start of a member, from its wrapper's first record to its last.
 
-    Args:
+    Attributes:
         key: Which.
         prefix: PACK/members/NNNN/run.A.M, of its wrapper's records.
         progress: Where its processes count.
@@ -397,21 +398,15 @@ class MemberReader:
         read_progress: Reads that directory.
     """
 
-    def __init__(
-        self,
-        key: Key,
-        prefix: str,
-        progress: str,
-        table: ProcessTable,
-        read_progress: ReadProgress,
-    ) -> None:
-        self.key = key
+    key: Key
+    prefix: str
+    progress: str
+    table: ProcessTable
+    read_progress: ReadProgress
+
+    def __post_init__(self) -> None:
         self.cpus: frozenset[int] = frozenset()
         self.has_ended = False
-        self._prefix = prefix
-        self._progress = progress
-        self._table = table
-        self._read_progress = read_progress
         self._wrapper_pid: int | None = None
         self._starts: dict[int, int] = {}
         self._cpu, self._read, self._written = Growing(), Growing(), Growing()
@@ -434,13 +429,13 @@ class MemberReader:
         Args:
             now: The monotonic clock.
         """
-        record = _read_record(f"{self._prefix}.started")
+        record = _read_record(f"{self.prefix}.started")
         if record is None:
             return False
         self._wrapper_pid = int(record["wrapper_pid"])
         self._found_at = now
         self.cpus = frozenset(record.get("cpus") or ())
-        self._table.add(self.key, self._wrapper_pid)
+        self.table.add(self.key, self._wrapper_pid)
         self._group = find_step_group(self._wrapper_pid)
         return True
 
@@ -472,7 +467,7 @@ class MemberReader:
 
     def _read_end(self, at: float) -> Row:
         """What is left of a member that has ended: its counters, as its wrapper found them."""
-        end = _read_record(f"{self._prefix}.exit") or {}
+        end = _read_record(f"{self.prefix}.exit") or {}
         ended_at = float(end.get("at") or at)
         cpu_s = end.get("cpu_s")
         if cpu_s is not None:
@@ -493,7 +488,7 @@ class MemberReader:
         """Its progress; what was counted last where its files are gone already."""
         found = None
         with contextlib.suppress(OSError, ValueError):
-            found = self._read_progress(self._progress)
+            found = self.read_progress(self.progress)
         if found is not None:
             # A member without a step may make them in a way that is not seen: that is not 0 steps.
             has_stepped = found.source is not None
@@ -531,13 +526,13 @@ class MemberReader:
         for _ in range(_PATIENCE):
             sums = _Sums()
             gone = False
-            for pid in self._table.list_pids(self.key):
+            for pid in self.table.list_pids(self.key):
                 is_wrapper = pid == self._wrapper_pid
                 if not self._add(pid, sums, is_wrapper=is_wrapper):
                     if is_wrapper:
                         return None
                     gone = True
-                    self._table.forget(pid)
+                    self.table.forget(pid)
                     self._starts.pop(pid, None)
             if not gone:
                 break

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass, field
 from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_progress import Members
@@ -259,10 +259,11 @@ class Files(Protocol):
         """Write the rest, and make one file of all."""
 
 
+@dataclass(eq=False)
 class Loop:
     """Samples a pack until its runner says that it is over, or is gone.
 
-    Args:
+    Attributes:
         pack: The pack's directory.
         attempt: The attempt's number.
         parent: The runner's pid.
@@ -277,39 +278,26 @@ class Loop:
         progress_root: Where members' programs report their results; empty for nowhere.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: str,
-        attempt: int,
-        parent: int,
-        periods: Periods,
-        watch: GpuWatch,
-        members: Members,
-        gpu_files: Files,
-        member_files: Files,
-        record: MonitorRecord,
-        gaps: Gaps,
-        activity: DcgmActivity | None = None,
-        progress_root: str = "",
-    ) -> None:
-        self._pack = pack
-        self._attempt = attempt
-        self._periods = periods
-        self._watch = watch
-        self._members = members
-        self._gpu_files = gpu_files
-        self._member_files = member_files
-        self._record = record
-        self._gaps = gaps
-        self._activity = activity
-        self._progress_root = progress_root
+    _: KW_ONLY
+    pack: str
+    attempt: int
+    parent: int
+    periods: Periods
+    watch: GpuWatch
+    members: Members
+    gpu_files: Files
+    member_files: Files
+    record: MonitorRecord
+    gaps: Gaps
+    activity: DcgmActivity | None = None
+    progress_root: str = ""
+
+    def __post_init__(self) -> None:
         self._latest = LatestFigures()
         self._uuids: tuple[str, ...] = ()
         self._setup_stamp: tuple[int, int] | None = None
         self._bound_to: frozenset[int] | None = None
         self._may_use = os.sched_getaffinity(0)
-        self._parent = parent
         self._due: dict[str, float] = {}
         self._busy: tuple[float, str] = (0.0, "")
         self._written_problem = ""
@@ -318,8 +306,8 @@ class Loop:
 
     def run(self) -> None:
         """Sample until the end."""
-        tick_s = self._periods.tick_s
-        self._write(lambda: self._record.write(time.time()))
+        tick_s = self.periods.tick_s
+        self._write(lambda: self.record.write(time.time()))
         begin = time.monotonic()
         number = 0
         while True:
@@ -328,16 +316,16 @@ class Loop:
             self._busy = (0.0, "")
             self._tick(at, started)
             work_s = time.monotonic() - started
-            self._record.ticks_taken += 1
+            self.record.ticks_taken += 1
             ends = self._sleep_until(begin + (number + 1) * tick_s)
             now = time.monotonic()
             passed = max(number + 1, int((now - begin) / tick_s + 1e-6))
             missed = passed - number - 1
             if missed:
                 reason = describe_missed(work_s, tick_s, self._busy[1])
-                self._gaps.add(at, at + (now - started), reason)
+                self.gaps.add(at, at + (now - started), reason)
             number = passed
-            self._record.ticks_due = number + (0 if ends else 1)
+            self.record.ticks_due = number + (0 if ends else 1)
             if ends:
                 break
 
@@ -346,92 +334,92 @@ class Loop:
         at = time.time()
         self._sample(at, time.monotonic(), with_processes=False)
         self._write(lambda: self._write_latest(at))
-        for files in (self._member_files, self._gpu_files):
+        for files in (self.member_files, self.gpu_files):
             self._write(files.close)
-        self._write(lambda: self._record.write(time.time(), ended=True))
-        self._watch.close()
-        if self._activity is not None:
-            self._activity.close()
+        self._write(lambda: self.record.write(time.time(), ended=True))
+        self.watch.close()
+        if self.activity is not None:
+            self.activity.close()
 
     # -- one tick -------------------------------------------------------------------------------
 
     def _tick(self, at: float, now: float) -> None:
-        periods = self._periods
+        periods = self.periods
         looks = self._is_due("processes", periods.processes_s, now)
-        if self._members.has_early(now):
+        if self.members.has_early(now):
             looks |= self._is_due("early processes", periods.early_processes_s, now)
         self._sample(at, now, with_processes=looks)
         if self._is_due("latest", periods.latest_s, now):
             self._write(lambda: self._write_latest(at))
         if self._is_due("piece", periods.piece_s, now, first_s=periods.piece_s):
             with self._timed("writing"):
-                self._write(self._gpu_files.write_piece)
-                self._write(self._member_files.write_piece)
-                if self._progress_root:
-                    self._write(lambda: keep_metrics(self._progress_root, self._pack))
-                self._record.rows_dropped = self._gpu_files.dropped + self._member_files.dropped
-                self._write(lambda: self._record.write(at))
+                self._write(self.gpu_files.write_piece)
+                self._write(self.member_files.write_piece)
+                if self.progress_root:
+                    self._write(lambda: keep_metrics(self.progress_root, self.pack))
+                self.record.rows_dropped = self.gpu_files.dropped + self.member_files.dropped
+                self._write(lambda: self.record.write(at))
 
     def _sample(self, at: float, now: float, *, with_processes: bool) -> None:
         self._read_setup()
-        self._watch.ask(self._uuids, with_processes=with_processes)
+        self.watch.ask(self._uuids, with_processes=with_processes)
         # The driver works on its answer while /proc is read; only where its list of processes
         # says whose memory is whose has it to come first.
         sample = self._collect() if with_processes else None
         gpu_lists = None if sample is None else _select_lists(sample)
         with self._timed("reading members"):
-            rows = self._members.read(at, now, gpu_lists)
+            rows = self.members.read(at, now, gpu_lists)
         if sample is None:
             sample = self._collect()
         for row in rows:
-            self._member_files.add(row)
+            self.member_files.add(row)
         self._latest.update(rows, has_gpu_memory=gpu_lists is not None)
         self._note_gpus(at, sample)
         self._keep_apart()
 
     def _collect(self) -> NvmlSample:
         with self._timed("NVML"):
-            return self._watch.collect(min(PATIENCE_S, self._periods.tick_s / 2))
+            return self.watch.collect(min(PATIENCE_S, self.periods.tick_s / 2))
 
     def _note_gpus(self, at: float, sample: NvmlSample) -> None:
         self._problems = sample.problems
         general = sample.problems.get("nvml", "")
-        self._gaps.note("nvml", at, general and f"gpu: {general}")
-        known = dict.fromkeys((*self._uuids, *self._record.gpus, *sample.gpus))
+        self.gaps.note("nvml", at, general and f"gpu: {general}")
+        known = dict.fromkeys((*self._uuids, *self.record.gpus, *sample.gpus))
         whole = [uuid for uuid in known if not uuid.startswith(MIG_PREFIX)]
-        self._record.gpus = whole
-        self._record.gpu_models.update(sample.models)
+        self.record.gpus = whole
+        self.record.gpu_models.update(sample.models)
         self._last_gpus = {}
         self._follow_activity(whole)
         for uuid in known:
             problem = sample.problems.get(uuid, "")
-            self._gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
+            self.gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
             values = {**sample.gpus.get(uuid, {}), **self._read_activity(uuid)}
-            self._gpu_files.add({"at": at, "attempt": self._attempt, "uuid": uuid, **values})
+            self.gpu_files.add({"at": at, "attempt": self.attempt, "uuid": uuid, **values})
             self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
 
     def _follow_activity(self, uuids: list[str]) -> None:
-        if self._activity is not None:
-            self._activity.follow(uuids)
-            problem = self._activity.take_problem()
+        if self.activity is not None:
+            self.activity.follow(uuids)
+            problem = self.activity.take_problem()
             if problem:
                 sys.stderr.write(f"csub monitor: no activity by DCGM: {problem}\n")
                 sys.stderr.flush()
 
     def _read_activity(self, uuid: str) -> dict[str, float | None]:
-        return {} if self._activity is None else self._activity.read(uuid)
+        return {} if self.activity is None else self.activity.read(uuid)
 
     def _write_latest(self, at: float) -> None:
         value = {
             "at": at,
             "gpus": self._last_gpus,
             "indexes": {
-                uuid: self._record.gpu_models.get(uuid, {}).get("index") for uuid in self._last_gpus
+                uuid: self.record.gpu_models.get(uuid, {}).get("index") for uuid in self._last_gpus
             },
             "problems": self._problems,
             "members": self._latest.build(),
         }
-        write_json(latest_path(self._pack), value, outlives_crash=False)
+        write_json(latest_path(self.pack), value, outlives_crash=False)
 
     def _is_due(self, what: str, period_s: float, now: float, first_s: float = 0.0) -> bool:
         """Whether something is to be done now.
@@ -444,7 +432,7 @@ class Loop:
         """
         due = self._due.setdefault(what, now + first_s)
         # A tick is never exactly on time: what is due within half a tick is done now.
-        if now + self._periods.tick_s / 2 < due:
+        if now + self.periods.tick_s / 2 < due:
             return False
         self._due[what] = max(due + period_s, now + period_s / 2)
         return True
@@ -452,24 +440,24 @@ class Loop:
     def _read_setup(self) -> None:
         """Which GPUs are the pack's may become known, or change, while it runs."""
         try:
-            status = os.stat(f"{self._pack}/setup.json")
+            status = os.stat(f"{self.pack}/setup.json")
         except OSError:
             return
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp == self._setup_stamp:
             return
         with contextlib.suppress(StateError):
-            setup = read_setup(Path(self._pack))
+            setup = read_setup(Path(self.pack))
             if setup is not None:
                 # Where no UUID could be read these are numbers of Slurm's.
                 gpus = tuple(one for one in setup.gpus if one.startswith(("GPU-", "MIG-")))
                 self._uuids = (*gpus, *(one.uuid for one in setup.instances))
-                self._record.mode = setup.mode
+                self.record.mode = setup.mode
             self._setup_stamp = stamp
 
     def _keep_apart(self) -> None:
         """Run on CPUs that no member is bound to, where there are any."""
-        bound = self._members.cpus
+        bound = self.members.cpus
         if bound == self._bound_to:
             return
         self._bound_to = bound
@@ -483,24 +471,24 @@ class Loop:
     def _sleep_until(self, deadline: float) -> bool:
         """Wait for the next tick; True where the pack is over."""
         while True:
-            if os.getppid() != self._parent:
+            if os.getppid() != self.parent:
                 return True
             left_s = deadline - time.monotonic()
             info = signal.sigtimedwait(SIGNALS, max(0.0, left_s))
             if info is None:
                 return self._is_superseded()
             if info.si_signo == signal.SIGTERM:
-                if info.si_pid == self._parent or os.getppid() != self._parent:
+                if info.si_pid == self.parent or os.getppid() != self.parent:
                     return True
                 # Slurm's: what comes next may be a KILL, or half a minute of members that save.
                 self._due["piece"] = 0.0
 
     def _is_superseded(self) -> bool:
         """A newer attempt of this pack has begun, and its monitor writes these files."""
-        if not self._is_due("attempt", self._periods.piece_s, time.monotonic()):
+        if not self._is_due("attempt", self.periods.piece_s, time.monotonic()):
             return False
         with contextlib.suppress(OSError, StateError):
-            return read_attempt(self._pack) > self._attempt
+            return read_attempt(self.pack) > self.attempt
         return False
 
     def _write(self, act: Callable[[], None]) -> None:

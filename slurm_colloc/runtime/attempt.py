@@ -125,15 +125,15 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         )
         runner.prepare()
         for problem in problems:
-            runner.journal.write("settings", problem=problem)
+            runner.pack.journal.write("settings", problem=problem)
             if not lone:
                 sys.stderr.write(f"csub: warning: {problem}\n")
         if was_over:
-            runner.journal.write("reopened")
+            runner.pack.journal.write("reopened")
     try:
         status = runner.run()
     except Fenced as error:
-        runner.journal.write("fenced", reason=str(error))
+        runner.pack.journal.write("fenced", reason=str(error))
         raise
     close_if_over(runner, pack, state)
     if record.carried:
@@ -151,7 +151,6 @@ def write_down_job(
         # csub was killed between sbatch's answer and writing it down.
         write_job_index(state.root, allocation.shown_job_id, record)
         write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
-    write_atomic(pack / "runner_pid", f"{os.getpid()}\n".encode())
     if (itself := identify(os.getpid())) is not None:
         write_runner(pack, RunnerProcess(os.uname().nodename, itself.pid, itself.start_ticks))
 
@@ -216,7 +215,7 @@ def close_if_over(runner: Runner, pack: Path, state: State) -> None:
     """Close a pack that is over; its members have ended as they did, whatever becomes of that."""
     try:
         if runner.is_over:
-            close_pack(pack, state, runner.attempt)
+            close_pack(pack, state, runner.pack.attempt)
     except (OSError, StateError) as error:
         # The next call of csub closes it.
         sys.stderr.write(f"csub: error: the pack was not closed: {error}\n")

@@ -17,18 +17,17 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import EndCause, MemberState, choose_plain_cause
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.allocation import requeues_jobs
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.mps_clients import MpsMember
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.verdict import StopReason, Verdict
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.inbox import format_number
@@ -210,6 +209,7 @@ class Blame:
         evidence: What that rests on, a line each.
         retries: What was learnt, for its next start.
         is_culprit: Its fault is proven to be its own.
+        suspects: Members that a fault hit together with it; empty for no fault.
     """
 
     verdict: Verdict
@@ -217,6 +217,7 @@ class Blame:
     evidence: tuple[str, ...]
     retries: Retries
     is_culprit: bool = False
+    suspects: tuple[int, ...] = ()
 
 
 def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
@@ -365,64 +366,53 @@ OUTPUT_LIMIT = 256 * 1024
 """How much of the end of a member's output is looked at."""
 
 
+@dataclass(eq=False, kw_only=True)
 class BlameFinder:
     """Finds out whose fault an end was, and tells those whom that concerns.
 
-    Args:
-        pack: The pack's directory.
-        allocation: The allocation.
-        members: The members.
+    Attributes:
+        pack: The attempt of the pack.
         states: Writes their states.
         gpu_mode: Knows which members shared the GPU how.
-        journal: The pack's log.
-        site_requeues: Slurm's JobRequeue.
         find_process_mb: What a member's process was seen to take of the GPU's memory.
-        has_other_sets: Members that lose their GPU may start again in another set of the job.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        allocation: Allocation,
-        members: PackMembers,
-        states: StateWriter,
-        gpu_mode: GpuMode,
-        journal: Journal,
-        site_requeues: bool,
-        find_process_mb: Callable[[Member], float | None] = lambda _: None,
-        has_other_sets: bool = False,
-    ) -> None:
-        self._pack = pack
-        self._allocation = allocation
-        self._members = members
-        self._states = states
-        self._gpu_mode = gpu_mode
-        self._journal = journal
-        self._site_requeues = site_requeues
-        self._find_process_mb = find_process_mb
-        self._has_other_sets = has_other_sets
+    pack: PackContext
+    states: StateWriter
+    gpu_mode: GpuMode
+    find_process_mb: Callable[[Member], float | None] = lambda _: None
+
+    def __post_init__(self) -> None:
         self._suspected_with: dict[int, set[int]] = {}
+
+    def listen(self, member: Member, verdict: Verdict) -> None:
+        """Hear all that MPS has to say of a member whose end was seen before that; then `find`."""
+        seen = self.gpu_mode.clients.get(member.number)
+        if _has_failed(verdict):
+            is_heard = member.gpu is None or not member.gpu.is_under_mps
+        else:
+            # It was quick: whether it was a client stands in the daemon's log.
+            is_heard = seen is None or seen.is_client or seen.is_outside
+        if not is_heard:
+            self.gpu_mode.catch_up()
 
     def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
         around = Circumstances(retries=member.record.retries)
-        clients = self._gpu_mode.clients
-        seen = clients.get(member.number)
-        if verdict.state is MemberState.FAILED and not verdict.never_started:
+        if _has_failed(verdict):
             around = self._look_around(member, around)
-        elif seen is not None and not (seen.is_client or seen.is_outside):
-            # It was quick: whether it was a client stands in the daemon's log.
-            self._gpu_mode.catch_up()
-        if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
-            member.gpu = replace(member.gpu, is_mps_client=seen.is_client)
-        clients.forget(member.number)
-        if around.suspects:
-            self._suspected_with.setdefault(member.number, set()).update(around.suspects)
-        return judge_blame(verdict, around)
+        return replace(judge_blame(verdict, around), suspects=around.suspects)
 
     def publish(self, member: Member, blame: Blame) -> None:
         """Write down what an end means for others: members that it hit, and later packs."""
+        clients = self.gpu_mode.clients
+        seen = clients.get(member.number)
+        if seen is not None and member.gpu is not None and (seen.is_client or seen.is_outside):
+            member.note_mps_client(is_client=seen.is_client)
+        clients.forget(member.number)
+        self.gpu_mode.refuse_lost()
+        if blame.suspects:
+            self._suspected_with.setdefault(member.number, set()).update(blame.suspects)
         if blame.is_culprit:
             self._note_culprit(member, blame)
         elif blame.verdict.state is MemberState.COMPLETED and _ran_alone(member):
@@ -432,13 +422,11 @@ class BlameFinder:
         findings = find_signs(read_end_of_output(member))
         use = member.gpu
         gpu_lost = ""
-        if self._has_other_sets and (findings or member.asked is StopReason.FAULT):
-            gpu_lost = self._gpu_mode.find_lost()
+        if len(self.pack.record.gpu_sets) > 1 and (findings or member.asked is StopReason.FAULT):
+            gpu_lost = self.gpu_mode.find_lost()
         seen = None
         if use is not None and use.is_under_mps:
-            # Its end may have been seen before what the server said of it.
-            self._gpu_mode.catch_up()
-            seen = self._gpu_mode.clients.get(member.number)
+            seen = self.gpu_mode.clients.get(member.number)
         if seen is None:
             # Another's MPS, if any.
             findings = tuple(found for found in findings if found.sign not in MPS_SIGNS)
@@ -448,37 +436,37 @@ class BlameFinder:
         around = replace(
             around,
             findings=findings,
-            may_restart=self._site_requeues if job.requeue is None else job.requeue,
+            may_restart=requeues_jobs(self.pack.config) if job.requeue is None else job.requeue,
             is_forbidden=job.requeue is False,
-            gpu_memory_mb=round(max(self._find_process_mb(member) or 0, limit_mb or 0)),
+            gpu_memory_mb=round(max(self.find_process_mb(member) or 0, limit_mb or 0)),
             limit_mb=limit_mb,
             stated_mb=job.gpu_memory_mb,
-            usable_mb=compute_usable_gpu_memory_mb(self._gpu_mode.setup.gpu_memory_mb),
+            usable_mb=compute_usable_gpu_memory_mb(self.gpu_mode.setup.gpu_memory_mb),
             # All of its instance's memory is its own, unless others share that.
-            shared=len(self._members.places) > 1
+            shared=len(self.pack.members.places) > 1
             and (use is None or use.mode != SharingMode.MIG.value or bool(use.inside)),
-            needs_mps=self._gpu_mode.needs_mps,
+            needs_mps=self.gpu_mode.needs_mps,
             gpu_lost=gpu_lost,
         )
         return around if seen is None else add_seen(around, member.number, seen)
 
     def _note_culprit(self, member: Member, blame: Blame) -> None:
         """A culprit is proven: write it down for later packs, and for the members that it hit."""
-        name = str(member.name(self._allocation.shown_job_id))
-        self._journal.write("mps_culprit", member=member.number, evidence=blame.evidence)
+        name = str(member.name(self.pack.shown_id))
+        self.pack.journal.write("mps_culprit", member=member.number, evidence=blame.evidence)
         with contextlib.suppress(StateError, OSError):
             note_culprit(
-                self._pack.parent.parent, self._compute_signature(member), name, blame.evidence
+                self.pack.path.parent.parent, self._compute_signature(member), name, blame.evidence
             )
         told = f"the fault was that of member {name}"
         # An earlier attempt may have seen the fault; this one knows only which were hit.
         hit = self._suspected_with.get(member.number)
-        for other in self._members.by_number.values():
+        for other in self.pack.members.by_number.values():
             was_hit = other.record.retries.suspected if hit is None else other.number in hit
             if other.number == member.number or not was_hit:
                 continue
             cause = other.record.cause
-            self._states.write(
+            self.states.write(
                 other,
                 other.record.state,
                 evidence=tuple(dict.fromkeys((*other.record.evidence, told))),
@@ -487,12 +475,17 @@ class BlameFinder:
 
     def _clear(self, member: Member) -> None:
         with contextlib.suppress(OSError):
-            if forget_culprit(self._pack.parent.parent, self._compute_signature(member)):
-                self._journal.write("mps_cleared", member=member.number)
+            if forget_culprit(self.pack.path.parent.parent, self._compute_signature(member)):
+                self.pack.journal.write("mps_cleared", member=member.number)
 
     def _compute_signature(self, member: Member) -> str:
-        script = self._pack / "members" / format_number(member.number) / "script"
+        script = self.pack.path / "members" / format_number(member.number) / "script"
         return compute_signature(script.read_bytes(), member.spec.job)
+
+
+def _has_failed(verdict: Verdict) -> bool:
+    """It ended by a failure of which what the GPU and its output say may tell the cause."""
+    return verdict.state is MemberState.FAILED and not verdict.never_started
 
 
 def _ran_alone(member: Member) -> bool:

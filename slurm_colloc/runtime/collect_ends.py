@@ -13,12 +13,11 @@ import time
 from functools import partial
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.late_definitions import replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
-from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.blame import Blame, BlameFinder
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.start_member import MemberStarter, StartCollector
 from slurm_colloc.runtime.stop_member import (
@@ -48,31 +47,21 @@ from slurm_colloc.slurm.slurm_commands import SlurmAccess, expand_node_list
 # member are let go in the same turn of the runner (member_dependencies).
 
 
+@dataclass(eq=False, kw_only=True)
 class MemberEnds:
     """Does all that the end of a member calls for.
 
-    Args:
-        members: The members.
+    Attributes:
+        pack: The attempt of the pack.
         blame_finder: Says whose fault an end was.
         states: Writes states; the mails hear of each.
         pauser: Forgets members that have ended.
-        journal: The pack's log.
     """
 
-    def __init__(
-        self,
-        *,
-        members: PackMembers,
-        blame_finder: BlameFinder,
-        states: StateWriter,
-        pauser: MemberPauser,
-        journal: Journal,
-    ) -> None:
-        self._members = members
-        self._blame_finder = blame_finder
-        self._states = states
-        self._pauser = pauser
-        self._journal = journal
+    pack: PackContext
+    blame_finder: BlameFinder
+    states: StateWriter
+    pauser: MemberPauser
 
     def end(self, member: Member, verdict: Verdict) -> None:
         """Everything from a verdict on, in this order.
@@ -81,8 +70,9 @@ class MemberEnds:
             member: The member; its processes have ended, or it could not be started.
             verdict: How they ended, with a state.
         """
-        blame = self._blame_finder.find(member, verdict)
-        self._blame_finder.publish(member, blame)
+        self.blame_finder.listen(member, verdict)
+        blame = self.blame_finder.find(member, verdict)
+        self.blame_finder.publish(member, blame)
         blame = _try_again(member, blame)
         if blame.verdict.state is MemberState.PENDING and member.asked is StopReason.CANCEL:
             # Whatever would have it run again: it is not wanted any more.
@@ -104,39 +94,32 @@ class MemberEnds:
             reason: Why, for people.
         """
         self.free(member)
-        self._states.write_end(member, MemberState.FAILED, None, reason)
-        self._journal.write("member_end", member=member.number, state="FAILED", reason=reason)
+        self.states.write_end(member, MemberState.FAILED, None, reason)
+        self.pack.journal.write("member_end", member=member.number, state="FAILED", reason=reason)
 
     def free(self, member: Member) -> None:
         """Forget a member's process and what was asked of it, and free its place."""
-        member.process = None
-        member.asked = None
-        member.pid = member.wrapper_pid = None
-        member.deadline = member.signal_at = None
-        member.end_by = member.ended_at = None
-        member.is_orphan = member.is_parked = member.is_at_door = False
-        member.reserved_mb = None
-        member.paused_s = 0.0
-        self._pauser.forget(member)
-        self._members.vacate(member.number)
+        member.forget_start()
+        self.pauser.forget(member)
+        self.pack.members.vacate(member.number)
         clean(member)
 
     def _wait_again(self, member: Member, blame: Blame) -> None:
         reason = blame.verdict.reason
-        self._states.write(
+        self.states.write(
             member, MemberState.PENDING, reason=reason, exit_code=None, **_tell(member, blame)
         )
         if blame.cause is None:
-            self._members.waiting.append(member.number)
+            self.pack.members.waiting.append(member.number)
         else:
             # It has lost its turn; one that has had none yet is submitted again, if time runs out.
-            self._members.waiting.appendleft(member.number)
-        self._journal.write("requeue", member=member.number, reason=reason)
+            self.pack.members.waiting.appendleft(member.number)
+        self.pack.journal.write("requeue", member=member.number, reason=reason)
 
     def _end_for_good(self, member: Member, blame: Blame) -> None:
         verdict, told = blame.verdict, _tell(member, blame)
         assert verdict.state is not None
-        self._states.write_end(
+        self.states.write_end(
             member,
             verdict.state,
             verdict.exit_code,
@@ -144,7 +127,7 @@ class MemberEnds:
             ended_at=verdict.ended_at,
             **told,
         )
-        self._journal.write(
+        self.pack.journal.write(
             "member_end",
             member=member.number,
             state=verdict.state,
@@ -193,35 +176,20 @@ TERM_SETTLES_S = 2.0
 so long after it: slurmctld changes the job's state before it signals."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SlurmDecision:
     """Follows what Slurm says of the pack's job.
 
-    Args:
-        allocation: The allocation.
-        slurm: Slurm; None where the pack runs without it, and then a TERM is a cancel.
-        journal: The pack's log.
+    Attributes:
+        pack: The attempt of the pack.
         slurm_log: Descriptor of the file to which slurmstepd writes.
-        is_lone: The pack is one job alone.
-        has_nodes: The job has several nodes, and goes on if one of them fails.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        slurm: SlurmAccess | None,
-        journal: Journal,
-        slurm_log: int = 2,
-        *,
-        is_lone: bool = False,
-        has_nodes: bool = False,
-    ) -> None:
-        self._is_lone = is_lone
-        self._has_nodes = has_nodes
-        self._slurm_log = slurm_log
-        self._allocation = allocation
-        self._slurm = slurm
-        self._journal = journal
-        self._log_offset = os.fstat(slurm_log).st_size
+    pack: PackContext
+    slurm_log: int = 2
+
+    def __post_init__(self) -> None:
+        self._log_offset = os.fstat(self.slurm_log).st_size
         self._kill_reason = ""
         self._ask_at = 0.0
         self._terminated_at: float | None = None
@@ -252,7 +220,7 @@ class SlurmDecision:
         if not self._is_open:
             self._is_open = True
             self._ask_at = time.monotonic() + ask_in_s
-            self._journal.write("foreign_signal", reason=kill_reason)
+            self.pack.journal.write("foreign_signal", reason=kill_reason)
         self._kill_reason = kill_reason or self._kill_reason
 
     def follow(self) -> bool:
@@ -265,15 +233,15 @@ class SlurmDecision:
         if now < self._ask_at:
             return False
         self._ask_at = now + ASK_INTERVAL_S
-        if self._slurm is None:
+        if self.pack.slurm is None:
             self.ending = PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
             return False
-        verdict = self._ask(self._slurm)
+        verdict = self._ask(self.pack.slurm)
         if verdict is None:
             return False
         if not verdict.goes_on:
             self.ending = verdict
-            self._journal.write("ending", reason=verdict.reason)
+            self.pack.journal.write("ending", reason=verdict.reason)
             return False
         if self._terminated_at is not None and now - self._terminated_at < TERM_SETTLES_S:
             return False
@@ -284,22 +252,22 @@ class SlurmDecision:
 
     def settle(self) -> PackVerdict | None:
         """The last word that can be had here, once every member has ended."""
-        if self.ending is not None and self.ending.state is None and self._slurm is not None:
+        if self.ending is not None and self.ending.state is None and self.pack.slurm is not None:
             # While Slurm shows COMPLETING, only what slurmstepd wrote tells why.
             self._kill_reason = self._kill_reason or read_kill_reason(self._read_own_log())
-            self.ending = self._ask(self._slurm) or self.ending
+            self.ending = self._ask(self.pack.slurm) or self.ending
         return self.ending
 
     def _ask(self, slurm: SlurmAccess) -> PackVerdict | None:
         fields = None
         with contextlib.suppress(SlurmError):
-            fields = slurm.read_job(self._allocation.job_id)
+            fields = slurm.read_job(self.pack.allocation.job_id)
         verdict = judge_pack(
-            fields, self._allocation.restarts, self._kill_reason, is_lone=self._is_lone
+            fields, self.pack.allocation.restarts, self._kill_reason, is_lone=self.pack.is_lone
         )
-        if self._has_nodes and fields and verdict is not None and verdict.goes_on:
+        if self.pack.record.set_nodes and fields and verdict is not None and verdict.goes_on:
             left = expand_node_list(fields.get("NodeList", ""))
-            if left and self._allocation.node not in left:
+            if left and self.pack.allocation.node not in left:
                 # Slurm has ended the members: they start again on the others.
                 return PackVerdict(False, None, "this node has left the job")
         return verdict
@@ -307,9 +275,9 @@ class SlurmDecision:
     def _read_own_log(self) -> str:
         """What was written to the batch script's standard error since this attempt began."""
         with contextlib.suppress(OSError):
-            status = os.fstat(self._slurm_log)
+            status = os.fstat(self.slurm_log)
             if stat.S_ISREG(status.st_mode):
-                with open(f"/proc/self/fd/{self._slurm_log}", "rb") as file:
+                with open(f"/proc/self/fd/{self.slurm_log}", "rb") as file:
                     file.seek(max(self._log_offset, status.st_size - LOG_LIMIT))
                     return file.read().decode("utf-8", "replace")
         return ""
@@ -323,50 +291,36 @@ SRUN_GRACE_S = 10.0
 waits until slurmctld has noted the end of the step: minutes, where slurmctld is away."""
 
 
+@dataclass(eq=False, kw_only=True)
 class EndCollector:
     """Collects the ends of members' processes.
 
-    Args:
-        members: The members.
+    Attributes:
+        pack: The attempt of the pack.
         starts: Notes starts that were not seen before the end.
         starter: Does without job steps where they do not work.
         inner_steps: The steps that members' own scripts have started.
         slurm_decision: Is told of what the runner did not do itself.
         ends: Does all that an end calls for.
-        journal: The pack's log.
-        steps: Keeps one member's end apart from those of the others.
 
-    Attributes:
         undecided: Verdicts that wait for Slurm's decision about the pack, by member number.
     """
 
-    def __init__(
-        self,
-        *,
-        members: PackMembers,
-        starts: StartCollector,
-        starter: MemberStarter,
-        inner_steps: InnerSteps,
-        slurm_decision: SlurmDecision,
-        ends: MemberEnds,
-        journal: Journal,
-        steps: GuardedSteps,
-    ) -> None:
-        self._members = members
-        self._starts = starts
-        self._starter = starter
-        self._inner_steps = inner_steps
-        self._slurm_decision = slurm_decision
-        self._ends = ends
-        self._journal = journal
-        self._steps = steps
+    pack: PackContext
+    starts: StartCollector
+    starter: MemberStarter
+    inner_steps: InnerSteps
+    slurm_decision: SlurmDecision
+    ends: MemberEnds
+
+    def __post_init__(self) -> None:
         self._decided: set[int] = set()
         self.undecided: dict[int, Verdict] = {}
 
     def collect(self) -> None:
         """Judge the members whose processes have ended."""
-        for member in self._members.with_process():
-            self._steps.run(
+        for member in self.pack.members.with_process():
+            self.pack.steps.run(
                 f"the end of member {member.number}",
                 partial(self._look_at, member),
                 partial(self._end_unjudged, member),
@@ -379,14 +333,14 @@ class EndCollector:
         if status is None:
             if not self._has_left_its_srun(member):
                 return
-            self._journal.write("srun_left", member=member.number)
+            self.pack.journal.write("srun_left", member=member.number)
             # The record of the end says all; subprocess itself collects the srun later.
             status = 0
-        self._starts.note(member)
+        self.starts.note(member)
         if outlives_its_srun(member):
             if not member.is_orphan:
                 member.is_orphan = True
-                self._journal.write("srun_lost", member=member.number, status=status)
+                self.pack.journal.write("srun_lost", member=member.number, status=status)
             return
         self._judge(member, status)
 
@@ -395,7 +349,7 @@ class EndCollector:
         if member.is_final or (member.process is not None and member.process.poll() is None):
             return False
         self.undecided.pop(member.number, None)
-        self._ends.end_unjudged(member, f"how it ended cannot be found out: {error}")
+        self.ends.end_unjudged(member, f"how it ended cannot be found out: {error}")
         return True
 
     def _has_left_its_srun(self, member: Member) -> bool:
@@ -419,13 +373,13 @@ class EndCollector:
         if verdict.ended_at is None:
             # What Slurm is asked about first may be decided a minute from now.
             verdict = replace(verdict, ended_at=time.time())
-        self._inner_steps.end(member)
+        self.inner_steps.end(member)
         if not self._may_be_the_packs(member, verdict):
-            self._ends.end(member, verdict)
+            self.ends.end(member, verdict)
             return
         wait_s = ASK_INTERVAL_S if verdict.too_late else 0.0
-        self._slurm_decision.open(read_kill_reason(log), ask_in_s=wait_s)
-        self._ends.free(member)
+        self.slurm_decision.open(read_kill_reason(log), ask_in_s=wait_s)
+        self.ends.free(member)
         self.undecided[member.number] = verdict
 
     def _may_be_the_packs(self, member: Member, verdict: Verdict) -> bool:
@@ -437,18 +391,18 @@ class EndCollector:
         # So may be that of a step that does not come up.
         is_unstarted = verdict.never_started and verdict.state is MemberState.FAILED
         is_step = member.launcher == "srun"
-        return (is_unstarted and is_step) or self._slurm_decision.was_terminated
+        return (is_unstarted and is_step) or self.slurm_decision.was_terminated
 
     def resume(self) -> None:
         """The signal was meant for the members alone: what ended counts as it ended."""
         self._decided.update(self.undecided)
-        self._journal.write("goes_on")
+        self.pack.journal.write("goes_on")
         self._end_decided()
 
     def _end_decided(self) -> None:
         for number in sorted(self._decided):
-            member = self._members.by_number[number]
-            self._steps.run(
+            member = self.pack.members.by_number[number]
+            self.pack.steps.run(
                 f"the end of member {number}",
                 partial(self._resume, member),
                 partial(self._end_unjudged, member),
@@ -458,7 +412,7 @@ class EndCollector:
     def _resume(self, member: Member) -> None:
         verdict = self.undecided[member.number]
         runs_again = verdict.too_late or (
-            verdict.never_started and self._starter.fall_back(member, verdict.reason)
+            verdict.never_started and self.starter.fall_back(member, verdict.reason)
         )
         if member.asked in (StopReason.CANCEL, StopReason.REQUEUE) and (
             runs_again or verdict.state is not MemberState.COMPLETED
@@ -469,11 +423,11 @@ class EndCollector:
             verdict = replace(verdict, state=state, reason=member.asked.value)
         elif runs_again:
             del self.undecided[member.number]
-            self._members.waiting.appendleft(member.number)
+            self.pack.members.waiting.appendleft(member.number)
             return
         elif verdict.state is None:
             # Slurm says so where it was asked to; otherwise its processes were killed.
             state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED
             verdict = replace(verdict, state=state, reason="its step was killed")
-        self._ends.end(member, verdict)
+        self.ends.end(member, verdict)
         del self.undecided[member.number]

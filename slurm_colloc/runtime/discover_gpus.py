@@ -85,11 +85,6 @@ def list_outside(answer: NvmlAnswer, uuids: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def look_outside(uuids: Sequence[str], nvml_timeout_s: float) -> tuple[int, ...]:
-    """Ask NVML what uses some GPUs without MPS; none where it does not answer."""
-    return list_outside(probe_gpus(nvml_timeout_s), uuids)
-
-
 class BackgroundCall(Generic[_T]):
     """Runs something slow in a thread: the runner stays able to answer signals.
 
@@ -144,8 +139,8 @@ def search_gpus(environ: Mapping[str, str], nvml_timeout_s: float) -> Background
 
 
 def search_outside(uuids: Sequence[str], nvml_timeout_s: float) -> BackgroundCall[tuple[int, ...]]:
-    """Begin `look_outside`."""
-    return BackgroundCall(lambda: look_outside(uuids, nvml_timeout_s), lambda _: ())
+    """Begin to ask NVML what uses some GPUs without MPS; none where it does not answer."""
+    return BackgroundCall(lambda: list_outside(probe_gpus(nvml_timeout_s), uuids), lambda _: ())
 
 
 def _describe(problem: Exception) -> str:

@@ -16,7 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, choose_job_gpus, probe_gpus
+from slurm_colloc.host.nvml.nvml_query import (
+    Gpu,
+    NvmlAnswer,
+    choose_job_gpus,
+    probe_gpus,
+    split_words,
+)
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import split_cpus
@@ -82,7 +88,7 @@ def list_job_gpus(
         environ: The batch script's environment, as Slurm made it.
         takes_mig: A GPU that is divided by MIG is what was asked for.
     """
-    indices = _split(environ.get("SLURM_JOB_GPUS", ""))
+    indices = split_words(environ.get("SLURM_JOB_GPUS", ""))
     chosen = choose_job_gpus(answer, environ)
     if chosen.uuids:
         numbers = indices if len(indices) == len(chosen.uuids) else [""] * len(chosen.uuids)
@@ -102,7 +108,7 @@ def list_job_gpus(
             else JobGpu(index, index, problem=f"NVML does not show GPU {index} (slurm_index)")
             for index, gpu in zip(indices, known, strict=True)
         ), reason
-    words = _split(environ.get("CUDA_VISIBLE_DEVICES", "")) or indices
+    words = split_words(environ.get("CUDA_VISIBLE_DEVICES", "")) or indices
     numbers = indices if len(indices) == len(words) else [""] * len(words)
     return tuple(JobGpu(*pair) for pair in zip(words, numbers, strict=True)), reason
 
@@ -118,10 +124,6 @@ def _describe(uuid: str, number: str, gpu: Gpu | None, *, takes_mig: bool) -> Jo
     elif gpu.compute_mode == "PROHIBITED":
         problem = f"{uuid} is in compute mode PROHIBITED"
     return JobGpu(uuid, number, gpu.pci_bus_id, gpu.name, problem=problem)
-
-
-def _split(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def assign_gpus(gpus: Sequence[JobGpu], sizes: Sequence[int]) -> tuple[tuple[JobGpu, ...], ...]:

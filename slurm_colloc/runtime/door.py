@@ -22,15 +22,14 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.why_not_now import DOOR_FIRST
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_progress import ProgressReader
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.member_states import AT_DOOR, append_change
-from slurm_colloc.store.pack_directory import PackRecord
 
 
 @dataclass
@@ -57,11 +56,7 @@ class Doors:
     """Starts members ahead of their turn, and lets them on to the GPU in their turn.
 
     Attributes:
-        pack: The pack's directory.
-        shown_id: The pack's job id as users know it.
-        record: Its pack.json.
-        members: Its members and places.
-        is_on: The settings have members wait there, and let steps be counted by what waits there.
+        pack: The attempt of the pack.
         monitor: Knows where a member counts its steps.
         progress: Knows what members are like, and sees what they take.
         memory: Whether there is GPU memory for the next one.
@@ -71,14 +66,9 @@ class Doors:
         begin_time: Tells a member that its time begins; what is different in its environment.
         requeue: Ends a member that is to start again.
         states: Writes states.
-        journal: The pack's log.
     """
 
-    pack: Path
-    shown_id: str
-    record: PackRecord
-    members: PackMembers
-    is_on: bool
+    pack: PackContext
     monitor: PackMonitor
     progress: ProgressReader
     memory: GpuMemoryRoom
@@ -88,9 +78,10 @@ class Doors:
     begin_time: Callable[[Member, float], Mapping[str, str]]
     requeue: Callable[[Member], None]
     states: StateWriter
-    journal: Journal
 
     def __post_init__(self) -> None:
+        self._is_on = self.pack.settings.door and self.pack.settings.instrument
+        """The settings have members wait there, and let steps be counted by what waits there."""
         self._doors: dict[int, _Door] = {}
         self._kinds: dict[str, bool] = {}
         """Whether a kind stops at the door: one of it has come by there, and none went another
@@ -102,9 +93,11 @@ class Doors:
     def may_wait_there(self, member: Member) -> bool:
         """Whether a member that has a place, and no room on the GPU, may start up to the door."""
         job = member.spec.job
-        if not self.is_on or not job.instrument:
+        if not self._is_on or not job.instrument:
             return False
-        if self.measured_degree.is_measuring or any(m.is_parked for m in self.members.running()):
+        if self.measured_degree.is_measuring or any(
+            m.is_parked for m in self.pack.members.running()
+        ):
             # What loads would disturb; who is parked goes on before any that waits.
             return False
         if self.gpu_mode.instances is not None or len(self.gpu_mode.setup.gpus) > 1:
@@ -122,10 +115,10 @@ class Doors:
     def describe(self) -> str:
         """Why no other member is let on to the GPU; empty where none is at the door."""
         first = next(iter(self.list_waiting()), None)
-        return "" if first is None else f"{DOOR_FIRST}{first.name(self.shown_id)}"
+        return "" if first is None else f"{DOOR_FIRST}{first.name(self.pack.shown_id)}"
 
     def _has_host_memory(self, member: Member) -> bool:
-        left_mb = count_host_memory_left_mb(self.record, self.members.with_process())
+        left_mb = count_host_memory_left_mb(self.pack.record, self.pack.members.with_process())
         wanted_mb = member.spec.plan.host_memory_mb
         return left_mb is None or (wanted_mb is not None and wanted_mb <= left_mb)
 
@@ -134,7 +127,7 @@ class Doors:
     def close(self, member: Member) -> bool:
         """Close the door of a member that is about to start; False where that cannot be done."""
         self.drop(member)
-        directory = self.monitor.find_next_progress(member)
+        directory = self.monitor.find_progress(member, is_next=True)
         if not directory:
             return False
         descriptor = -1
@@ -145,10 +138,10 @@ class Doors:
             descriptor = os.open(f"{directory}/{DOOR}", flags, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self.journal.write("no_door", member=member.number, reason=str(error))
+            self.pack.journal.write("no_door", member=member.number, reason=str(error))
             if descriptor >= 0:
                 os.close(descriptor)
-            self.is_on = False
+            self._is_on = False
             return False
         self._doors[member.number] = _Door(member, directory, descriptor)
         member.is_at_door = True
@@ -198,7 +191,7 @@ class Doors:
 
     def _note_kinds(self) -> None:
         """See which of those that run have come by the door."""
-        for member in self.members.running() if self.is_on else ():
+        for member in self.pack.members.running() if self._is_on else ():
             key = member.number, member.record.starts
             if key not in self._seen and os.path.exists(
                 f"{self.monitor.find_progress(member)}/{GPU_USED}"
@@ -214,9 +207,9 @@ class Doors:
         if not door.has_come and os.path.exists(f"{door.directory}/{GPU_USED}"):
             door.has_come = True
             # Its time stands still; one that never comes is ended by its limit.
-            member.deadline = member.signal_at = None
+            member.stop_time()
             self._write_wait(door, resumed=False)
-            self.journal.write("at_door", member=member.number)
+            self.pack.journal.write("at_door", member=member.number)
         elif not door.has_come and self.progress.uses_gpu_memory(member):
             # Something else than PyTorch was there first: it counts with those that run.
             self._kinds[self.progress.find_family(member)] = False
@@ -247,7 +240,7 @@ class Doors:
             changed = self.begin_time(member, now)
         except StateError as error:
             # It ends by its limit as it should, but squeue in its script shows another.
-            self.journal.write("time_not_told", member=member.number, reason=str(error))
+            self.pack.journal.write("time_not_told", member=member.number, reason=str(error))
         self._unlock(door, changed)
         if door.has_come:
             self._write_wait(door, resumed=True)
@@ -258,7 +251,7 @@ class Doors:
                 self.gpu_mode.clients.watch(member)
         started_at = member.record.started_at
         waited_s = None if started_at is None else round(now - started_at, 1)
-        self.journal.write(
+        self.pack.journal.write(
             "door", member=member.number, seconds=waited_s, loaded=door.has_come, reason=why
         )
 
@@ -278,8 +271,8 @@ class Doors:
         start = [(door.member.number, door.member.record.starts)]
         try:
             append_change(
-                self.pack, time.time(), reason=AT_DOOR,
+                self.pack.path, time.time(), reason=AT_DOOR,
                 paused=[] if resumed else start, resumed=start if resumed else [],
             )  # fmt: skip
         except OSError as error:
-            self.journal.write("pause_not_written", reason=str(error))
+            self.pack.journal.write("pause_not_written", reason=str(error))

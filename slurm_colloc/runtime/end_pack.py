@@ -9,15 +9,15 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.runtime.collect_ends import EndCollector, SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.member_dependencies import Dependents
 from slurm_colloc.runtime.member_mails import LAST_WAIT_S, MemberMails
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.runtime.write_states import CancellationLines, StateWriter
@@ -29,13 +29,12 @@ LET_GO_SHARE = 0.3
 """Of KillWait, after which members that have not ended at TERM are not counted on any more."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PackEnd:
     """Ends one attempt once Slurm has decided so.
 
-    Args:
-        pack: The pack's directory.
-        is_carried: The pack travels in its batch script.
-        members: Its members.
+    Attributes:
+        pack: The attempt of the pack.
         states: Writes their states.
         slurm_decision: What Slurm says of the job.
         ends: Knows how members ended before Slurm had said it.
@@ -45,36 +44,22 @@ class PackEnd:
         lines: Says in their output that they were ended, as slurmstepd does.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        is_carried: bool,
-        members: PackMembers,
-        states: StateWriter,
-        slurm_decision: SlurmDecision,
-        ends: EndCollector,
-        gpu_mode: GpuMode,
-        adopt: Callable[[int], None],
-        kill_wait_s: float,
-        lines: CancellationLines,
-    ) -> None:
-        self._lines = lines
-        self._pack = pack
-        self._is_carried = is_carried
-        self._members = members
-        self._states = states
-        self._slurm_decision = slurm_decision
-        self._ends = ends
-        self._gpu_mode = gpu_mode
-        self._adopt = adopt
-        self._kill_wait_s = kill_wait_s
+    pack: PackContext
+    states: StateWriter
+    slurm_decision: SlurmDecision
+    ends: EndCollector
+    gpu_mode: GpuMode
+    adopt: Callable[[int], None]
+    kill_wait_s: float
+    lines: CancellationLines
+
+    def __post_init__(self) -> None:
         self._let_go_at: float | None = None
         self._told: set[int] = set()
 
     def work(self) -> bool:
         """Go on with the end; True once every member has ended and all is written."""
-        if self._members.with_process():
+        if self.pack.members.with_process():
             self._expect_kill()
             return False
         self._settle()
@@ -88,43 +73,43 @@ class PackEnd:
         """Members do not end: Slurm will kill them after KillWait, and this process with them."""
         now = time.monotonic()
         if self._let_go_at is None:
-            self._let_go_at = now + self._kill_wait_s * LET_GO_SHARE
+            self._let_go_at = now + self.kill_wait_s * LET_GO_SHARE
             # As slurmstepd does: at the KILL it would be too late.
-            verdict = self._slurm_decision.settle()
+            verdict = self.slurm_decision.settle()
             if verdict is not None and verdict.state is not None:
-                for member in self._members.running():
+                for member in self.pack.members.running():
                     self._say_ended(member, verdict.state)
         if now >= self._let_go_at:
             self._let_go_at = math.inf
-            self._gpu_mode.let_go()
+            self.gpu_mode.let_go()
 
     def _settle(self) -> None:
         """Write what is certain; what Slurm has yet to say is left to those that read."""
-        verdict = self._slurm_decision.settle()
-        for member in self._members.list_members():
+        verdict = self.slurm_decision.settle()
+        for member in self.pack.members.list_members():
             # That it was cancelled no later attempt would know.
             if member.asked is StopReason.CANCEL and not member.is_final:
                 self._end(member, MemberState.CANCELLED, StopReason.CANCEL.value)
         if verdict is None or verdict.state is None:
             return
         # One that never had its turn is no time-out: the next csub call submits it again.
-        stays = verdict.state is MemberState.TIMEOUT and not self._is_carried
-        for number in [] if stays else inbox.list_waiting(str(self._pack)) or []:
-            if inbox.take(str(self._pack), number):
-                self._adopt(number)
-        for member in self._members.by_number.values():
-            is_left = member.record.starts == 0 or is_held(self._pack, member.number)
+        stays = verdict.state is MemberState.TIMEOUT and not self.pack.record.carried
+        for number in [] if stays else inbox.list_waiting(str(self.pack.path)) or []:
+            if inbox.take(str(self.pack.path), number):
+                self.adopt(number)
+        for member in self.pack.members.by_number.values():
+            is_left = member.record.starts == 0 or is_held(self.pack.path, member.number)
             if not member.is_final and not (stays and is_left):
                 self._end(member, verdict.state, verdict.reason)
         if stays:
             # Slurm itself forgets it after some minutes.
-            write_ended(self._pack, SlurmJobState.TIMEOUT)
-        inbox.close(str(self._pack))
+            write_ended(self.pack.path, SlurmJobState.TIMEOUT)
+        inbox.close(str(self.pack.path))
 
     def _end(self, member: Member, state: MemberState, reason: str) -> None:
-        own = self._ends.undecided.get(member.number)
+        own = self.ends.undecided.get(member.number)
         self._say_ended(member, state)
-        self._states.write_end(
+        self.states.write_end(
             member,
             state,
             (own.exit_code if own else None) or ExitCode(0, signal.SIGTERM),
@@ -135,7 +120,7 @@ class PackEnd:
     def _say_ended(self, member: Member, state: MemberState) -> None:
         if member.asked is None and member.number not in self._told:
             self._told.add(member.number)
-            self._lines.write(member, state)
+            self.lines.write(member, state)
 
 
 # ----
@@ -151,38 +136,30 @@ LAST_WORK_S = 2.0
 """How long the end of a pack waits for its summary, and for Slurm about jobs that wait for it."""
 
 
+@dataclass(eq=False, kw_only=True)
 class LastWork:
     """Does, alongside each other, what is left to do for a pack.
 
-    Args:
+    Attributes:
+        pack: The attempt of the pack.
         monitor: Has the summary made.
         dependents: Lets the jobs go that wait for members.
         mails: Sends the last mails.
-        steps: Keeps what goes wrong with one apart from the others.
-        journal: The pack's log.
     """
 
-    def __init__(
-        self,
-        *,
-        monitor: PackMonitor,
-        dependents: Dependents,
-        mails: MemberMails,
-        steps: GuardedSteps,
-        journal: Journal,
-    ) -> None:
-        self._monitor = monitor
-        self._dependents = dependents
-        self._mails = mails
-        self._steps = steps
-        self._journal = journal
+    pack: PackContext
+    monitor: PackMonitor
+    dependents: Dependents
+    mails: MemberMails
+
+    def __post_init__(self) -> None:
         self._begun_at = time.monotonic()
 
     def begin(self) -> None:
         """Begin with what needs neither the monitor's figures nor the last states."""
         self._begun_at = time.monotonic()
-        self._steps.run("the mails", self._mails.work)
-        self._steps.run("dependents", lambda: self._dependents.look(at_once=True))
+        self.pack.steps.run("the mails", self.mails.work)
+        self.pack.steps.run("dependents", lambda: self.dependents.look(at_once=True))
 
     def finish(self, wait: Callable[[], None], *, summarizes: bool) -> None:
         """Wait for it within reason, and say what is left.
@@ -193,23 +170,23 @@ class LastWork:
         """
         since = time.monotonic()
         if summarizes:
-            wants_mail = self._mails.waits_for_summary
-            self._steps.run(
-                "the summary", lambda: self._monitor.begin_summary(wants_mail=wants_mail)
+            wants_mail = self.mails.waits_for_summary
+            self.pack.steps.run(
+                "the summary", lambda: self.monitor.begin_summary(wants_mail=wants_mail)
             )
-        self._steps.run("dependents", lambda: self._dependents.look(at_once=True))
-        self._steps.run("the mails", self._mails.work)
+        self.pack.steps.run("dependents", lambda: self.dependents.look(at_once=True))
+        self.pack.steps.run("the mails", self.mails.work)
         while self._list_left(since):
             # The mail about a whole array has its table from the summary.
-            is_made = not self._monitor.is_summarizing
+            is_made = not self.monitor.is_summarizing
             if is_made or time.monotonic() >= since + LAST_WORK_S:
-                self._steps.run("the mails", self._mails.release)
+                self.pack.steps.run("the mails", self.mails.release)
             wait()
-            self._steps.run("the mails", self._mails.work)
-        left = self._monitor.has_summary_left, self._dependents.is_busy
+            self.pack.steps.run("the mails", self.mails.work)
+        left = self.monitor.has_summary_left, self.dependents.is_busy
         if any(left):
-            self._journal.write("left_over", summary=left[0], dependents=left[1])
-        self._mails.give_up()
+            self.pack.journal.write("left_over", summary=left[0], dependents=left[1])
+        self.mails.give_up()
 
     def _list_left(self, since: float) -> list[str]:
         """What is still worth being waited for."""
@@ -218,9 +195,9 @@ class LastWork:
         return [
             name
             for name, is_busy, may_take in (
-                ("summary", self._monitor.is_summarizing, is_early),
-                ("dependents", self._dependents.is_busy, is_early),
-                ("mails", not self._mails.are_sent, now < self._begun_at + LAST_WAIT_S),
+                ("summary", self.monitor.is_summarizing, is_early),
+                ("dependents", self.dependents.is_busy, is_early),
+                ("mails", not self.mails.are_sent, now < self._begun_at + LAST_WAIT_S),
             )
             if is_busy and may_take
         ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
@@ -14,9 +13,10 @@ from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.door import Doors
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.gpu_share import BELOW_NORMAL, NORMAL, GpuShare
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal, is_passing
+from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.may_start import StartQueue
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.runtime.sister_packs import JobSets
@@ -34,8 +34,7 @@ class PlaceFiller:
     """Starts the members that may start.
 
     Attributes:
-        pack: The pack's directory.
-        members: Its members and places.
+        pack: The attempt of the pack.
         start_queue: Which member starts next.
         doors: Starts members ahead of their turn.
         memory: What a member may take of the GPU's memory.
@@ -45,12 +44,10 @@ class PlaceFiller:
         states: Writes their states.
         intake: Takes in new members.
         job_sets: Other GPU sets of the job, to which members are left where none may start here.
-        steps: Keeps what is wrong with one member apart from the others.
         check_fence: Called before a start; raises where a newer attempt has begun.
     """
 
-    pack: Path
-    members: PackMembers
+    pack: PackContext
     start_queue: StartQueue
     doors: Doors
     memory: GpuMemoryRoom
@@ -60,7 +57,6 @@ class PlaceFiller:
     states: StateWriter
     intake: MemberIntake
     job_sets: JobSets
-    steps: GuardedSteps
     check_fence: Callable[[], None]
 
     def work(self) -> None:
@@ -68,12 +64,12 @@ class PlaceFiller:
         self.intake.work()
         if self.gpu_mode.refusal:
             self.doors.open_all()
-            waiting = [n for n in self.members.waiting if not is_held(self.pack, n)]
+            waiting = [n for n in self.pack.members.waiting if not is_held(self.pack.path, n)]
             if not self.job_sets.leave(waiting):
                 self._refuse_all()
             return
         self.doors.work()
-        while (member := self.start_queue.find_start()) is not None:
+        while (member := self.start_queue.take_next()) is not None:
             self.check_fence()
             self._start(member)
         while (member := self.start_queue.find_for_door()) is not None:
@@ -95,14 +91,13 @@ class PlaceFiller:
         if self.gpu_mode.refusal:
             # None of the others had room.
             self._refuse_all()
-        member = self.start_queue.find_next()
-        if member is not None:
-            facts = self.start_queue.gather(member)
-            why = why_not_now(facts)
-            if why is None or facts.pack_waits:
+        look = self.start_queue.look()
+        if look.front is not None:
+            why = why_not_now(look.facts)
+            if why is None or look.facts.pack_waits:
                 return False
-            raise NodeError(f"member {member.number} cannot be started: {why}")
-        if self.intake.has_late() or not inbox.close(str(self.pack)):
+            raise NodeError(f"member {look.front.number} cannot be started: {why}")
+        if self.intake.has_late() or not inbox.close(str(self.pack.path)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
         self.intake.adopt_taken()
@@ -119,27 +114,27 @@ class PlaceFiller:
         self.close()
 
     def _start(self, member: Member) -> None:
-        if not inbox.begin(str(self.pack), member.number):
+        if not inbox.begin(str(self.pack.path), member.number):
             self.intake.forget(member)
             return
-        self.members.waiting.remove(member.number)
+        self.pack.members.waiting.remove(member.number)
         share = self._choose_share(member)
-        places = self.members.find_places(member.spec.plan.cpus)
-        place = self.members.occupy(member.number, places)
+        places = self.pack.members.find_places(member.spec.plan.cpus)
+        place = self.pack.members.occupy(member.number, places)
         problem: Exception | None = None
         name = f"starting member {member.number}"
         try:
             if self.starter.start(member, place, share):
-                self.steps.forget(name)
+                self.pack.steps.forget(name)
                 return
         except Exception as error:  # noqa: BLE001 - nothing runs yet, so all can be undone
             problem = error
-        if problem is not None and is_passing(problem) and not self.steps.note(name, problem):
+        if problem is not None and is_passing(problem) and not self.pack.steps.note(name, problem):
             # The others first: what fails may be one file of this member's.
             self.ends.free(member)
-            self.members.waiting.append(member.number)
+            self.pack.members.waiting.append(member.number)
             raise problem
-        self.steps.forget(name)
+        self.pack.steps.forget(name)
         if problem is None or (
             isinstance(problem, FileNotFoundError)
             and self.starter.fall_back(
@@ -148,7 +143,7 @@ class PlaceFiller:
         ):
             # It was held at the last moment, or is started in another way.
             self.ends.free(member)
-            self.members.waiting.appendleft(member.number)
+            self.pack.members.waiting.appendleft(member.number)
             return
         self.ends.end(
             member, Verdict(MemberState.FAILED, None, f"it could not be started: {problem}")
@@ -162,13 +157,13 @@ class PlaceFiller:
             limit_mb,
             self._choose_client_priority(member),
             gpus,
-            max(other.spec.plan.gpus for other in self.members.list_members()),
+            max(other.spec.plan.gpus for other in self.pack.members.list_members()),
         )
 
     def _choose_client_priority(self, member: Member) -> int | None:
         if member.spec.job.stays_fast:
             return NORMAL
-        members = self.members.list_members()
+        members = self.pack.members.list_members()
         return BELOW_NORMAL if any(m.spec.job.stays_fast for m in members) else None
 
     def _refuse_all(self) -> None:
@@ -178,10 +173,10 @@ class PlaceFiller:
         self._fail_waiting(self.gpu_mode.refusal, lost)
 
     def _fail_waiting(self, reason: str, has_run: EndCause = EndCause.NOT_STARTED) -> None:
-        for number in list(self.members.waiting):
-            if not is_held(self.pack, number):
-                self.members.waiting.remove(number)
-                member = self.members.by_number[number]
+        for number in list(self.pack.members.waiting):
+            if not is_held(self.pack.path, number):
+                self.pack.members.waiting.remove(number)
+                member = self.pack.members.by_number[number]
                 cause = has_run if member.record.starts else EndCause.NOT_STARTED
                 self.states.write_end(member, MemberState.FAILED, None, reason, cause=cause.value)
 
@@ -194,24 +189,16 @@ class MemberIntake:
     `work`.
 
     Attributes:
-        pack: The pack's directory.
-        attempt: The attempt that runs.
+        pack: The attempt of the pack.
         killed_before: The killed runner after which it runs; None where there was none.
-        members: Takes the members.
         states: Writes their states.
-        steps: Keeps what is wrong with one member apart from the others.
         note_requeue: Told of a member that starts again.
-        journal: The pack's log.
     """
 
-    pack: Path
-    attempt: int
+    pack: PackContext
     killed_before: RunnerKill | None
-    members: PackMembers
     states: StateWriter
-    steps: GuardedSteps
     note_requeue: Callable[[Member], None]
-    journal: Journal
 
     def __post_init__(self) -> None:
         self._late: set[int] = set()
@@ -239,9 +226,9 @@ class MemberIntake:
             # Whether the rename was done is not known: then it is found where it would be.
             self.adopt_taken()
             self._has_missed = False
-        for number in inbox.list_waiting(str(self.pack)) or []:
+        for number in inbox.list_waiting(str(self.pack.path)) or []:
             try:
-                is_taken = not self._knows(number) and inbox.take(str(self.pack), number)
+                is_taken = not self._knows(number) and inbox.take(str(self.pack.path), number)
             except StateError:
                 self._has_missed = True
                 raise
@@ -250,12 +237,12 @@ class MemberIntake:
 
     def forget(self, member: Member) -> None:
         """A waiting member was taken over by another pack before it began here."""
-        self.members.forget(member.number)
-        self.journal.write("was_taken_over", member=member.number)
+        self.pack.members.forget(member.number)
+        self.pack.journal.write("was_taken_over", member=member.number)
 
     def adopt_taken(self) -> None:
         """Take in all that an earlier attempt has taken from the inbox."""
-        for number in inbox.list_taken(str(self.pack)):
+        for number in inbox.list_taken(str(self.pack.path)):
             if not self._knows(number):
                 self.adopt(number)
 
@@ -264,17 +251,17 @@ class MemberIntake:
 
         One of which something is missing or damaged has failed.
         """
-        if number in self.members.by_number or number in self._refused:
+        if number in self.pack.members.by_number or number in self._refused:
             return
         self._late.add(number)
-        self.steps.run(
+        self.pack.steps.run(
             f"taking in member {number}",
             partial(self._adopt, number),
             partial(self._refuse, number),
         )
 
     def _knows(self, number: int) -> bool:
-        return any(number in known for known in (self.members.by_number, self._refused))
+        return any(number in known for known in (self.pack.members.by_number, self._refused))
 
     def _refuse(self, number: int, error: Exception) -> bool:
         self._late.discard(number)
@@ -284,20 +271,20 @@ class MemberIntake:
 
     def _adopt(self, number: int) -> None:
         try:
-            spec = read_spec(self.pack, number)
+            spec = read_spec(self.pack.path, number)
             # One that has come from another GPU set of the job has its state under this attempt.
-            record = read_state(self.pack, number, self.attempt)
+            record = read_state(self.pack.path, number, self.pack.attempt)
             end = self._find_written_end(number, record)
-            home = read_home(self.pack, number)
+            home = read_home(self.pack.path, number)
         except Exception as error:
             if is_passing(error):
                 raise
             self._refuse(number, error)
             return
         if record is None:
-            record = StateRecord(MemberState.PENDING, self.attempt)
+            record = StateRecord(MemberState.PENDING, self.pack.attempt)
         member = Member(number, spec, record, home=home)
-        self.members.by_number[number] = member
+        self.pack.members.by_number[number] = member
         self._late.discard(number)
         if member.is_final:
             self.states.note_end(record.exit_code, record.state)
@@ -308,11 +295,11 @@ class MemberIntake:
         if end is not None:
             member.record = record = replace(record, state=MemberState.RUNNING, retries=end.retries)
         if record.state is not MemberState.PENDING:
-            self.steps.run("the mails", partial(self.note_requeue, member))
+            self.pack.steps.run("the mails", partial(self.note_requeue, member))
             member.record = replace(record, state=MemberState.PENDING)
             if self.killed_before is not None:
                 member.record = tell_of_restart(member.record, self.killed_before)
-        self.members.waiting.append(number)
+        self.pack.members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
         waited = member.record.at_door or is_waiting_reason(member.record.reason)
         stale = {"reason": "", "at_door": False} if waited else {}
@@ -321,7 +308,9 @@ class MemberIntake:
     def _find_written_end(self, number: int, record: StateRecord | None) -> StateRecord | None:
         killed = self.killed_before
         killed_at = None if killed is None else killed.at
-        return find_written_end(self.pack, number, record, starts_again=True, killed_at=killed_at)
+        return find_written_end(
+            self.pack.path, number, record, starts_again=True, killed_at=killed_at
+        )
 
     def _note_written_end(self, member: Member, end: StateRecord) -> None:
         """It ended when there was no runner to note it: it does not run again."""
@@ -336,4 +325,4 @@ class MemberIntake:
             cause=end.cause,
             evidence=end.evidence,
         )
-        self.journal.write("written_end", member=member.number, state=end.state)
+        self.pack.journal.write("written_end", member=member.number, state=end.state)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.mps_clients import MpsClients
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.settled_mode import GpuPatience, SettledMode
 from slurm_colloc.runtime.setup_record import SetupRecord
 
@@ -24,40 +23,28 @@ if TYPE_CHECKING:
     from slurm_colloc.runtime.pack_daemon import PackDaemon
 
 
+@dataclass(eq=False, kw_only=True)
 class GpuDaemon:
     """Starts the daemon, and hears what becomes of it (`pack_daemon.DaemonListener`).
 
-    Args:
-        pack: The pack's directory.
-        allocation: What Slurm gave.
+    Attributes:
+        pack: The attempt of the pack.
         settled: The mode.
         preparation: The attempt's setup.
-        journal: The pack's log.
         patience: How patient to be.
         announce: Told of a directory that must be gone before the batch script ends.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        allocation: Allocation,
-        settled: SettledMode,
-        preparation: SetupRecord,
-        journal: Journal,
-        *,
-        patience: GpuPatience,
-        announce: Callable[[str], None] | None,
-    ) -> None:
-        self._pack = pack
-        self._allocation = allocation
-        self._settled = settled
-        self._preparation = preparation
-        self._journal = journal
-        self._patience = patience
-        self._announce = announce
+    pack: PackContext
+    settled: SettledMode
+    preparation: SetupRecord
+    patience: GpuPatience
+    announce: Callable[[str], None] | None
+
+    def __post_init__(self) -> None:
         self._daemon: PackDaemon | None = None
         self._look: BackgroundCall[tuple[int, ...]] | None = None
-        self.clients = MpsClients(pack, journal, patience)
+        self.clients = MpsClients(self.pack.path, self.pack.journal, self.patience)
         self.pipe_directory = ""
         """Where its clients find it; empty while there is none."""
 
@@ -66,16 +53,13 @@ class GpuDaemon:
         from slurm_colloc.runtime.pack_daemon import PackDaemon
 
         self._daemon = PackDaemon(
-            self._pack,
-            self._preparation.setup.gpus,
-            self._allocation.own_environment,
-            self._allocation.job_id,
+            pack=self.pack,
+            gpus=self.preparation.setup.gpus,
             clients=self.clients,
-            journal=self._journal,
             listener=self,
-            patience=self._patience,
+            patience=self.patience,
             prepared=prepared,
-            has_guard=self._announce is not None,
+            has_guard=self.announce is not None,
         )
         self._daemon.start()
 
@@ -106,12 +90,12 @@ class GpuDaemon:
         elif self.clients.wants_gpu_look():
             from slurm_colloc.runtime.discover_gpus import search_outside
 
-            self._look = search_outside(self._preparation.setup.gpus, self._patience.nvml_s)
+            self._look = search_outside(self.preparation.setup.gpus, self.patience.nvml_s)
 
     def fall_back(self, reason: str) -> None:
         """There is none, and members do without."""
         self.pipe_directory = ""
-        self._settled.fall_back(reason)
+        self.settled.fall_back(reason)
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
@@ -143,24 +127,24 @@ class GpuDaemon:
         """It answers. Whether its server comes up is not known yet."""
         self.pipe_directory = pipe_directory
         by = "runner" if self._daemon is None else self._daemon.by
-        if self._announce is not None and by == "runner":
-            self._announce(os.path.dirname(pipe_directory))
-        self._preparation.note_control(by, control_ms, restarts)
-        self._preparation.add_notes(*notes)
+        if self.announce is not None and by == "runner":
+            self.announce(os.path.dirname(pipe_directory))
+        self.preparation.note_control(by, control_ms, restarts)
+        self.preparation.add_notes(*notes)
 
     def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
         """Its server is ACTIVE: members can be started."""
-        self._preparation.add_notes(*notes)
-        self._settled.settle_mps(active_ms)
+        self.preparation.add_notes(*notes)
+        self.settled.settle_mps(active_ms)
 
     def note_unprepared(self, reason: str) -> None:
         """The node's own daemon cannot be used; the pack gets one of its own."""
-        self._preparation.add_notes(f"the node's own MPS daemon is not used: {reason}")
+        self.preparation.add_notes(f"the node's own MPS daemon is not used: {reason}")
 
     def note_lost(self) -> None:
         """It is gone, and is being started again: nothing can start meanwhile."""
         self.pipe_directory = ""
-        self._settled.mode = None
+        self.settled.mode = None
 
     def note_given_up(self, reason: str) -> None:
         """There is none, and there will be none."""
@@ -168,4 +152,4 @@ class GpuDaemon:
 
     def note_stopped(self, report: StopReport) -> None:
         """It has been ended."""
-        self._preparation.note_stopped(report)
+        self.preparation.note_stopped(report)

@@ -6,21 +6,20 @@ What MPS needs is loaded only by packs that are to have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_daemon import GpuDaemon
 from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.place_member import place_on_shared_gpu, place_without_mps
 from slurm_colloc.runtime.settled_mode import ONE_PROCESS, PREPARED, GpuPatience, SettledMode
 from slurm_colloc.runtime.setup_record import SetupRecord
 from slurm_colloc.store.member_states import GpuUse
-from slurm_colloc.store.pack_directory import PackRecord, Setup
+from slurm_colloc.store.pack_directory import Setup
 
 if TYPE_CHECKING:
     from slurm_colloc.runtime.discover_gpus import BackgroundCall, GpuFinding
@@ -28,15 +27,12 @@ if TYPE_CHECKING:
     from slurm_colloc.runtime.pack_instances import PackInstances
 
 
+@dataclass(eq=False, kw_only=True)
 class GpuMode:
     """Prepares the GPU for an attempt of a pack, and watches over it.
 
-    Args:
-        pack: The pack's directory.
-        record: Its pack.json.
-        allocation: What Slurm gave.
-        attempt: The attempt's number.
-        journal: The pack's log.
+    Attributes:
+        pack: The attempt of the pack.
         lone: The pack has one member, which runs as its batch script would.
         announce: Told of a directory that must be gone before the batch script ends.
         identifies: The GPU's model is wanted whatever the mode.
@@ -45,43 +41,32 @@ class GpuMode:
         patience: How patient to be.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        record: PackRecord,
-        allocation: Allocation,
-        attempt: int,
-        journal: Journal,
-        *,
-        lone: bool,
-        announce: Callable[[str], None] | None = None,
-        identifies: bool = False,
-        problem: str = "",
-        patience: GpuPatience | None = None,
-    ) -> None:
-        self._pack = pack
-        self._record = record
-        self._allocation = allocation
-        self._journal = journal
-        self._patience = patience or GpuPatience()
-        self._announce = announce
-        self._identifies = identifies
-        self._problem = problem
-        self._request = ShareRequest.parse(record.share)
-        setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
-        self._preparation = SetupRecord(pack, setup, journal)
+    pack: PackContext
+    lone: bool
+    announce: Callable[[str], None] | None = None
+    identifies: bool = False
+    problem: str = ""
+    patience: GpuPatience = field(default_factory=GpuPatience)
+
+    def __post_init__(self) -> None:
+        allocation, request = self.pack.allocation, ShareRequest.parse(self.pack.record.share)
+        setup = Setup(
+            self.pack.attempt, str(request), "", "", allocation.node, gpus=allocation.gpus
+        )
+        self._preparation = SetupRecord(pack=self.pack, setup=setup)
         self._search: BackgroundCall[GpuFinding] | None = None
         self._settled = SettledMode(
-            self._preparation, self._request, journal, SharingMode.EXCLUSIVE if lone else None
+            pack=self.pack,
+            preparation=self._preparation,
+            request=request,
+            mode=SharingMode.EXCLUSIVE if self.lone else None,
         )
         self._daemon = GpuDaemon(
-            pack,
-            allocation,
-            self._settled,
-            self._preparation,
-            journal,
-            patience=self._patience,
-            announce=announce,
+            pack=self.pack,
+            settled=self._settled,
+            preparation=self._preparation,
+            patience=self.patience,
+            announce=self.announce,
         )
         self.clients = self._daemon.clients
         self._lost: LostGpu | None = None
@@ -109,18 +94,18 @@ class GpuMode:
         """Begin to prepare the GPU; `work` goes on with it."""
         if self.mode is not None:
             return
-        if self._problem:
-            self.refuse(self._problem)
-        elif not self._allocation.gpus and not self._record.local:
+        if self.problem:
+            self.refuse(self.problem)
+        elif not self.pack.allocation.gpus and not self.pack.record.local:
             self._settled.settle(SharingMode.TIMESLICE, "the pack has no GPU")
-        elif self._record.mode not in PREPARED and not self._identifies:
-            self._settled.settle(self._record.mode, "as planned")
-        elif self._record.mode is SharingMode.MIG and self._has_settled_mig():
+        elif self.pack.record.mode not in PREPARED and not self.identifies:
+            self._settled.settle(self.pack.record.mode, "as planned")
+        elif self.pack.record.mode is SharingMode.MIG and self._has_settled_mig():
             return
         else:
             from slurm_colloc.runtime.discover_gpus import search_gpus
 
-            self._search = search_gpus(self._allocation.own_environment, self._patience.nvml_s)
+            self._search = search_gpus(self.pack.allocation.own_environment, self.patience.nvml_s)
 
     @property
     def is_settled(self) -> bool:
@@ -173,18 +158,17 @@ class GpuMode:
     @property
     def _slurm_environment(self) -> Mapping[str, str]:
         """The batch script's environment; empty where there is no Slurm."""
-        return {} if self._record.local else self._allocation.environment
+        return {} if self.pack.record.local else self.pack.allocation.environment
 
     def _has_settled_mig(self) -> bool:
         """Try to take the node's MIG instances; True where nothing else is left to be tried."""
         from slurm_colloc.runtime.pack_instances import take_instances
 
         self.instances, is_done = take_instances(
+            self.pack,
             self._slurm_environment,
-            self._record,
             self._settled,
             self._preparation,
-            self._journal,
             share=self._share_instances,
             start_daemon=self._daemon.start,
         )
@@ -196,14 +180,11 @@ class GpuMode:
 
         instances.use_mps(
             InstanceDaemons(
-                self._pack,
-                self._allocation.own_environment,
-                self._allocation.job_id,
+                pack=self.pack,
                 clients=self.clients,
-                journal=self._journal,
-                patience=self._patience,
-                find_members=instances.list_members,
-                announce=self._announce,
+                patience=self.patience,
+                find_members=instances.seats.list_members,
+                announce=self.announce,
             )
         )
 
@@ -214,14 +195,14 @@ class GpuMode:
         prepared = find_prepared(self._slurm_environment, finding.uuids)
         self._settled.takes_one_process = gpu is not None and gpu.compute_mode == ONE_PROCESS
         self._preparation.note_gpu(finding, prepared.gpus)
-        if self._record.mode not in PREPARED:
-            self._settled.settle(self._record.mode, "as planned")
+        if self.pack.record.mode not in PREPARED:
+            self._settled.settle(self.pack.record.mode, "as planned")
             return
         # What NVML does not tell the job, it may have told root.
         problem = "" if prepared.gpus and not finding.uuids else finding.problem
         cap = finding.client_cap
-        if not problem and cap is not None and self._record.degree > cap:
-            problem = f"{self._record.degree} members at once are more than {cap} MPS clients"
+        if not problem and cap is not None and self.pack.record.degree > cap:
+            problem = f"{self.pack.record.degree} members at once are more than {cap} MPS clients"
         if problem:
             self._daemon.fall_back(problem)
             return
@@ -240,18 +221,17 @@ class GpuMode:
         self._settled.refuse(reason, reason)
 
     def find_lost(self) -> str:
-        """Which of the pack's GPUs NVML does not show any more; empty for none.
-
-        From then on nothing starts here. Waits for NVML.
-        """
+        """Which of the pack's GPUs NVML does not show any more; empty for none. Waits for NVML."""
         if self._lost is None:
             from slurm_colloc.runtime.lost_gpu import LostGpu
 
             self._lost = LostGpu()
-        problem = self._lost.look(self.setup.gpus)
-        if problem and not self.refusal:
-            self.refuse(problem)
-        return problem
+        return self._lost.look(self.setup.gpus)
+
+    def refuse_lost(self) -> None:
+        """Start nothing here any more where `find_lost` has found that a GPU is gone."""
+        if self._lost is not None and self._lost.problem and not self.refusal:
+            self.refuse(self._lost.problem)
 
     @property
     def has_lost_gpu(self) -> bool:
@@ -272,7 +252,7 @@ class GpuMode:
         is_apart = member.record.retries.apart and not self.needs_mps
         pipe_directory = self._daemon.pipe_directory
         if self.mode is SharingMode.MPS and pipe_directory and not is_apart:
-            return place_on_shared_gpu(member, share, self._record, self.setup, pipe_directory)
+            return place_on_shared_gpu(member, share, self.pack.record, self.setup, pipe_directory)
         if self.instances is not None:
             return self.instances.place(member, share)
         return place_without_mps(self.mode, share, self.setup)

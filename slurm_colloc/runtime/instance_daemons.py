@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_daemon import PackDaemon
 from slurm_colloc.runtime.settled_mode import GpuPatience
 
@@ -81,58 +81,40 @@ class InstanceDaemon:
         self.notes += [f"left behind: {text}" for text in report.left]
 
 
+@dataclass(eq=False, kw_only=True)
 class InstanceDaemons:
     """The daemons of a pack's instances.
 
-    Args:
-        pack: The pack's directory.
-        environ: The batch script's environment.
-        label: Whose they are, for people.
+    Attributes:
+        pack: The attempt of the pack.
         clients: Is told which members are clients, and what hits them.
-        journal: The pack's log.
         patience: How patient to be.
         find_members: The members on an instance, by its UUID.
         announce: Told of a directory that must be gone before the batch script ends.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        environ: Mapping[str, str],
-        label: str,
-        *,
-        clients: MpsClients,
-        journal: Journal,
-        patience: GpuPatience,
-        find_members: Callable[[str], Collection[int]],
-        announce: Callable[[str], None] | None = None,
-    ) -> None:
-        self._pack = pack
-        self._environ = environ
-        self._label = label
-        self._clients = clients
-        self._journal = journal
-        self._patience = patience
-        self._find_members = find_members
-        self._announce = announce
+    pack: PackContext
+    clients: MpsClients
+    patience: GpuPatience
+    find_members: Callable[[str], Collection[int]]
+    announce: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
         self._states: dict[str, InstanceDaemon] = {}
         self._daemons: dict[str, PackDaemon] = {}
 
     def start(self, uuids: Collection[str]) -> None:
         """Begin to start one in each of these instances."""
         for uuid in uuids:
-            state = InstanceDaemon(uuid, self._announce)
+            state = InstanceDaemon(uuid, self.announce)
             daemon = PackDaemon(
-                self._pack,
-                (uuid,),
-                self._environ,
-                self._label,
-                clients=InstanceClients(self._clients, functools.partial(self._find_members, uuid)),
-                journal=self._journal,
+                pack=self.pack,
+                gpus=(uuid,),
+                clients=InstanceClients(self.clients, functools.partial(self.find_members, uuid)),
                 listener=state,
-                patience=self._patience,
+                patience=self.patience,
                 logs=uuid,
-                has_guard=self._announce is not None,
+                has_guard=self.announce is not None,
             )
             self._states[uuid], self._daemons[uuid] = state, daemon
             daemon.start()

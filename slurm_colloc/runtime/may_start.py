@@ -8,11 +8,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job_values import ConditionOutlook
-from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.why_not_now import (
     CHANGING_INSTANCES,
@@ -25,18 +23,14 @@ from slurm_colloc.model.why_not_now import (
 )
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_dependencies import Judge
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.member_states import is_held, leave_behind, write_held
 from slurm_colloc.store.pack_directory import read_moved, write_ended
-
-if TYPE_CHECKING:
-    from slurm_colloc.runtime.pack_instances import PackInstances
-
 
 PASSES_MOST = 8
 """So many members may start before the first one while there is no room for that one: then what
@@ -46,14 +40,53 @@ PATIENCE_S = 5.0
 """How long an open dependency may just be a state that this node, or Slurm, is late to show."""
 
 
+@dataclass(frozen=True)
+class DependencyLook:
+    """What a waiting member's dependency was found to be.
+
+    Attributes:
+        outlook: Whether it holds, may yet, or never will.
+        reason: What is wrong with it; empty where it holds.
+        is_late: It has been open for longer than PATIENCE_S.
+    """
+
+    outlook: ConditionOutlook
+    reason: str
+    is_late: bool = False
+
+    @property
+    def waits_for(self) -> str:
+        """What the member waits for; empty for nothing."""
+        if self.outlook is ConditionOutlook.SATISFIED:
+            return ""
+        return read_dependency(self.reason) or self.reason
+
+
+@dataclass
+class QueueLook:
+    """What one look at the waiting members has found. Looking changes nothing; `follow` does.
+
+    Attributes:
+        front: The first that has no reason of its own to wait; None for none.
+        facts: What decides whether it starts.
+        start: The one that starts now; None for none.
+        dependencies: What was found of dependencies, by member number.
+        too_late: Why members are not started here any more, likewise, where that is new.
+    """
+
+    front: Member | None = None
+    facts: StartFacts = field(default_factory=StartFacts)
+    start: Member | None = None
+    dependencies: dict[int, DependencyLook] = field(default_factory=dict)
+    too_late: dict[int, str] = field(default_factory=dict)
+
+
 @dataclass(eq=False, kw_only=True)
 class StartQueue:
     """The waiting members of a pack.
 
     Attributes:
-        pack: The pack's directory.
-        members: Its members.
-        shown_id: The pack's job id as users know it.
+        pack: The attempt of the pack.
         time_left: Knows which would be ended half-way.
         judge: Judges a job's dependency on members of other packs.
         slurm_decision: Whether Slurm lets the pack go on.
@@ -61,18 +94,15 @@ class StartQueue:
         measured_degree: Whether as many run as may.
         memory: Whether there is GPU memory for one more.
         states: Writes why members wait.
-        journal: The pack's log.
         describe_door: Why those wait that have not started, because one has that goes first; empty
             where none has.
         has_handed_back: Some that wait are left to the next call of csub: too little time was left
             for them.
         is_undecided: A waiting member's dependency is looked at again in a moment; as of the last
-            look.
+            look that was followed.
     """
 
-    pack: Path
-    members: PackMembers
-    shown_id: str
+    pack: PackContext
     time_left: TimeLeft
     judge: Judge
     slurm_decision: SlurmDecision
@@ -80,7 +110,6 @@ class StartQueue:
     measured_degree: MeasuredDegree
     memory: GpuMemoryRoom
     states: StateWriter
-    journal: Journal
     describe_door: Callable[[], str] = lambda: ""
 
     def __post_init__(self) -> None:
@@ -103,52 +132,68 @@ class StartQueue:
             return CHANGING_INSTANCES
         return "" if self.gpu_mode.is_settled else PREPARING_GPU
 
-    def gather(self, member: Member) -> StartFacts:
-        """What decides whether a waiting member starts, up to the first thing in its way."""
-        facts = self._gather_own(member, self._gather_pack())
+    def gather(self, member: Member, look: QueueLook) -> StartFacts:
+        """What decides whether a waiting member starts, up to the first thing in its way.
+
+        Args:
+            member: The member.
+            look: Takes what is found of its dependency.
+        """
+        facts = self._gather_own(member, self._gather_pack(), look)
         facts = replace(facts, pack_waits=self.describe_pack_wait())
         if why_not_now(facts) is not None:
             return facts
         cpus = member.spec.plan.cpus
-        if not self.members.find_places(cpus):
-            name = str(member.name(self.shown_id))
+        if not self.pack.members.find_places(cpus):
+            name = str(member.name(self.pack.shown_id))
             return replace(facts, no_place=describe_larger_place(name, cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
-            return replace(facts, degree_reason=self._find_instance(instances, member))
+            return replace(facts, degree_reason=instances.describe(member))
         return replace(
             facts,
             degree_reason=self.measured_degree.describe(member) or self.describe_door(),
             memory_reason=self.memory.describe(member),
         )
 
-    def _find_instance(self, instances: PackInstances, member: Member) -> str:
-        """Why a member has no MIG instance to start on; empty where it has one."""
-        places = self.members.places
-        instances.keep({place.occupant for place in places if place.occupant is not None})
-        return instances.describe(member)
-
-    def _gather_own(self, member: Member, pack: StartFacts) -> StartFacts:
+    def _gather_own(self, member: Member, pack: StartFacts, look: QueueLook) -> StartFacts:
         facts = self._gather_files(member, pack)
         if why_not_now(facts) is not None:
             return facts
-        return replace(facts, dependency=self._find_open_dependency(member))
+        found = look.dependencies.get(member.number) or self._judge_dependency(member)
+        if found is None:
+            return facts
+        look.dependencies[member.number] = found
+        return replace(facts, dependency=found.waits_for)
+
+    def _judge_dependency(self, member: Member) -> DependencyLook | None:
+        """What has become of a member's dependency; None where nothing is waited for any more."""
+        job, number = member.spec.job, member.number
+        if not job.depends or member.record.starts or number in self._satisfied:
+            return None
+        outlook, reason = self.judge(job)
+        now = time.monotonic()
+        return DependencyLook(
+            outlook, reason, is_late=now - self._open_since.get(number, now) >= PATIENCE_S
+        )
 
     def _gather_pack(self) -> StartFacts:
         """What holds for each of them."""
         now = time.monotonic()
-        occupants = [place.occupant for place in self.members.places if place.occupant is not None]
+        occupants = [
+            place.occupant for place in self.pack.members.places if place.occupant is not None
+        ]
         running = [
-            self.members.by_number[number]
+            self.pack.members.by_number[number]
             for number in sorted(occupants)
-            if number in self.members.by_number
+            if number in self.pack.members.by_number
         ]
         return StartFacts(
-            degree=len(self.members.places),
-            takes_one=self.members.takes_one,
+            degree=len(self.pack.members.places),
+            takes_one=self.pack.members.takes_one,
             running=tuple(
                 RunningMember(
-                    str(member.name(self.shown_id)),
+                    str(member.name(self.pack.shown_id)),
                     member.record.retries.alone,
                     None if member.deadline is None else int(member.deadline - now),
                 )
@@ -171,45 +216,58 @@ class StartQueue:
         )
         if why_not_now(facts) is not None:
             return facts
-        held = is_held(self.pack, member.number)
+        held = is_held(self.pack.path, member.number)
         return replace(
             facts,
             is_held=held,
             dependency=read_dependency(member.record.reason) if held else "",
-            is_moved=read_moved(self.pack, member.number) is not None,
+            is_moved=read_moved(self.pack.path, member.number) is not None,
         )
 
     def list_next(self) -> list[Member]:
         """The waiting members that have no reason of their own to wait, dependencies apart."""
         pack = self._gather_pack()
-        members = [self.members.by_number[number] for number in self.members.waiting]
+        members = [self.pack.members.by_number[number] for number in self.pack.members.waiting]
         return [
             member for member in members if why_not_now(self._gather_files(member, pack)) is None
         ]
 
     # -- starting -----------------------------------------------------------------------------
 
-    def find_start(self) -> Member | None:
-        """The member that starts now; writes down why the others wait that have a place."""
-        member = self.find_next()
-        facts = StartFacts() if member is None else self.gather(member)
-        self._tell_waiting(facts.no_place or facts.degree_reason or facts.memory_reason)
-        if why_not_now(facts) is None:
-            return member
-        return None if member is None else self._find_behind(member, facts)
+    def look(self) -> QueueLook:
+        """Look for the first waiting member that has no reason of its own to wait."""
+        look, pack = QueueLook(), self._gather_pack()
+        for number in self.pack.members.waiting:
+            member = self.pack.members.by_number[number]
+            facts = self._gather_own(member, pack, look)
+            if facts.too_late and facts.too_late != member.record.reason:
+                look.too_late[number] = facts.too_late
+            if why_not_now(facts) is None:
+                look.front, look.facts = member, self.gather(member, look)
+                break
+        return look
+
+    def choose_start(self) -> QueueLook:
+        """Look for the member that starts now."""
+        look = self.look()
+        if look.front is not None:
+            is_free = why_not_now(look.facts) is None
+            look.start = look.front if is_free else self._find_behind(look.front, look)
+        return look
 
     def find_for_door(self) -> Member | None:
         """The next member, where it has a place and only the GPU has no room for it."""
-        member = self.find_next()
-        if member is None:
-            return None
-        facts = self.gather(member)
-        is_for_gpu = facts.degree_reason or facts.memory_reason
-        return member if is_for_gpu and not (facts.no_place or facts.pack_waits) else None
+        look = self.look()
+        is_for_gpu = look.facts.degree_reason or look.facts.memory_reason
+        return (
+            look.front
+            if is_for_gpu and not (look.facts.no_place or look.facts.pack_waits)
+            else None
+        )
 
-    def _find_behind(self, front: Member, facts: StartFacts) -> Member | None:
+    def _find_behind(self, front: Member, look: QueueLook) -> Member | None:
         """One for which there is room, where that does not keep the front one waiting for ever."""
-        instances = self.gpu_mode.instances
+        facts, instances = look.facts, self.gpu_mode.instances
         if instances is not None:
             if not instances.lets_pass(front):
                 return None
@@ -221,29 +279,63 @@ class StartQueue:
         ):
             return None
         for member in self.list_next():
-            if member is front or (instances is not None and not instances.has_free(member)):
+            if member is front or (instances is not None and instances.seats.find(member) is None):
                 continue
-            if why_not_now(self.gather(member)) is None:
-                if instances is None:
-                    self._passed[front.number] = self._passed.get(front.number, 0) + 1
+            if why_not_now(self.gather(member, look)) is None:
                 return member
         return None
 
-    def find_next(self) -> Member | None:
-        """The first waiting member that has no reason of its own to wait."""
+    # -- acting -------------------------------------------------------------------------------
+
+    def take_next(self) -> Member | None:
+        """The member that starts now; what is due for the others has been done."""
+        instances = self.gpu_mode.instances
+        if instances is not None:
+            places = self.pack.members.places
+            instances.seats.keep({place.occupant for place in places if place.occupant is not None})
+        look = self.choose_start()
+        self.follow(look)
+        return look.start
+
+    def follow(self, look: QueueLook) -> None:
+        """Do what a look has found to be due, and write down why members wait."""
+        by_number, facts = self.pack.members.by_number, look.facts
+        for number, reason in look.too_late.items():
+            self.states.write(by_number[number], MemberState.PENDING, reason=reason)
+            left_s = round(self.time_left.left_s or 0.0)
+            self.pack.journal.write("too_late", member=number, left_s=left_s)
         self.is_undecided = False
-        pack = self._gather_pack()
-        for number in list(self.members.waiting):
-            member = self.members.by_number[number]
-            facts = self._gather_own(member, pack)
-            if facts.too_late and facts.too_late != member.record.reason:
-                self.states.write(member, MemberState.PENDING, reason=facts.too_late)
-                self.journal.write(
-                    "too_late", member=number, left_s=round(self.time_left.left_s or 0.0)
-                )
-            if why_not_now(facts) is None:
-                return member
-        return None
+        for number, found in look.dependencies.items():
+            self._follow_dependency(by_number[number], found)
+        self._tell_waiting(facts.no_place or facts.degree_reason or facts.memory_reason)
+        if look.front is None or look.start is look.front:
+            return
+        if self.gpu_mode.instances is not None:
+            if facts.degree_reason:
+                self.gpu_mode.instances.make_room(look.front)
+        elif look.start is not None:
+            self._passed[look.front.number] = self._passed.get(look.front.number, 0) + 1
+
+    def _follow_dependency(self, member: Member, found: DependencyLook) -> None:
+        """In the end a member with a dependency is let go, held, or cancelled."""
+        number, reason = member.number, found.reason
+        if found.outlook is ConditionOutlook.OPEN and not found.is_late:
+            self._open_since.setdefault(number, time.monotonic())
+            self.is_undecided = True
+            return
+        self._open_since.pop(number, None)
+        if found.outlook is ConditionOutlook.SATISFIED:
+            self._satisfied.add(number)
+            return
+        self.pack.journal.write("dependency", member=number, reason=reason)
+        if found.outlook is ConditionOutlook.NEVER:
+            self.pack.members.waiting.remove(number)
+            code = ExitCode(0, signal.SIGTERM)
+            self.states.write_end(member, MemberState.CANCELLED, code, reason)
+        else:
+            # Too early, and only a later pack can wait for it: nothing runs that must not.
+            self.states.write(member, MemberState.PENDING, reason=reason)
+            write_held(self.pack.path, number)
 
     def _tell_waiting(self, text: str) -> None:
         """Write down why those wait that have a place, and take back what is not why any more.
@@ -251,48 +343,20 @@ class StartQueue:
         Args:
             text: What keeps all of them waiting; empty for nothing.
         """
-        free = sum(place.occupant is None for place in self.members.places)
-        waiting = list(self.members.waiting)
+        free = sum(place.occupant is None for place in self.pack.members.places)
+        waiting = list(self.pack.members.waiting)
         at_front = waiting[:free] if text else []
         for number in waiting:
-            member, told = self.members.by_number[number], self._told.get(number)
+            member, told = self.pack.members.by_number[number], self._told.get(number)
             wanted = text if number in at_front or told == text else ""
             reason = member.record.reason
             # What another has written down, and why it starts again, stays.
             if reason == wanted or reason not in ("", told):
                 continue
-            if not wanted or not is_held(self.pack, number):
+            if not wanted or not is_held(self.pack.path, number):
                 self._told[number] = wanted
                 self.states.write(member, MemberState.PENDING, reason=wanted)
         self._told = {number: self._told[number] for number in waiting if number in self._told}
-
-    # -- dependencies -------------------------------------------------------------------------
-
-    def _find_open_dependency(self, member: Member) -> str:
-        """What a member waits for; empty for nothing. In the end it is held, or cancelled."""
-        job, number = member.spec.job, member.number
-        if not job.depends or member.record.starts or number in self._satisfied:
-            return ""
-        outlook, reason = self.judge(job)
-        if outlook is ConditionOutlook.SATISFIED:
-            self._satisfied.add(number)
-            self._open_since.pop(number, None)
-            return ""
-        since = self._open_since.setdefault(number, time.monotonic())
-        if outlook is ConditionOutlook.OPEN and time.monotonic() - since < PATIENCE_S:
-            self.is_undecided = True
-            return read_dependency(reason) or reason
-        del self._open_since[number]
-        self.journal.write("dependency", member=number, reason=reason)
-        if outlook is ConditionOutlook.NEVER:
-            self.members.waiting.remove(number)
-            code = ExitCode(0, signal.SIGTERM)
-            self.states.write_end(member, MemberState.CANCELLED, code, reason)
-        else:
-            # Too early, and only a later pack can wait for it: nothing runs that must not.
-            self.states.write(member, MemberState.PENDING, reason=reason)
-            write_held(self.pack, number)
-        return read_dependency(reason) or reason
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -303,19 +367,19 @@ class StartQueue:
         that have too little time here are left to the next call of csub, which submits them again.
         """
         released = False
-        by_number = self.members.by_number
-        waiting = list(self.members.waiting)
+        by_number = self.pack.members.by_number
+        waiting = list(self.pack.members.waiting)
         short = [n for n in waiting if self.time_left.is_too_short_for(by_number[n])]
         for number in waiting:
-            if read_moved(self.pack, number) is not None or number in short:
+            if read_moved(self.pack.path, number) is not None or number in short:
                 continue
-            if leave_behind(self.pack, number):
-                self.journal.write("left_behind", member=number)
+            if leave_behind(self.pack.path, number):
+                self.pack.journal.write("left_behind", member=number)
             else:
                 released = True
         if short and not released:
-            self.journal.write("handed_back", members=short)
+            self.pack.journal.write("handed_back", members=short)
             # Its Slurm job completes; that they had no turn is not to be taken for all right.
-            write_ended(self.pack, SlurmJobState.TIMEOUT)
+            write_ended(self.pack.path, SlurmJobState.TIMEOUT)
             self.has_handed_back = True
         return not released

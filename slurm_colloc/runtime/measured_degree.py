@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
@@ -27,14 +26,14 @@ from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.why_not_now import BEING_MEASURED, say_at_once, say_no_more
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.members_to_measure import (
     MembersToMeasure,
     RateDrift,
     describe_fixed,
 )
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.pause_windows import PauseWindows
 from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
@@ -54,11 +53,8 @@ class MeasuredDegree:
     """Measures a pack, and parks who is too many.
 
     Attributes:
-        pack: The pack's directory.
-        attempt: The attempt's number.
-        members: Its members.
+        pack: The attempt of the pack.
         time_left: Knows what is left of the pack's time.
-        journal: The pack's log.
         progress: Sees what its members are like.
         rates: Reads their steps.
         pauser: Pauses them.
@@ -68,14 +64,10 @@ class MeasuredDegree:
         find_unwatched: Why nothing of the pack is watched; empty where it is.
         find_obstacle: Why nothing is measured in it; empty where it is.
         count_waiting: How many wait that may start here, in other packs, too.
-        clock: Seconds that only grow.
     """
 
-    pack: Path
-    attempt: int
-    members: PackMembers
+    pack: PackContext
     time_left: TimeLeft
-    journal: Journal
     progress: ProgressReader
     rates: WindowRates
     pauser: MemberPauser
@@ -85,17 +77,16 @@ class MeasuredDegree:
     find_known: Callable[[Sequence[Member]], KnownDegree | None] = lambda _: None
     planned_degree: int = 1
     count_waiting: Callable[[], int] = lambda: 0
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
-            self.members, self.progress, self.rates, self.pauser, self.clock
+            pack=self.pack, progress=self.progress, rates=self.rates, pauser=self.pauser
         )
         self._has_let_go = False
         """A parked member has gone on although there was no place for it: it was sent a signal."""
-        self._windows = PauseWindows(self.pauser, self.rates, self.clock)
-        self._drift = RateDrift(self.rates, self.clock)
-        self._record = DegreeRecord(self.attempt, places=1)
+        self._windows = PauseWindows(self.pauser, self.rates, self.pack.clock)
+        self._drift = RateDrift(self.rates, self.pack.clock)
+        self._record = DegreeRecord(self.pack.attempt, places=1)
         self._measured: dict[str, int] = {}
         """Of how many of each kind the last measurement was; empty before."""
         self._measured_at = 0.0
@@ -121,8 +112,8 @@ class MeasuredDegree:
 
     def describe(self, member: Member) -> str:
         """Why a member waits although it has a place; empty where it may start."""
-        running = self.members.running()
-        if len(self.members.places) < 2 or not running or self.members.takes_one:
+        running = self.pack.members.running()
+        if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
             return ""
         if self._windows.is_open:
             return f"{BEING_MEASURED} with {format_count(len(running), 'member')}"
@@ -136,8 +127,8 @@ class MeasuredDegree:
 
     def find_room(self) -> int:
         """How many more members may start now, whatever they are like."""
-        running = self.members.running()
-        free = len(self.members.free_cpus)
+        running = self.pack.members.running()
+        free = len(self.pack.members.free_cpus)
         if not (free and running) or self._windows.is_open or self._list_parked():
             # A pack in which none runs ends, and gives its GPU to the next one.
             return 0
@@ -154,11 +145,11 @@ class MeasuredDegree:
 
     def _is_full(self, member: Member) -> bool:
         """Whether no more may run by the last measurement, which tells of such members."""
-        running = self.members.running()
+        running = self.pack.members.running()
         if not self._is_decided or len(running) < self._record.degree:
             return False
         kinds = self._to_measure.count_kinds([*running, member])
-        is_old = self.clock() >= self._measured_at + AGAIN_S
+        is_old = self.pack.clock() >= self._measured_at + AGAIN_S
         # One alone is never measured: with one more it is.
         return set(kinds) <= set(self._measured) and not (is_old and len(running) == 1)
 
@@ -166,12 +157,12 @@ class MeasuredDegree:
 
     def work(self) -> None:
         """Do what is due: a window, a place that is free, a new measurement."""
-        running = self.members.running()
+        running = self.pack.members.running()
         if self._begun_at is None and running:
-            self._begun_at = self.clock()
+            self._begun_at = self.pack.clock()
         self.pauser.check(running)
         if self._windows.is_open:
-            self._not_before = self.clock() + AFTER_ABORT_S
+            self._not_before = self.pack.clock() + AFTER_ABORT_S
             measured = self._windows.work(running)
             if measured is None:
                 self._note_abort()
@@ -182,16 +173,16 @@ class MeasuredDegree:
             self._write()
         if self._has_let_go:
             self._has_let_go = False
-            self._not_before = self.clock() + AFTER_SIGNAL_S
+            self._not_before = self.pack.clock() + AFTER_SIGNAL_S
             self._wants, self._is_stale = "a parked member has gone on", False
-        now = self.clock()
+        now = self.pack.clock()
         if now >= self._looked_at + LOOK_S:
             self._looked_at = now
             self.progress.work()
             self._to_measure.note_first(running)
             self._note_company(running)
             self._look(running)
-            is_told = len(self.members.places) > 1 and not self.find_unwatched()
+            is_told = len(self.pack.members.places) > 1 and not self.find_unwatched()
             is_still = is_told and not self._windows.is_open
             if is_still and self._describe_now() != self._record:
                 self._write()
@@ -222,7 +213,7 @@ class MeasuredDegree:
             self._is_off = False
 
     def _look(self, running: Sequence[Member]) -> None:
-        if self._is_off or len(self.members.places) < 2 or self.members.takes_one:
+        if self._is_off or len(self.pack.members.places) < 2 or self.pack.members.takes_one:
             return
         if self.find_unwatched():
             # That nothing is watched has been said.
@@ -231,7 +222,7 @@ class MeasuredDegree:
         if running and self._record.state is DegreeState.OFF and not self.find_obstacle():
             self._record = replace(self._record, state=DegreeState.MEASURING)
             self._write()
-        if len(running) < 2 or self.clock() < self._not_before:
+        if len(running) < 2 or self.pack.clock() < self._not_before:
             return
         if any(member.asked is not None or member.end_by is not None for member in running):
             # They have their time to save what they have.
@@ -260,11 +251,11 @@ class MeasuredDegree:
     ) -> None:
         """Find out how many run at once: by what is known of them, or by measuring."""
         known = None if self._is_stale else self.find_known(running)
-        elapsed_s = self.clock() - (self._begun_at or self.clock())
+        elapsed_s = self.pack.clock() - (self._begun_at or self.pack.clock())
         if known is not None and (not known.is_open or len(running) <= known.degree):
             self._take_known(known, running)
         elif may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
-            self.journal.write("measures", members=len(running), reason=self._wants)
+            self.pack.journal.write("measures", members=len(running), reason=self._wants)
             self._wants = ""
             self._begin(running, counts)
 
@@ -272,7 +263,7 @@ class MeasuredDegree:
         """Find out why the pack is to be measured now, if it is; and whether rates are stale."""
         if self._wants:
             return
-        elapsed_s = self.clock() - self._measured_at
+        elapsed_s = self.pack.clock() - self._measured_at
         reason = find_measuring_reason(
             self._to_measure.count_kinds(running),
             self._measured,
@@ -302,9 +293,9 @@ class MeasuredDegree:
         """What earlier packs of the same scripts measured need not be measured again."""
         self._wants = ""
         self._measured = self._to_measure.count_kinds(running)
-        self._measured_at = self.clock()
+        self._measured_at = self.pack.clock()
         self._park_beyond(known.degree, running)
-        degree = len(self.members.places) if known.is_open else known.degree
+        degree = len(self.pack.members.places) if known.is_open else known.degree
         stp = None if known.point is None else known.point.stp
         self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known))
 
@@ -319,7 +310,7 @@ class MeasuredDegree:
             self.progress.note_alone(rate)
         self._drift.forget()
         self._measured = self._to_measure.count_kinds(running)
-        self._measured_at = self.clock()
+        self._measured_at = self.pack.clock()
         self._record = replace(
             self._record,
             cost_s=self._record.cost_s + measured.cost_s,
@@ -333,24 +324,24 @@ class MeasuredDegree:
             return
         left = len(running) + self.count_waiting()
         room = self.memory.count_room()
-        at_once = len(self.members.places)
+        at_once = len(self.pack.members.places)
         at_once = at_once if room is None else min(at_once, len(running) + room)
         chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         self._park_beyond(chosen, running)
         # Where all go on, it is not known yet that one more would be too many.
-        degree = len(self.members.places) if chosen >= len(running) else chosen
+        degree = len(self.pack.members.places) if chosen >= len(running) else chosen
         reason = describe_curve(measured.curve, degree) or say_no_more(degree)
         if chosen > measured.degree:
             reason += f"; with {measured.degree} at once the last would end later"
         self._decide(DegreeState.SETTLED, degree, stp, reason)
 
     def _decide(self, state: DegreeState, degree: int, stp: float | None, reason: str) -> None:
-        running = len(self.members.running())
+        running = len(self.pack.members.running())
         decision = DegreeDecision(time.time(), state, running, degree, stp, reason)
         decisions = (*self._record.decisions, decision)[-KEPT:]
         self._record = replace(self._record, state=state, degree=degree, decisions=decisions)
-        self.journal.write(
+        self.pack.journal.write(
             "degree", state=state.value, running=running, degree=degree,
             stp=None if stp is None else round(stp, 3), reason=reason,
         )  # fmt: skip
@@ -361,18 +352,18 @@ class MeasuredDegree:
         self._is_off = True
         self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
-        self._decide(DegreeState.OFF, len(self.members.places), None, reason)
+        self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason)
 
     def _describe_now(self) -> DegreeRecord:
         """What those are told that would join, or whose members might come."""
-        running = self.members.running()
+        running = self.pack.members.running()
         free_mb = self.memory.find_free_mb()
         return replace(
             self._record,
-            places=len(self.members.places),
+            places=len(self.pack.members.places),
             parked=tuple(member.number for member in self._list_parked()),
             # Beyond those that wait here.
-            room=max(0, self.find_room() - len(self.members.waiting)),
+            room=max(0, self.find_room() - len(self.pack.members.waiting)),
             # Figures of every moment would be written at every moment.
             free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
             memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
@@ -381,13 +372,13 @@ class MeasuredDegree:
     def _write(self) -> None:
         self._record = self._describe_now()
         with contextlib.suppress(StateError):
-            write_degree(self.pack, self._record)
+            write_degree(self.pack.path, self._record)
 
     # -- parking ------------------------------------------------------------------------------
 
     def _list_parked(self) -> list[Member]:
         """Those that are."""
-        return [member for member in self.members.running() if member.is_parked]
+        return [member for member in self.pack.members.running() if member.is_parked]
 
     def _park_beyond(self, degree: int, running: Sequence[Member]) -> None:
         """Let so many go on, and park the others as far as that may be."""
@@ -406,7 +397,7 @@ class MeasuredDegree:
 
     def _let_go(self) -> None:
         """All go on."""
-        running = self.members.running()
+        running = self.pack.members.running()
         for member in running:
             member.is_parked = False
         self.pauser.resume(running)
@@ -420,7 +411,7 @@ class MeasuredDegree:
         parked = self._list_parked()
         if not parked:
             return False
-        going = len(self.members.running()) - len(parked)
+        going = len(self.pack.members.running()) - len(parked)
         ordered = self._to_measure.order(parked, set())
         to_resume = ordered[: max(0, degree - going)]
         for member in ordered[len(to_resume) :]:
@@ -429,7 +420,9 @@ class MeasuredDegree:
                 member.is_parked = False
                 self._has_let_go = True
             elif self._is_last_moment(member):
-                self.journal.write("not_parked", member=member.number, reason="too little time")
+                self.pack.journal.write(
+                    "not_parked", member=member.number, reason="too little time"
+                )
                 to_resume.append(member)
         for member in to_resume:
             member.is_parked = False
@@ -448,7 +441,7 @@ class MeasuredDegree:
         alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
         has_run_s = 0.0
         if member.deadline is not None:
-            now = self.clock()
+            now = self.pack.clock()
             paused_s = 0.0 if member.paused_at is None else now - member.paused_at
             has_run_s = max(0.0, wall_s - (member.deadline + paused_s - now))
         return left_s < alone_s - has_run_s + END_MARGIN_S

@@ -23,9 +23,9 @@ from slurm_colloc.model.job_values import (
     reduce_dependency,
     remove_job,
 )
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState, effective_state
-from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.members import PackMembers
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
@@ -40,30 +40,17 @@ RETRY_S = 5.0
 LOCK_WAIT_S = 10.0
 
 
+@dataclass(eq=False, kw_only=True)
 class Dependents:
     """Lets the jobs go that wait for members of this pack.
 
-    Args:
-        pack: The pack's directory.
-        job_id: The pack's Slurm job.
-        members: Its members.
-        slurm: Slurm; None where the pack runs without it, and then no job waits for it.
-        journal: The pack's log.
+    Attributes:
+        pack: The attempt of the pack.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        job_id: str,
-        members: PackMembers,
-        slurm: SlurmAccess | None,
-        journal: Journal,
-    ) -> None:
-        self._pack = pack
-        self._job_id = job_id
-        self._members = members
-        self._slurm = slurm
-        self._journal = journal
+    pack: PackContext
+
+    def __post_init__(self) -> None:
         self._look_at = 0.0
         self._threads: dict[str, threading.Thread] = {}
         self._retry_at: dict[str, float] = {}
@@ -71,10 +58,10 @@ class Dependents:
     def look(self, *, at_once: bool = False) -> None:
         """See which wait, and let go those whose condition is decided; never waits."""
         now = time.monotonic()
-        if self._slurm is None or (now < self._look_at and not at_once):
+        if self.pack.slurm is None or (now < self._look_at and not at_once):
             return
         self._look_at = now + LOOK_EVERY_S
-        for dependent in list_dependents(self._pack):
+        for dependent in list_dependents(self.pack.path):
             running = self._threads.get(dependent.job_id)
             if (running is not None and running.is_alive()) or now < self._retry_at.get(
                 dependent.job_id, 0.0
@@ -84,7 +71,7 @@ class Dependents:
             if clears is None:
                 continue
             thread = threading.Thread(
-                target=self._let_go, args=(self._slurm, dependent.job_id, clears), daemon=True
+                target=self._let_go, args=(self.pack.slurm, dependent.job_id, clears), daemon=True
             )
             self._threads[dependent.job_id] = thread
             thread.start()
@@ -106,38 +93,38 @@ class Dependents:
         return None
 
     def _judge_own(self, kind: str, number: int) -> ConditionOutlook:
-        member = self._members.by_number.get(number)
+        member = self.pack.members.by_number.get(number)
         if member is None:
-            cancelled = self._pack / "members" / format_number(number) / "cancelled"
+            cancelled = self.pack.path / "members" / format_number(number) / "cancelled"
             state = MemberState.CANCELLED if cancelled.exists() else MemberState.PENDING
             return judge_member(kind, state, has_started=False)
         return judge_member(kind, member.record.state, has_started=member.record.starts > 0)
 
     def _let_go(self, slurm: SlurmAccess, job_id: str, clears: bool) -> None:
         # Two packs may let go of the same job: each changes what the other has left.
-        with hold_lock(self._pack.parent.parent / "dependents.lock", LOCK_WAIT_S):
+        with hold_lock(self.pack.path.parent.parent / "dependents.lock", LOCK_WAIT_S):
             try:
                 fields = slurm.read_job(job_id) or {}
                 current = fields.get("Dependency", "")
-                rest = "" if clears else remove_job(current, self._job_id)
+                rest = "" if clears else remove_job(current, self.pack.allocation.job_id)
                 if not clears and not rest and self._waits_for_alternatives(job_id):
                     # Nothing else is left to wait for: it starts when this pack is over.
                     self._retry_at[job_id] = math.inf
                     return
                 if fields.get("JobState") == "PENDING" and current not in ("", "(null)"):
                     slurm.update_job(job_id, {"Dependency": rest})
-                    self._journal.write("let_go", job=job_id, dependency=rest)
+                    self.pack.journal.write("let_go", job=job_id, dependency=rest)
             except SlurmUnreachable:
                 self._retry_at[job_id] = time.monotonic() + RETRY_S
                 return
             except SlurmError as error:
-                self._journal.write("not_let_go", job=job_id, reason=str(error))
-        forget_dependent(self._pack, job_id)
+                self.pack.journal.write("not_let_go", job=job_id, reason=str(error))
+        forget_dependent(self.pack.path, job_id)
 
     def _waits_for_alternatives(self, job_id: str) -> bool:
         return any(
             dependent.is_any
-            for dependent in list_dependents(self._pack)
+            for dependent in list_dependents(self.pack.path)
             if dependent.job_id == job_id
         )
 

@@ -33,15 +33,15 @@ from slurm_colloc.model.job_values import (
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import FINAL_STATES, ExitCode, MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.runtime.allocation import Allocation, find_user_name
+from slurm_colloc.runtime.allocation import find_user_name
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.step_command import StartedProcess, start_process
-from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import StateRecord, name_member, read_attempt, read_state
-from slurm_colloc.store.pack_directory import PackRecord, list_members
+from slurm_colloc.store.pack_directory import list_members
 from slurm_colloc.store.report_files import read_mail_text
 
 # ----
@@ -214,37 +214,22 @@ _OF_THE_PACK = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_GID", "SLU
                 "SLURM_JOB_QOS", "SLURM_JOB_UID", "SLURM_JOB_USER")  # fmt: skip
 
 
+@dataclass(eq=False, kw_only=True)
 class MemberMails:
     """Sends the mails of one attempt's members.
 
-    Args:
-        pack: The pack's directory.
-        record: Its pack.json.
-        allocation: The allocation.
-        config: Slurm's configuration; None where the pack runs without Slurm.
-        members: The members.
-        journal: The pack's log.
+    Attributes:
+        pack: The attempt of the pack.
     """
 
-    def __init__(
-        self,
-        *,
-        pack: Path,
-        record: PackRecord,
-        allocation: Allocation,
-        config: Mapping[str, str] | None,
-        members: PackMembers,
-        journal: Journal,
-    ) -> None:
-        self._members = members
-        self._pack = pack
-        self._state = StateReader(pack.parent.parent, record.cluster)
-        self._record = record
-        self._allocation = allocation
-        self._config = config
+    pack: PackContext
+
+    def __post_init__(self) -> None:
         # A job that was submitted alone: Slurm mails for the pack what was asked for it.
-        self._by_slurm = any(word.startswith("--mail-type=") for word in record.slurm_options)
-        self._outbox = Outbox((config or {}).get("MailProg", ""), journal)
+        self._by_slurm = any(
+            word.startswith("--mail-type=") for word in self.pack.record.slurm_options
+        )
+        self._outbox = Outbox(self.pack.config.get("MailProg", ""), self.pack.journal)
         self._shares: dict[int, list[tuple[float, MailEvent]]] = {}
         self._held: list[Mail] = []
 
@@ -256,7 +241,7 @@ class MemberMails:
             return
         if after.state is MemberState.RUNNING:
             self._plan_shares(member, request)
-            submitted = self._record if member.home is None else member.home
+            submitted = self.pack.record if member.home is None else member.home
             since = member.spec.joined_at or submitted.created_at
             queued = format_mail_time((after.started_at or since) - since)
             self._tell(member, request, MailEvent.BEGIN, f"Queued time {queued}")
@@ -276,7 +261,7 @@ class MemberMails:
     def work(self) -> None:
         """Send what is due, and look after what is being sent; never waits."""
         now = time.monotonic()
-        for member in [self._members.by_number[number] for number in self._shares]:
+        for member in [self.pack.members.by_number[number] for number in self._shares]:
             self._tell_shares(member, now)
         self._outbox.work()
 
@@ -296,7 +281,7 @@ class MemberMails:
 
     def release(self) -> None:
         """Let go the mail about a whole array, which waits for the pack's summary."""
-        text = read_mail_text(self._pack)
+        text = read_mail_text(self.pack.path)
         for mail in self._held:
             self._outbox.put(replace(mail, body=text or mail.body))
         self._held.clear()
@@ -340,7 +325,7 @@ class MemberMails:
             event = choose_end_event(record.state, request)
             if event is not None:
                 end = describe_end(record.state, record.exit_code)
-                body = describe_member(self._allocation.shown_job_id, member)
+                body = describe_member(self.pack.shown_id, member)
                 self._tell(member, request, event, describe_run_time(record), end, body=body)
             return
         ends = self._collect_ends(member)
@@ -353,16 +338,18 @@ class MemberMails:
             self._tell(member, request, MailEvent.REQUEUE, "")
         event = choose_end_event(state, request)
         if event is not None:
-            body = describe_tasks(member.name(self._allocation.shown_job_id).job, ends)
+            body = describe_tasks(member.name(self.pack.shown_id).job, ends)
             self._tell(member, request, event, "", describe_ends(state, codes), body=body)
 
     def _collect_ends(self, member: Member) -> list[TaskEnd] | None:
         """How all tasks of a member's array have ended; None while one of them has not."""
         ends = []
-        job_id = member.name(self._allocation.shown_job_id).job
+        job_id = member.name(self.pack.shown_id).job
         try:
             own = list(self._list_packs(member))
-            takers = [self._state.pack_path(name) for name in self._state.list_takers(job_id)]
+            takers = [
+                self.pack.state.pack_path(name) for name in self.pack.state.list_takers(job_id)
+            ]
             for pack in (*own, *takers):
                 attempt = read_attempt(pack)
                 for number in list_members(pack):
@@ -383,14 +370,14 @@ class MemberMails:
 
     def _list_packs(self, member: Member) -> Iterator[Path]:
         """The packs as which a member's array was submitted."""
-        if self._record.carried:
-            yield self._pack
+        if self.pack.record.carried:
+            yield self.pack.path
             return
-        record = self._record
+        record = self.pack.record
         if member.home is not None:
-            record = self._state.read_pack(member.home.pack_id) or record
+            record = self.pack.state.read_pack(member.home.pack_id) or record
         for index in record.indices:
-            yield self._pack.parent / f"{record.submission}.{index}"
+            yield self.pack.path.parent / f"{record.submission}.{index}"
 
     def _is_first_to_tell(self, member: Member, event: MailEvent) -> bool:
         """True for one runner of all packs of an array: they agree by a file."""
@@ -421,9 +408,9 @@ class MemberMails:
         if summed_up and once and not self._is_first_to_tell(member, event):
             return
         job = member.spec.job
-        name = member.name(self._allocation.shown_job_id)
+        name = member.name(self.pack.shown_id)
         job_id = name.job
-        raw = self._allocation.environment.get("SLURM_JOB_ID", job_id)
+        raw = self.pack.allocation.environment.get("SLURM_JOB_ID", job_id)
         if summed_up:
             shown = f"Array Summary Job_id={job_id}_* ({raw})"
             time_text = "" if once else time_text
@@ -438,13 +425,17 @@ class MemberMails:
             body,
         )
         # What the whole array did is known once this pack has its summary.
-        if summed_up and body and all(m.record.is_final for m in self._members.by_number.values()):
+        if (
+            summed_up
+            and body
+            and all(m.record.is_final for m in self.pack.members.by_number.values())
+        ):
             self._held.append(mail)
         else:
             self._outbox.put(mail)
 
     def _get_default_user(self) -> str:
-        domain = (self._config or {}).get("MailDomain", "")
+        domain = self.pack.config.get("MailDomain", "")
         user = find_user_name()
         return f"{user}@{domain}" if domain and domain != "(null)" else user
 
@@ -452,10 +443,10 @@ class MemberMails:
         self, member: Member, event: MailEvent, time_text: str
     ) -> dict[str, str]:
         """What slurmctld gives to MailProg, with the member's values."""
-        batch, record = self._allocation.environment, member.record
+        batch, record = self.pack.allocation.environment, member.record
         environment = {name: batch[name] for name in _PASSED_ON if name in batch}
         environment |= {name: batch[name] for name in _OF_THE_PACK if name in batch}
-        name = member.name(self._allocation.shown_job_id)
+        name = member.name(self.pack.shown_id)
         environment |= {
             "SLURM_JOB_NAME": member.spec.job.name,
             "SLURM_JOB_WORK_DIR": member.spec.job.directory,

@@ -25,7 +25,8 @@ from slurm_colloc.model.plan import Policy, Rule, SharingMode
 from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.store.atomic_files import read_bytes, read_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.progress_counters import MemberProgress, read_member_progress
@@ -442,37 +443,25 @@ def choose_common_bound(policy: Policy | None) -> float | None:
     return policy.slowdown_bound if policy is not None and policy.rule is Rule.CSUB else None
 
 
+@dataclass(eq=False, kw_only=True)
 class ProgressReader:
     """Looks at the members of a pack.
 
-    Args:
-        pack: The pack's directory.
-        members: Its members.
+    Attributes:
+        pack: The attempt of the pack.
         rates: Reads their counters.
-        instruments: The settings let steps be counted.
         bound: The slowdown that is accepted for members without one of their own; None for any.
         find_may_take_mb: GPU memory that a member may take at most; None where unknown.
         note_evidence: Writes down what a member has shown, for `csub why` and reports.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        members: PackMembers,
-        rates: WindowRates,
-        *,
-        instruments: bool,
-        bound: float | None = None,
-        find_may_take_mb: Callable[[Member], int | None] = lambda _: None,
-        note_evidence: Callable[[Member, str], None] = lambda *_: None,
-    ) -> None:
-        self._pack = pack
-        self._members = members
-        self._rates = rates
-        self._instruments = instruments
-        self._bound = bound
-        self._find_may_take_mb = find_may_take_mb
-        self._note_evidence = note_evidence
+    pack: PackContext
+    rates: WindowRates
+    bound: float | None = None
+    find_may_take_mb: Callable[[Member], int | None] = lambda _: None
+    note_evidence: Callable[[Member, str], None] = lambda *_: None
+
+    def __post_init__(self) -> None:
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, tuple[str, str]] = {}
@@ -486,14 +475,14 @@ class ProgressReader:
     def work(self) -> None:
         """See what the members that run take now."""
         latest = self._read()
-        for member in self._members.with_process():
+        for member in self.pack.members.with_process():
             number, start = member.number, member.record.starts
             found = {} if latest is None else latest["members"].get(str(number)) or {}
             if found.get("start") == start:
                 assert latest is not None
                 used_mb = found.get("gpu_memory_mb")
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
-            if (count := self._rates.read(member)) is not None:
+            if (count := self.rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
             self._tell_taken_at_once(member)
 
@@ -501,19 +490,19 @@ class ProgressReader:
         if member.number in self._told:
             return
         taken_mb = self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
-        if text := describe_taken_at_once(taken_mb, self._find_may_take_mb(member)):
+        if text := describe_taken_at_once(taken_mb, self.find_may_take_mb(member)):
             self._told.add(member.number)
-            self._note_evidence(member, text)
+            self.note_evidence(member, text)
 
     def _read(self) -> Mapping[str, Any] | None:
-        path = latest_path(str(self._pack))
+        path = latest_path(str(self.pack.path))
         with contextlib.suppress(OSError):
             status = os.stat(path)
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamp:
                 return None
             self._stamp = stamp
-            value = read_latest(self._pack)
+            value = read_latest(self.pack.path)
             # An earlier attempt may have left some.
             if value is not None and value["at"] > max(self._begun_at, self.looked_at):
                 self.looked_at = value["at"]
@@ -547,15 +536,15 @@ class ProgressReader:
     def counts_steps(self, member: Member) -> bool:
         """Whether something counts its steps."""
         job = member.spec.job
-        return (self._instruments and job.instrument) or job.progress_regex is not None
+        return (self.pack.settings.instrument and job.instrument) or job.progress_regex is not None
 
     def find_bound(self, member: Member) -> float | None:
         """The slowdown that is accepted for a member; None for any."""
-        return member.spec.plan.max_slowdown or self._bound
+        return member.spec.plan.max_slowdown or self.bound
 
     def note_alone(self, measured: MeasuredRate) -> None:
         """The rate of a member while all others were paused."""
-        use = self._members.by_number[measured.member].gpu
+        use = self.pack.members.by_number[measured.member].gpu
         self.rates_alone[measured.member] = RateAlone(
             measured.member, measured.steps_per_s, measured.error, measured.window_s, time.time(),
             RateSource.PAUSING, None if use is None else use.thread_percentage,
@@ -579,7 +568,7 @@ class ProgressReader:
 
     def find_family_of(self, number: int) -> str:
         """What a member is like that was here, though another pack may have it by now."""
-        member = self._members.by_number.get(number)
+        member = self.pack.members.by_number.get(number)
         return (
             self._families.get(number, ("", ""))[0] if member is None else self.find_family(member)
         )
@@ -603,7 +592,7 @@ class ProgressReader:
         # Loaded only by packs that are measured.
         from slurm_colloc.store.profiles import compute_family, compute_kind
 
-        path = f"{self._pack}/members/{format_number(member.number)}/script"
+        path = f"{self.pack.path}/members/{format_number(member.number)}/script"
         try:
             script = read_bytes(path)
         except OSError:
@@ -617,40 +606,36 @@ class ProgressReader:
 # ---- How many members run at once best, by what earlier packs of the same scripts measured -------
 
 
+@dataclass(eq=False)
 class KnownCurves:
     """Reads the curves of a user, each once.
 
-    Args:
+    Attributes:
         root: The state directory.
         progress: Knows which script a member runs, and how slow it may be.
         find_gpu_model: NVML's name of the pack's GPU; None where it is not known.
         find_mode: How its members share it; None where that is not settled.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        progress: ProgressReader,
-        find_gpu_model: Callable[[], str | None],
-        find_mode: Callable[[], SharingMode | None],
-    ) -> None:
-        self._root = root
-        self._progress = progress
-        self._find_gpu_model = find_gpu_model
-        self._find_mode = find_mode
+    root: Path
+    progress: ProgressReader
+    find_gpu_model: Callable[[], str | None]
+    find_mode: Callable[[], SharingMode | None]
+
+    def __post_init__(self) -> None:
         self._curves: dict[tuple[str, ...], list[KnownCurve]] = {}
 
     def find_degree(self, members: Sequence[Member]) -> KnownDegree | None:
         """How many of these run at once; None where exactly their scripts were never measured."""
-        model, mode = self._find_gpu_model(), self._find_mode()
-        families = [self._progress.find_script(member) for member in members]
+        model, mode = self.find_gpu_model(), self.find_mode()
+        families = [self.progress.find_script(member) for member in members]
         if len(members) < 2 or model is None or mode is None or not all(families):
             return None
         kinds = Counter(families)
         curves = [c for c in self._read(tuple(sorted(kinds)), model) if c.mode is mode]
         if not curves:
             return None
-        bounds = [self._progress.find_bound(member) for member in members]
+        bounds = [self.progress.find_bound(member) for member in members]
         rates = {
             family: rate
             for family, member in zip(families, members, strict=True)
@@ -663,5 +648,5 @@ class KnownCurves:
         if families not in self._curves:
             from slurm_colloc.store.curves import read_curves
 
-            self._curves[families], _ = read_curves(self._root, gpu_model, families)
+            self._curves[families], _ = read_curves(self.root, gpu_model, families)
         return self._curves[families]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState
 from slurm_colloc.runtime.allocation import Allocation, choose_places
 from slurm_colloc.runtime.guarded_steps import is_passing
@@ -120,13 +120,37 @@ class Member:
             if signal is not None:
                 self.signal_at = self.deadline - signal.seconds_before_end
 
-    def add_time(self, seconds: float) -> None:
-        """Set all that is due for it back by a time that was not its own."""
-        self.paused_s += seconds
+    def stop_time(self) -> None:
+        """Nothing is due for it until its time begins anew."""
+        self.deadline = self.signal_at = None
+
+    def resume(self, now: float, paused_again_at: float | None = None) -> None:
+        """It has gone on: all that is due for it is set back by the time that was not its own.
+
+        Args:
+            now: Since when it runs (monotonic clock).
+            paused_again_at: When it was paused again after that; None where it runs on.
+        """
+        paused_s = now - (now if self.paused_at is None else self.paused_at)
+        self.paused_at = paused_again_at
+        self.paused_s += paused_s
         if self.deadline is not None:
-            self.deadline += seconds
+            self.deadline += paused_s
         if self.signal_at is not None:
-            self.signal_at += seconds
+            self.signal_at += paused_s
+
+    def note_mps_client(self, *, is_client: bool) -> None:
+        """It is known whether it is a client of the MPS server under which it was put."""
+        assert self.gpu is not None
+        self.gpu = replace(self.gpu, is_mps_client=is_client)
+
+    def forget_start(self) -> None:
+        """Its present start is over: its processes, and what was asked of it, are forgotten."""
+        self.process = self.pid = self.wrapper_pid = None
+        self.asked = self.end_by = self.ended_at = None
+        self.is_orphan = self.is_parked = self.is_at_door = False
+        self.reserved_mb, self.paused_s = None, 0.0
+        self.stop_time()
 
     def list_due(self) -> list[float]:
         """When something is to be done about it (monotonic clock); never while it is paused."""

@@ -13,7 +13,8 @@ from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser, find_parking_obstacle
 from slurm_colloc.runtime.room import GpuMemoryRoom
 
@@ -32,23 +33,21 @@ Counts = Mapping[int, StepCount | None]
 """Steps by member number; None for a member that counts none."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class MembersToMeasure:
     """Looks at the members of a pack before they are measured.
 
     Attributes:
-        members: All of them.
+        pack: The attempt of the pack.
         progress: Sees what they are like.
         rates: Reads their steps.
         pauser: Knows who is never paused.
-        clock: Seconds that only grow.
     """
 
-    members: PackMembers
+    pack: PackContext
     progress: ProgressReader
     rates: WindowRates
     pauser: MemberPauser
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._seen_at: dict[tuple[int, int], float] = {}
@@ -79,9 +78,9 @@ class MembersToMeasure:
             memory: What is reserved for them.
             count: How many wait for room.
         """
-        now = self.clock()
+        now = self.pack.clock()
         until = self._expected_until = self._expected_until or now + WAVE_S
-        if now >= until or all(place.occupant is not None for place in self.members.places):
+        if now >= until or all(place.occupant is not None for place in self.pack.members.places):
             return False
         has_room = memory.count_room() != 0
         return (has_room or not all(map(memory.is_settled, running))) and count() > 0
@@ -103,7 +102,7 @@ class MembersToMeasure:
         return count.first_step_s is None or count.at - count.first_step_s < SETTLING_S
 
     def _is_young(self, member: Member) -> bool:
-        now = self.clock()
+        now = self.pack.clock()
         seen_at = self._seen_at.setdefault((member.number, member.record.starts), now)
         return now - seen_at < FIRST_STEP_S
 
@@ -162,7 +161,7 @@ class MembersToMeasure:
         the others started is better.
         """
         family = self.progress.find_family(member)
-        alike = [m for m in self.members.running() if self.progress.find_family(m) == family]
+        alike = [m for m in self.pack.members.running() if self.progress.find_family(m) == family]
         if any(has_all_threads(m) for m in alike):
             return True
         return not any(
@@ -196,7 +195,7 @@ class MembersToMeasure:
             self.progress.rates_alone[member.number] = found
             return
         # What the others take of the GPU is seen late: the last moments do not count yet.
-        now = self.clock()
+        now = self.pack.clock()
         if self._first is None:
             self._first = now, found
         elif now >= self._first[0] + SEEN_LATE_S:

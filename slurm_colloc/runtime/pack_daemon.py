@@ -11,8 +11,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_colloc.errors import StateError
@@ -20,9 +19,9 @@ from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
-from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.settled_mode import GpuPatience
 from slurm_colloc.store.atomic_files import make_directory
 
@@ -59,16 +58,14 @@ class DaemonListener(Protocol):
         """It has been ended."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PackDaemon:
     """Starts a daemon, and watches over it.
 
-    Args:
-        pack: The pack's directory.
+    Attributes:
+        pack: The attempt of the pack.
         gpus: UUIDs.
-        environ: The batch script's environment.
-        label: Whose it is, for people.
         clients: Is told which its clients are, and what hits them.
-        journal: The pack's log.
         listener: Is told what becomes of it.
         patience: How patient to be.
         prepared: A daemon that the node's prolog has started for this job.
@@ -76,56 +73,46 @@ class PackDaemon:
         has_guard: The parent of this process outlives it, and keeps the members meanwhile.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        gpus: tuple[str, ...],
-        environ: Mapping[str, str],
-        label: str,
-        *,
-        clients: MpsClients | InstanceClients,
-        journal: Journal,
-        listener: DaemonListener,
-        patience: GpuPatience,
-        prepared: PreparedDaemon | None = None,
-        logs: str = "",
-        has_guard: bool = False,
-    ) -> None:
-        logs_to = pack / "mps" / logs
+    pack: PackContext
+    gpus: tuple[str, ...]
+    clients: MpsClients | InstanceClients
+    listener: DaemonListener
+    patience: GpuPatience
+    prepared: PreparedDaemon | None = None
+    logs: str = ""
+    has_guard: bool = False
+
+    def __post_init__(self) -> None:
+        logs_to = self.pack.path / "mps" / self.logs
         self._options = MpsOptions(
-            gpus=gpus,
-            bases=patience.bases,
-            environment=choose_passed_environment(environ),
-            path=environ.get("PATH", ""),
+            gpus=self.gpus,
+            bases=self.patience.bases,
+            environment=choose_passed_environment(self.pack.allocation.own_environment),
+            path=self.pack.allocation.own_environment.get("PATH", ""),
             logs_to=str(logs_to),
-            label=label,
-            guard_pid=os.getppid() if has_guard else 0,
-            adopt="" if prepared is None else prepared.pipe_directory,
+            label=self.pack.allocation.job_id,
+            guard_pid=os.getppid() if self.has_guard else 0,
+            adopt="" if self.prepared is None else self.prepared.pipe_directory,
         )
-        self._prepared = prepared
-        self._clients = clients
-        self._journal = journal
-        self._listener = listener
-        self._patience = patience
         self._keeper: KeeperClient | None = None
         self._starts = 0
         self._is_let_go = False
         self._fault_since: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             keepers.ControlProved: self._note_control,
-            keepers.Ready: lambda event: listener.note_ready(event.active_ms, event.notes),
+            keepers.Ready: lambda event: self.listener.note_ready(event.active_ms, event.notes),
             keepers.Failed: self._note_failed,
-            keepers.Fault: clients.note_fault,
+            keepers.Fault: self.clients.note_fault,
             keepers.ServerStatus: self._note_server,
-            keepers.ClientJoined: lambda event: clients.join(event.pid),
-            keepers.Status: clients.note_status,
+            keepers.ClientJoined: lambda event: self.clients.join(event.pid),
+            keepers.Status: self.clients.note_status,
             keepers.DaemonDied: lambda _: self._lose("the MPS daemon has died"),
             keepers.KeeperDied: lambda _: self._lose_keeper(),
             keepers.Stopped: lambda event: self._note_stopped(event.report),
-            keepers.DaemonTrouble: lambda event: journal.write(
+            keepers.DaemonTrouble: lambda event: self.pack.journal.write(
                 "mps_trouble", pid=event.pid, text=event.text[:500]
             ),
-            keepers.Sweeping: lambda event: journal.write(
+            keepers.Sweeping: lambda event: self.pack.journal.write(
                 "mps_swept", path=event.path, of=event.label, reason=event.reason
             ),
         }
@@ -135,7 +122,7 @@ class PackDaemon:
     @property
     def by(self) -> str:
         """Who has started it."""
-        return "runner" if self._prepared is None else "prolog"
+        return "runner" if self.prepared is None else "prolog"
 
     def start(self) -> None:
         """Start it; what comes of it is heard by `work`."""
@@ -146,7 +133,7 @@ class PackDaemon:
             self._keeper = KeeperClient.start(self._options, log=_STDERR)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            self._listener.note_given_up(f"the MPS keeper cannot be started: {reason}")
+            self.listener.note_given_up(f"the MPS keeper cannot be started: {reason}")
 
     def filenos(self) -> list[int]:
         """What wakes the runner."""
@@ -156,7 +143,7 @@ class PackDaemon:
     def work(self) -> None:
         """Hear what has happened, and ask what is not known."""
         self._hear()
-        if self._keeper is not None and self._clients.wants_status():
+        if self._keeper is not None and self.clients.wants_status():
             self._keeper.ask_status()
 
     def _hear(self) -> None:
@@ -177,23 +164,23 @@ class PackDaemon:
         since = self._fault_since
         if since is None:
             return False
-        return bool(self._clients.list_hit()) or time.monotonic() < since + self._patience.mend_s
+        return bool(self.clients.list_hit()) or time.monotonic() < since + self.patience.mend_s
 
     def list_stuck(self) -> list[int]:
         """Members that a fault has hit and that keep the server from taking new clients."""
         since = self._fault_since
-        if since is None or time.monotonic() < since + self._patience.fault_grace_s:
+        if since is None or time.monotonic() < since + self.patience.fault_grace_s:
             return []
-        return self._clients.list_hit()
+        return self.clients.list_hit()
 
     def catch_up(self) -> None:
         """Hear all that the daemon has said up to now; waits for a moment at most."""
         if self._keeper is None:
             return
         self._keeper.ask_status()
-        deadline = time.monotonic() + self._patience.status_s
-        seen = self._clients.statuses
-        while self._clients.statuses == seen and self.filenos():
+        deadline = time.monotonic() + self.patience.status_s
+        seen = self.clients.statuses
+        while self.clients.statuses == seen and self.filenos():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
@@ -204,42 +191,42 @@ class PackDaemon:
     # -- the daemon's events ------------------------------------------------------------------
 
     def _note_control(self, event: keepers.ControlProved) -> None:
-        self._journal.write("mps_daemon", pid=event.daemon_pid, ms=event.control_ms)
+        self.pack.journal.write("mps_daemon", pid=event.daemon_pid, ms=event.control_ms)
         notes = tuple(f"not used: {base}" for base in event.refused_bases)
         control_ms = event.control_ms
-        if self._prepared is not None and self._prepared.control_ms is not None:
-            control_ms = self._prepared.control_ms
-        self._listener.note_control(event.pipe_directory, control_ms, self._starts - 1, notes)
+        if self.prepared is not None and self.prepared.control_ms is not None:
+            control_ms = self.prepared.control_ms
+        self.listener.note_control(event.pipe_directory, control_ms, self._starts - 1, notes)
 
     def _note_stopped(self, report: StopReport) -> None:
         # The node's own goes on until the epilog.
-        if self._prepared is None:
-            self._listener.note_stopped(report)
+        if self.prepared is None:
+            self.listener.note_stopped(report)
 
     def _drop_prepared(self, reason: str) -> None:
-        self._prepared = None
+        self.prepared = None
         self._options = replace(self._options, adopt="")
-        self._journal.write("mps_unprepared", reason=reason)
-        self._listener.note_unprepared(reason)
+        self.pack.journal.write("mps_unprepared", reason=reason)
+        self.listener.note_unprepared(reason)
 
     def _note_failed(self, event: keepers.Failed) -> None:
         self._keeper = None
-        if self._prepared is not None:
+        if self.prepared is not None:
             self._drop_prepared(event.reason)
             self._starts = 0
             self.start()
             return
-        self._clients.lose(f"there is no MPS server: {event.reason}")
-        self._listener.note_given_up(event.reason)
+        self.clients.lose(f"there is no MPS server: {event.reason}")
+        self.listener.note_given_up(event.reason)
 
     def _note_server(self, event: keepers.ServerStatus) -> None:
-        self._journal.write("mps_server", server=event.server_pid, status=event.status)
+        self.pack.journal.write("mps_server", server=event.server_pid, status=event.status)
         if event.status == FAULT:
             self._fault_since = time.monotonic()
         elif event.status in (ACTIVE, EXITED):
             self._fault_since = None
         if event.status == EXITED:
-            self._clients.lose("the MPS server has ended")
+            self.clients.lose("the MPS server has ended")
 
     def _lose(self, reason: str) -> None:
         """The daemon has died, and on current drivers its server and all clients with it."""
@@ -247,11 +234,11 @@ class PackDaemon:
         keeper = self._keeper
         if self._is_let_go:
             return
-        if self._prepared is not None:
+        if self.prepared is not None:
             self._drop_prepared("it has died")
         if keeper is None or self._starts >= DAEMONS_MAX:
             self._stop()
-            self._listener.note_given_up(f"{reason}, {self._starts} times")
+            self.listener.note_given_up(f"{reason}, {self._starts} times")
             return
         self._starts += 1
         keeper.restart()
@@ -259,9 +246,9 @@ class PackDaemon:
     def _lose_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
         reason = "the MPS daemon's keeper was killed"
-        if self._prepared is not None and self._starts < DAEMONS_MAX:
+        if self.prepared is not None and self._starts < DAEMONS_MAX:
             # The daemon has lost nothing but its watcher.
-            self._journal.write("mps_unwatched", reason=reason)
+            self.pack.journal.write("mps_unwatched", reason=reason)
             if not self._is_let_go:
                 self.start()
             return
@@ -271,15 +258,15 @@ class PackDaemon:
         if self._is_let_go:
             return
         if self._starts >= DAEMONS_MAX:
-            self._listener.note_given_up(f"{reason}, {self._starts} times")
+            self.listener.note_given_up(f"{reason}, {self._starts} times")
         else:
             self.start()
 
     def _note_loss(self, reason: str) -> None:
         self._fault_since = None
-        self._clients.lose(reason)
-        self._journal.write("mps_lost", reason=reason)
-        self._listener.note_lost()
+        self.clients.lose(reason)
+        self.pack.journal.write("mps_lost", reason=reason)
+        self.listener.note_lost()
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -287,7 +274,7 @@ class PackDaemon:
         """Have its files removed now: Slurm is about to kill all that is left of the pack."""
         if self._keeper is not None and not self._is_let_go:
             self._is_let_go = True
-            self._journal.write("mps_let_go")
+            self.pack.journal.write("mps_let_go")
             self._keeper.abandon()
 
     def close(self) -> None:
@@ -300,7 +287,7 @@ class PackDaemon:
             return
         if not self._is_let_go:
             keeper.stop()
-        for event in keeper.wait(time.monotonic() + self._patience.stop_s):
+        for event in keeper.wait(time.monotonic() + self.patience.stop_s):
             if isinstance(event, (keepers.Fault, keepers.Stopped)):
                 self._handle(event)
             elif isinstance(event, keepers.KeeperDied):
@@ -310,5 +297,5 @@ class PackDaemon:
             self._recover(keeper)
 
     def _recover(self, keeper: KeeperClient) -> None:
-        if self._prepared is None:
-            self._listener.note_stopped(keeper.recover())
+        if self.prepared is None:
+            self.listener.note_stopped(keeper.recover())

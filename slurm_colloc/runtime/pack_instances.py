@@ -35,10 +35,10 @@ from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.node_daemon import InstancesFinding, find_instances
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.settled_mode import SettledMode
 from slurm_colloc.runtime.setup_record import SetupRecord
 from slurm_colloc.store.member_states import GpuUse
-from slurm_colloc.store.pack_directory import PackRecord
 
 if TYPE_CHECKING:
     from slurm_colloc.runtime.instance_daemons import InstanceDaemons
@@ -123,13 +123,6 @@ def read_answer(answer: object) -> ChangeAnswer:
         return ChangeAnswer("", instances)
     told = escape_controls(cut(str(answer.get("reason") or "the node's MIG agent refuses"), 300))
     return ChangeAnswer(told, instances)
-
-
-def begin_change(path: str, change: MigChange) -> BackgroundCall[ChangeAnswer]:
-    """Begin `ask_for_change`."""
-    return BackgroundCall(
-        lambda: ask_for_change(path, change), lambda problem: ChangeAnswer(str(problem))
-    )
 
 
 def _check_peer(connection: socket.socket) -> None:
@@ -408,7 +401,8 @@ class PackInstances:
         journal: Journal,
         places: Mapping[str, int] | None = None,
     ) -> None:
-        self._seats = MigSeats(gpu, can_change=bool(socket), places=places)
+        self.seats = MigSeats(gpu, can_change=bool(socket), places=places)
+        """Who has which instance."""
         self._shared = tuple(places or {})
         self._daemons: InstanceDaemons | None = None
         self._socket = socket
@@ -420,7 +414,7 @@ class PackInstances:
     @property
     def gpu(self) -> PreparedGpu:
         """The GPU, with what stands on it now."""
-        return self._seats.gpu
+        return self.seats.gpu
 
     @property
     def is_changing(self) -> bool:
@@ -442,21 +436,13 @@ class PackInstances:
         """Members can start, as far as MPS inside goes: each daemon answers, or there is none."""
         return self._daemons is None or all(map(self._daemons.is_settled, self._shared))
 
-    def list_members(self, uuid: str) -> list[int]:
-        """The members on an instance."""
-        return self._seats.list_members(uuid)
-
-    def count_places(self, uuid: str) -> int:
-        """How many members share an instance."""
-        return self._seats.count_places(uuid)
-
     def follow_daemons(self) -> list[str]:
         """Hear what has become of MPS inside; what is worth telling of it, a sentence each."""
         if self._daemons is None:
             return []
         self._daemons.work()
         for uuid in self._daemons.list_without():
-            self._seats.close_to_others(uuid)
+            self.seats.close_to_others(uuid)
         return self._daemons.take_notes()
 
     def work(self) -> str | None:
@@ -468,7 +454,7 @@ class PackInstances:
             return None
         self._call.close()
         change, self._call, self._change = self._change, None, None
-        self._seats.note_change(change, answer.reason, answer.instances)
+        self.seats.note_change(change, answer.reason, answer.instances)
         self._journal.write(
             "mig_change",
             destroyed=change.destroy,
@@ -479,30 +465,27 @@ class PackInstances:
         self._problem = answer.reason
         return answer.reason
 
-    def keep(self, running: Collection[int]) -> None:
-        """Free the instances of members that no longer have a place."""
-        self._seats.keep(running)
-
     def describe(self, member: Member) -> str:
-        """Why a member waits although it has a place; empty where it has an instance.
-
-        Where one can be made for it that is begun here.
-        """
+        """Why a member waits although it has a place; empty where it has an instance."""
         if self._call is not None:
             return CHANGING_INSTANCES
-        why = self._seats.describe(member)
+        why = self.seats.describe(member)
         if not why:
             return ""
-        change = self._seats.find_change(member)
+        change = self.seats.find_change(member)
         if change is not None:
-            self._change = change
-            self._call = begin_change(self._socket, change)
             return f"{NO_INSTANCE}: {change.create[0]} is being made of free ones"
         return f"{why} ({self._problem})" if self._problem else why
 
-    def has_free(self, member: Member) -> bool:
-        """Whether a member fits an instance that is free."""
-        return self._seats.find(member) is not None
+    def make_room(self, member: Member) -> None:
+        """Have an instance made for a member of free ones, where that can be done."""
+        change = None if self._call is not None else self.seats.find_change(member)
+        if change is not None:
+            self._change = change
+            self._call = BackgroundCall(
+                lambda: ask_for_change(self._socket, change),
+                lambda problem: ChangeAnswer(str(problem)),
+            )
 
     def lets_pass(self, member: Member) -> bool:
         """Whether those behind a member that waits may take what is free.
@@ -510,7 +493,8 @@ class PackInstances:
         It waits for an instance that is taken: what is free would not be enough for it. Where one
         has to be made for it, what is free is kept for that.
         """
-        return self._call is None and self._seats.waits_for_taken(member)
+        is_made = self._call is not None or self.seats.find_change(member) is not None
+        return not is_made and self.seats.waits_for_taken(member)
 
     def place(
         self, member: Member, share: GpuShare = AS_PLANNED
@@ -524,7 +508,7 @@ class PackInstances:
         Raises:
             OSError: None is free, which nothing but an error of ours makes happen.
         """
-        instance = self._seats.take(member)
+        instance = self.seats.take(member)
         if instance is None:
             raise OSError(f"no MIG instance is free for member {member.number}")
         use = GpuUse(
@@ -544,7 +528,7 @@ class PackInstances:
             return use, environment
         from slurm_colloc.runtime.member_limits import SharedGpu, place_under_mps
 
-        count = self._seats.count_places(instance.uuid)
+        count = self.seats.count_places(instance.uuid)
         given_mb = member.spec.plan.gpu_memory_limit_mb
         if given_mb is None and instance.memory_mb is not None:
             given_mb = instance.memory_mb // max(1, count)
@@ -592,11 +576,10 @@ class PackInstances:
 
 
 def take_instances(
+    pack: PackContext,
     environ: Mapping[str, str],
-    record: PackRecord,
     settled: SettledMode,
     preparation: SetupRecord,
-    journal: Journal,
     *,
     share: Callable[[PackInstances], None],
     start_daemon: Callable[[], None],
@@ -604,18 +587,17 @@ def take_instances(
     """Take the instances; None where there are none.
 
     Args:
+        pack: The attempt of the pack.
         environ: The batch script's environment; empty where there is no Slurm.
-        record: The pack's pack.json.
         settled: The mode.
         preparation: The attempt's setup.
-        journal: The pack's log.
         share: Starts MPS in the instances that members share.
         start_daemon: Starts MPS in the one instance that has the whole GPU.
 
     Returns:
         The instances, and whether nothing else is left to be tried.
     """
-    found = find_instances(environ)
+    found, record = find_instances(environ), pack.record
     if found.gpu is None or found.reason:
         is_done = _go_without(
             found, ShareRequest.parse(record.share), settled, preparation, start_daemon
@@ -625,7 +607,7 @@ def take_instances(
     places = wanted if found.mps_inside else {}
     # What an MPS server is on is not cut anew.
     socket = "" if places else found.socket
-    instances = PackInstances(found.gpu, socket, journal, places)
+    instances = PackInstances(found.gpu, socket, pack.journal, places)
     if wanted and not places:
         preparation.add_notes(
             "the node's policy lets no MPS run inside an instance (mig_mps_inside): each takes "

@@ -10,15 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import VARIABLE
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
-from slurm_colloc.runtime.allocation import Allocation, read_host_memory_mb
-from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.allocation import read_host_memory_mb
 from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.step_command import StartedProcess, start_process
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
@@ -66,34 +66,17 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
     return ""
 
 
+@dataclass(eq=False, kw_only=True)
 class PackMonitor:
     """Starts and ends the monitor of an attempt.
 
-    Args:
-        pack: The pack's directory.
-        record: Its pack.json.
-        allocation: What Slurm gave.
-        attempt: The attempt's number.
-        journal: The pack's log.
-        settings: The settings of this node.
+    Attributes:
+        pack: The attempt of the pack.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        record: PackRecord,
-        allocation: Allocation,
-        attempt: int,
-        journal: Journal,
-        *,
-        settings: Settings,
-    ) -> None:
-        self._pack = pack
-        self._record = record
-        self._allocation = allocation
-        self._attempt = attempt
-        self._journal = journal
-        self._settings = settings
+    pack: PackContext
+
+    def __post_init__(self) -> None:
         self.obstacle = ""
         """Why the pack is not watched; empty where it is."""
         self._root = ""
@@ -105,8 +88,8 @@ class PackMonitor:
 
     def open(self) -> None:
         """Make the place where members publish their progress, or write down why there is none."""
-        host_memory_mb = read_host_memory_mb(self._allocation.environment)
-        obstacle = find_obstacle(self._record, self._settings, host_memory_mb)
+        host_memory_mb = read_host_memory_mb(self.pack.allocation.environment)
+        obstacle = find_obstacle(self.pack.record, self.pack.settings, host_memory_mb)
         if not obstacle:
             remove_forgotten()
             try:
@@ -137,15 +120,15 @@ class PackMonitor:
 
     def _refuse(self, reason: str) -> None:
         self.obstacle = reason
-        self._journal.write("not_watched", reason=reason)
+        self.pack.journal.write("not_watched", reason=reason)
         with contextlib.suppress(OSError, StateError):
-            make_directory(self._pack / "report")
+            make_directory(self.pack.path / "report")
             value = {
-                "attempt": self._attempt,
-                "node": self._allocation.node,
+                "attempt": self.pack.attempt,
+                "node": self.pack.allocation.node,
                 "not_watched": reason,
             }
-            write_json(f"{self._pack}/report/monitor.json", value)
+            write_json(f"{self.pack.path}/report/monitor.json", value)
 
     # -- members ------------------------------------------------------------------------------
 
@@ -159,41 +142,37 @@ class PackMonitor:
         if member.spec.job.metrics:
             with contextlib.suppress(StateError):
                 number = format_number(member.number)
-                keep_own_outputs(self._pack / "members" / number, member.outputs)
+                keep_own_outputs(self.pack.path / "members" / number, member.outputs)
         if not self._root:
             return {}
-        directory = self.find_next_progress(member)
+        directory = self.find_progress(member, is_next=True)
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
             # It was held at the last moment, and starts only now.
             pass
         except OSError as error:
-            self._journal.write("no_progress", member=member.number, reason=str(error))
+            self.pack.journal.write("no_progress", member=member.number, reason=str(error))
             return {}
         if self._begin_at is None:
             self._begin_at = time.monotonic() + START_AFTER_S
         if member.spec.job.progress_regex is not None:
             with contextlib.suppress(StateError):
                 write_follow_request(directory, member.spec.job.progress_regex, member.outputs)
-        if not (self._settings.instrument and member.spec.job.instrument):
+        if not (self.pack.settings.instrument and member.spec.job.instrument):
             return {}
 
         return injected_environment(environment, directory)
 
-    def find_progress(self, member: Member) -> str:
-        """Where the present start of a member counts its steps; empty where it does not."""
-        return (
-            f"{self._root}/{format_number(member.number)}.{member.record.starts}"
-            if self._root
-            else ""
-        )
+    def find_progress(self, member: Member, *, is_next: bool = False) -> str:
+        """Where a start of a member counts its steps; empty where it does not.
 
-    def find_next_progress(self, member: Member) -> str:
-        """Where the next start of a member will count its steps; empty where it will not."""
-        if not self._root:
-            return ""
-        return f"{self._root}/{format_number(member.number)}.{member.record.starts + 1}"
+        Args:
+            member: The member.
+            is_next: Its next start; otherwise its present one.
+        """
+        start = member.record.starts + int(is_next)
+        return f"{self._root}/{format_number(member.number)}.{start}" if self._root else ""
 
     # -- the monitor --------------------------------------------------------------------------
 
@@ -206,40 +185,40 @@ class PackMonitor:
             if status is None:
                 return
             self._process = None
-            self._journal.write("monitor_ended", status=status)
+            self.pack.journal.write("monitor_ended", status=status)
         if self._starts > RESTARTS_MAX:
             self._begin_at = None
             self._give_up()
             return
         self._starts += 1
         with contextlib.suppress(StateError):
-            note_due(self._pack.parent.parent, self._pack.name)
+            note_due(self.pack.path.parent.parent, self.pack.path.name)
         # One that ends at once is not started again at once.
         self._begin_at = time.monotonic() + 10.0 * self._starts
-        words = [str(self._pack), str(self._attempt), self._root]
-        words += ["--interval", f"{self._settings.monitor_interval_s:g}"]
-        words += ["--activity", self._settings.activity_source]
+        words = [str(self.pack.path), str(self.pack.attempt), self._root]
+        words += ["--interval", f"{self.pack.settings.monitor_interval_s:g}"]
+        words += ["--activity", self.pack.settings.activity_source]
         self._process = self._start("monitor.log", "slurm_colloc.monitor", *words)
         if self._process is not None:
-            self._journal.write("monitor", pid=self._process.pid)
+            self.pack.journal.write("monitor", pid=self._process.pid)
 
     def _give_up(self) -> None:
         """Say why nothing was measured, where no monitor could say anything."""
         said = ""
-        with contextlib.suppress(OSError), open(f"{self._pack}/monitor.log", "rb") as file:
+        with contextlib.suppress(OSError), open(f"{self.pack.path}/monitor.log", "rb") as file:
             lines = file.read(65536).decode("utf-8", "replace").splitlines()
             said = lines[-1] if lines else ""
-        if not os.path.exists(f"{self._pack}/report/monitor.json"):
+        if not os.path.exists(f"{self.pack.path}/report/monitor.json"):
             self._refuse(f"the monitor ended at each start{said and f': {said}'}")
 
     def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
         argv = [sys.executable, "-IB", "-m", module, *words]
         # An arena for each thread that a driver or library starts would be memory for nothing.
-        environment = {**self._allocation.own_environment, "MALLOC_ARENA_MAX": "1"}
+        environment = {**self.pack.allocation.own_environment, "MALLOC_ARENA_MAX": "1"}
         try:
-            return start_process(argv, environment, f"{self._pack}/{log}")
+            return start_process(argv, environment, f"{self.pack.path}/{log}")
         except OSError as error:
-            self._journal.write("not_started", program=module, reason=str(error))
+            self.pack.journal.write("not_started", program=module, reason=str(error))
             return None
 
     def stop(self) -> None:
@@ -248,12 +227,12 @@ class PackMonitor:
         self._begin_at = None
         if process is not None and process.poll() is None and not _end(process):
             process.kill()
-            self._journal.write("monitor_killed")
+            self.pack.journal.write("monitor_killed")
         if self._root:
             with contextlib.suppress(OSError, StateError):
-                keep_tracker_runs(self._root, self._pack)
+                keep_tracker_runs(self._root, self.pack.path)
             with contextlib.suppress(OSError, StateError):
-                keep_metrics(self._root, self._pack)
+                keep_metrics(self._root, self.pack.path)
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = ""
         if self._lock is not None:
@@ -268,13 +247,13 @@ class PackMonitor:
         """
         if self._starts == 0:
             if wants_mail:
-                words = ("report", "--write-mail", str(self._pack))
+                words = ("report", "--write-mail", str(self.pack.path))
                 self._summary = self._start("summary.log", "slurm_colloc", *words)
             return
         with contextlib.suppress(StateError):
             # First: who sees that all members have ended waits for it.
-            note_due(self._pack.parent.parent, self._pack.name, is_ending=True)
-        words = ("report", "--write", str(self._pack))
+            note_due(self.pack.path.parent.parent, self.pack.path.name, is_ending=True)
+        words = ("report", "--write", str(self.pack.path))
         self._summary = self._start("summary.log", "slurm_colloc", *words)
 
     @property

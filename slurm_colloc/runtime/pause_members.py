@@ -11,8 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.host.system.node_processes import (
     Process,
@@ -25,8 +24,8 @@ from slurm_colloc.host.system.node_processes import (
 )
 from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import Rule
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED, RENEW_S
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.member_states import MEASURED, PARKED, append_change
@@ -320,22 +319,18 @@ LOOK_S = 1.0
 """How often it is looked whether paused members still are."""
 
 
+@dataclass(eq=False, kw_only=True)
 class MemberPauser:
     """Stops the processes of members, and lets them go on.
 
-    Args:
-        pack: The pack's directory.
-        journal: The pack's log.
-        clock: Seconds that only grow.
+    Attributes:
+        pack: The attempt of the pack.
     """
 
-    def __init__(
-        self, pack: Path, journal: Journal, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._pack = pack
-        self._journal = journal
-        self._clock = clock
-        self._processes = StepProcesses(str(pack))
+    pack: PackContext
+
+    def __post_init__(self) -> None:
+        self._processes = StepProcesses(str(self.pack.path))
         self._stopped: dict[int, StoppedMember] = {}
         self._obstacles: dict[int, str] = {}
         self._looked_at = 0.0
@@ -353,7 +348,7 @@ class MemberPauser:
         for number, obstacle in obstacles.items():
             if obstacle and self._obstacles.get(number) != obstacle:
                 self._obstacles[number] = obstacle
-                self._journal.write("not_paused", member=number, reason=obstacle)
+                self.pack.journal.write("not_paused", member=number, reason=obstacle)
         return {number: obstacle for number, obstacle in obstacles.items() if obstacle}
 
     def get_obstacle(self, number: int) -> str:
@@ -381,14 +376,14 @@ class MemberPauser:
             return
         # Written first: what lies in between is a pause by what is read later.
         self._write(paused=new, reason=reason)
-        now = self._clock()
+        now = self.pack.clock()
         for member in new:
             self._begin(member)
             member.paused_at = now
         self._processes.stop(_list_wrappers(new), self._stopped)
         for member in new:
             if not self._stopped[member.number].is_whole:
-                self._journal.write("not_wholly_paused", member=member.number)
+                self.pack.journal.write("not_wholly_paused", member=member.number)
 
     def resume(self, members: Iterable[Member]) -> None:
         """Let members go on; the time of their pauses counts for none of their limits."""
@@ -399,11 +394,9 @@ class MemberPauser:
             stopped = self._stopped.pop(member.number, None)
             if stopped is not None:
                 stopped.resume()
-        now = self._clock()
+        now = self.pack.clock()
         for member in paused:
-            assert member.paused_at is not None
-            member.add_time(now - member.paused_at)
-            member.paused_at = None
+            member.resume(now)
         self._write(resumed=paused)
 
     def forget(self, member: Member) -> None:
@@ -423,7 +416,7 @@ class MemberPauser:
         Else a member may have been sent a signal, which is to be heard: it goes on. A process that
         has come since is stopped.
         """
-        now = self._clock()
+        now = self.pack.clock()
         if now < self._looked_at + LOOK_S:
             return
         self._looked_at = now
@@ -437,11 +430,11 @@ class MemberPauser:
         let_go = [m for m in paused if any(map(_runs, self._stopped[m.number].processes))]
         if len(let_go) > 1 and let_go == paused:
             for member in let_go:
-                self._journal.write("paused_again", member=member.number)
+                self.pack.journal.write("paused_again", member=member.number)
                 self._begin(member)
         elif let_go:
             for member in let_go:
-                self._journal.write("goes_on", member=member.number, reason="a signal")
+                self.pack.journal.write("goes_on", member=member.number, reason="a signal")
             self.resume(let_go)
             paused = [m for m in paused if m not in let_go]
         if paused:
@@ -451,24 +444,22 @@ class MemberPauser:
         """Tell its wrapper that it is paused, before it is."""
         wrapper = None if member.wrapper_pid is None else identify(member.wrapper_pid)
         stopped = self._stopped[member.number] = StoppedMember(wrapper=wrapper)
-        stopped.renew(self._clock())
+        stopped.renew(self.pack.clock())
 
     def _pause_again(self, member: Member, lapsed_at: float) -> None:
         """This process hung, and the member has gone on meanwhile: that was no pause."""
-        assert member.paused_at is not None
-        now = self._clock()
+        now = self.pack.clock()
         self._write(resumed=[member], at=time.time() - (now - lapsed_at))
         self._write(paused=[member], reason=PARKED if member.is_parked else MEASURED)
-        member.add_time(lapsed_at - member.paused_at)
-        member.paused_at = now
+        member.resume(lapsed_at, paused_again_at=now)
         self._begin(member)
         self._processes.stop(_list_wrappers([member]), self._stopped)
-        self._journal.write("paused_again", member=member.number, reason="the runner hung")
+        self.pack.journal.write("paused_again", member=member.number, reason="the runner hung")
 
     def continue_left(self) -> None:
         """Let go on what an earlier attempt on this node has left stopped."""
-        if count := continue_stopped(str(self._pack)):
-            self._journal.write("continued", processes=count)
+        if count := continue_stopped(str(self.pack.path)):
+            self.pack.journal.write("continued", processes=count)
 
     def _write(
         self,
@@ -480,7 +471,7 @@ class MemberPauser:
     ) -> None:
         try:
             append_change(
-                self._pack,
+                self.pack.path,
                 time.time() if at is None else at,
                 paused=[(m.number, m.record.starts) for m in paused],
                 resumed=[(m.number, m.record.starts) for m in resumed],
@@ -488,7 +479,7 @@ class MemberPauser:
             )
         except OSError as error:
             # A report will count it as time of its own; no member is kept waiting for that.
-            self._journal.write("pause_not_written", reason=str(error))
+            self.pack.journal.write("pause_not_written", reason=str(error))
 
 
 def _list_wrappers(members: Iterable[Member]) -> dict[int, int]:

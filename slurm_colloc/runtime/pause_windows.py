@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from slurm_colloc.model.late_definitions import dataclass
@@ -23,9 +22,9 @@ from slurm_colloc.model.measurement import (
     choose_patience,
     judge_window,
 )
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.member_progress import WindowRates, read_latest
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.store.member_states import PARKED
 
@@ -202,16 +201,12 @@ class ProbeWindow:
     """Ends a member that is only to be probed, once its rate alone is known.
 
     Attributes:
-        pack: The pack's directory.
-        members: Its members.
-        journal: The pack's log.
+        pack: The attempt of the pack.
         why_unwatched: Why nothing is measured in this pack; empty where it is.
         end: Ends the member.
     """
 
-    pack: Path
-    members: PackMembers
-    journal: Journal
+    pack: PackContext
     why_unwatched: Callable[[], str]
     end: Callable[[Member], None]
 
@@ -220,7 +215,7 @@ class ProbeWindow:
 
     def work(self) -> None:
         """See whether the window is over."""
-        for member in self.members.running():
+        for member in self.pack.members.running():
             if not member.spec.job.only_probe or member.asked is not None:
                 continue
             elapsed_s = self._count_s(member)
@@ -230,14 +225,16 @@ class ProbeWindow:
                 reason = f"what it shows cannot be judged: {error!r}"
             if reason:
                 seconds = round(elapsed_s, 1)
-                self.journal.write("probed", member=member.number, seconds=seconds, reason=reason)
+                self.pack.journal.write(
+                    "probed", member=member.number, seconds=seconds, reason=reason
+                )
                 self.end(member)
 
     def _count_s(self, member: Member) -> float:
         """Seconds since its window was opened: as its start was seen."""
         now, key = time.monotonic(), (member.number, member.record.starts)
         if key not in self._begun_at:
-            self.journal.write("probe", member=member.number)
+            self.pack.journal.write("probe", member=member.number)
         return now - self._begun_at.setdefault(key, now)
 
     def _judge(self, member: Member, elapsed_s: float) -> str:
@@ -258,6 +255,6 @@ class ProbeWindow:
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
         """The monitor's newest figures of the member's present start; empty without."""
-        latest = read_latest(self.pack)
+        latest = read_latest(self.pack.path)
         found = latest["members"].get(str(member.number), {}) if latest is not None else {}
         return dict(found) if found.get("start") == member.record.starts else {}

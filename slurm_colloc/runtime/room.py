@@ -6,18 +6,17 @@ settled what its process takes, with a margin. The limit that it was started wit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import RESUBMISSIONS
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
 from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.member_progress import ProgressReader
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.store.member_states import is_held
 from slurm_colloc.store.pack_directory import PackRecord
 
@@ -36,23 +35,21 @@ class GpuMemoryRoom:
     """What is reserved, and what is left.
 
     Attributes:
-        members: The pack's members.
+        pack: The attempt of the pack.
         progress: Sees what they take.
         find_usable_mb: GPU memory that members may take together on one GPU; None where that is
             unknown.
         find_enforces: Whether members are held to their limits.
         find_gpus: The pack's GPUs by UUID; none where they are not known.
         find_obstacle: Why nothing is measured in this pack; empty where it is.
-        clock: Seconds that only grow.
     """
 
-    members: PackMembers
+    pack: PackContext
     progress: ProgressReader
     find_usable_mb: Callable[[], int | None]
     find_enforces: Callable[[], bool]
     find_obstacle: Callable[[], str]
     find_gpus: Callable[[], tuple[str, ...]] = tuple
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._unsettled_since: dict[tuple[int, int], float] = {}
@@ -76,7 +73,7 @@ class GpuMemoryRoom:
             return None
         gpus = self.find_gpus() or ("",)
         free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
-        for member in self.members.running():
+        for member in self.pack.members.running():
             reserved_mb = self._find_reserved_mb(member, usable_mb)
             for gpu in self._list_gpus(member):
                 free_mb[gpu] -= reserved_mb
@@ -90,7 +87,7 @@ class GpuMemoryRoom:
 
     def describe(self, member: Member) -> str:
         """Why a waiting member finds no GPU memory; empty where it may start."""
-        free, running = self.find_free(), self.members.running()
+        free, running = self.find_free(), self.pack.members.running()
         if free is None or not running or not self._counts():
             return ""
         need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
@@ -154,13 +151,13 @@ class GpuMemoryRoom:
         """
         if starting.spec.plan.predicted_slowdown is not None or self.find_obstacle():
             return None
-        waiting = (self.members.by_number[number] for number in self.members.waiting)
-        here = [starting, *self.members.with_process(), *waiting]
+        waiting = (self.pack.members.by_number[number] for number in self.pack.members.waiting)
+        here = [starting, *self.pack.members.with_process(), *waiting]
         kinds = {self.progress.find_family(member) or f"#{member.number}" for member in here}
-        if len(kinds) > 1 or not self.members.with_process():
+        if len(kinds) > 1 or not self.pack.members.with_process():
             return 1
         count = len({member.number for member in here})
-        return max(1, min(len(self.members.places), count, ALIKE_MOST))
+        return max(1, min(len(self.pack.members.places), count, ALIKE_MOST))
 
     def count_room(self) -> int | None:
         """How many more could start now that are like those that run; None for no bound.
@@ -170,11 +167,11 @@ class GpuMemoryRoom:
         free = self.find_free()
         if free is None or not self._counts():
             return None
-        running = self.members.running()
+        running = self.pack.members.running()
         needs_mb = [self.find_need_mb(member) for member in running]
         need_mb = None if None in needs_mb else max((mb or 0 for mb in needs_mb), default=None)
         gpus = max((member.spec.plan.gpus for member in running), default=1)
-        most = len(self.members.places)
+        most = len(self.pack.members.places)
         return count_starts(free, [need_mb or None] * most, gpus)
 
     def is_settled(self, member: Member) -> bool:
@@ -212,7 +209,9 @@ class GpuMemoryRoom:
         settled_mb = self.progress.find_gpu_settled_mb(member)
         if settled_mb is not None:
             return max(stated_mb, settled_mb)
-        share_mb = usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.members.places))
+        share_mb = (
+            usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.pack.members.places))
+        )
         if member.reserved_mb is None:
             # An earlier attempt has started it.
             limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
@@ -223,15 +222,15 @@ class GpuMemoryRoom:
 
     def _is_given_up(self, member: Member) -> bool:
         key = member.number, member.record.starts
-        since = self._unsettled_since.setdefault(key, self.clock())
-        return self.clock() - since >= PATIENCE_S
+        since = self._unsettled_since.setdefault(key, self.pack.clock())
+        return self.pack.clock() - since >= PATIENCE_S
 
 
 END_MARGIN_S = 20.0
 """What is left of a pack's time limit for its end."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TimeLeft:
     """The time of one attempt of a pack.
 
@@ -239,33 +238,28 @@ class TimeLeft:
     came, so that the next call of csub submits it again, in a pack with time enough.
 
     Attributes:
-        pack: The pack's directory.
-        record: Its pack.json.
-        members: Its members.
+        pack: The attempt of the pack.
         site_requeues: Slurm's JobRequeue.
-        clock: Seconds that only grow.
     """
 
-    pack: Path
-    record: PackRecord
-    members: PackMembers
-    _: KW_ONLY
+    pack: PackContext
     site_requeues: bool
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._limit_s = None if self.record.request is None else self.record.request.time_limit_s
-        self._begun_at = self.clock()
+        self._limit_s = (
+            None if self.pack.record.request is None else self.pack.record.request.time_limit_s
+        )
+        self._begun_at = self.pack.clock()
         # Elsewhere they would not be submitted again.
-        is_swept = not self.record.carried and not self.record.local
-        self._may_hand_back = is_swept and self.record.resubmissions < RESUBMISSIONS
+        is_swept = not self.pack.record.carried and not self.pack.record.local
+        self._may_hand_back = is_swept and self.pack.record.resubmissions < RESUBMISSIONS
 
     @property
     def left_s(self) -> float | None:
         """Seconds until Slurm ends the pack; None without a limit that is known."""
         if self._limit_s is None:
             return None
-        return self._limit_s - (self.clock() - self._begun_at)
+        return self._limit_s - (self.pack.clock() - self._begun_at)
 
     def suffices_for(self, job: Job) -> bool:
         """Whether a job that comes from elsewhere could run to its end."""
@@ -288,7 +282,7 @@ class TimeLeft:
         # Another pack has no more time than this one had: a job that needs all may start here.
         assert self._limit_s is not None
         is_better = job.time_limit_s + END_MARGIN_S <= self._limit_s and self._has_begun()
-        return may_restart and is_better and not is_held(self.pack, member.number)
+        return may_restart and is_better and not is_held(self.pack.path, member.number)
 
     def describe(self, member: Member) -> str:
         """Why a waiting member is not to be started here any more; empty where it may be."""
@@ -307,7 +301,7 @@ class TimeLeft:
 
     def _has_begun(self) -> bool:
         """A member has been started: no pack hands back all that it was given."""
-        members = self.members.by_number.values()
+        members = self.pack.members.by_number.values()
         return any(member.process is not None or member.record.starts for member in members)
 
 

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import RETRY_S, GivenUp, GiveUp, Journal, insist, is_passing
+from slurm_colloc.runtime.guarded_steps import RETRY_S, GivenUp, GiveUp, insist, is_passing
 from slurm_colloc.runtime.members import make_places
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.verdict import StopReason
-from slurm_colloc.runtime.wiring import RunnerParts
+from slurm_colloc.runtime.wiring import RunnerParts, build_context
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox
@@ -36,7 +37,7 @@ class Runner:
     """Runs one attempt of one pack to its end.
 
     Args:
-        pack: The pack's directory.
+        path: The pack's directory.
         record: Its pack.json.
         allocation: What Slurm gave.
         settings: The settings of this node.
@@ -47,7 +48,7 @@ class Runner:
 
     def __init__(
         self,
-        pack: Path,
+        path: Path,
         record: PackRecord,
         allocation: Allocation,
         settings: Settings,
@@ -56,28 +57,22 @@ class Runner:
         slurm_log: int = 2,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        self.pack = pack
-        self.record = record
-        self.allocation = allocation
-        self.slurm = slurm
-        self.journal = Journal(pack)
-        self.attempt = insist(
-            "beginning an attempt", lambda: begin_attempt(pack, allocation.restarts + 1)
+        attempt = insist(
+            "beginning an attempt", lambda: begin_attempt(path, allocation.restarts + 1)
         )
-        self._parts = insist(
-            "preparing an attempt",
-            lambda: RunnerParts(
-                pack=pack,
-                record=record,
+
+        def build_parts() -> tuple[PackContext, RunnerParts]:
+            pack = build_context(
+                path,
+                record,
+                attempt=attempt,
                 allocation=allocation,
-                attempt=self.attempt,
-                journal=self.journal,
                 settings=settings,
                 slurm=slurm,
-                slurm_log=slurm_log,
-                announce=announce,
-            ),
-        )
+            )
+            return pack, RunnerParts(pack, slurm_log=slurm_log, announce=announce)
+
+        self.pack, self._parts = insist("preparing an attempt", build_parts)
         self.members = self._parts.members
         self.states = self._parts.states
         self._waker = Waker(self._on_terminate, self._on_foreign_signal)
@@ -95,24 +90,24 @@ class Runner:
         self.members.places, why = insist(
             "reading the members",
             lambda: make_places(
-                self.pack,
-                self.record.degree,
-                self.allocation,
-                lone=parts.lone,
+                self.pack.path,
+                self.pack.record.degree,
+                self.pack.allocation,
+                lone=self.pack.is_lone,
                 others=parts.job_sets.others,
             ),
         )
         if why:
-            self.journal.write("not_bound", reason=why)
-        if self.attempt > 1:
+            self.pack.journal.write("not_bound", reason=why)
+        if self.pack.attempt > 1:
             parts.steps.run("what is stopped", parts.pauser.continue_left)
         # What an earlier attempt left: its unfinished members start again.
         insist("reading the members", parts.intake.adopt_taken)
-        self.journal.write(
+        self.pack.journal.write(
             "attempt",
-            attempt=self.attempt,
-            node=self.allocation.node,
-            job=self.allocation.job_id,
+            attempt=self.pack.attempt,
+            node=self.pack.allocation.node,
+            job=self.pack.allocation.job_id,
             launcher=parts.starter.launcher,
         )
 
@@ -133,7 +128,7 @@ class Runner:
                 self._wait()
         except GivenUp as error:
             given_up, reason = error, str(error)
-            self.journal.write("gives_up", reason=reason)
+            self.pack.journal.write("gives_up", reason=reason)
             if not is_passing(error.error):
                 # What the file system keeps from starting is submitted again by the next csub.
                 parts.steps.run(
@@ -150,7 +145,7 @@ class Runner:
         self.states.finish(self._wait)
         parts.steps.run("requests", parts.requests.work)
         parts.last_work.finish(self._wait_shortly, summarizes=parts.slurm_decision.ending is None)
-        self.journal.write("end", exit=self.states.worst)
+        self.pack.journal.write("end", exit=self.states.worst)
         if given_up is not None and is_passing(given_up.error):
             raise given_up
         # What depends on the whole pack must not take it for done.
@@ -202,7 +197,7 @@ class Runner:
         parts = self._parts
         if parts.slurm_decision.follow():
             parts.ends.resume()
-        if parts.slurm_decision.ending is not None and self.slurm is None:
+        if parts.slurm_decision.ending is not None and self.pack.slurm is None:
             for member in self.members.with_process():
                 parts.control.end(member, StopReason.CANCEL)
 
@@ -219,6 +214,7 @@ class Runner:
         parts.steps.run("taking members over", partial(parts.take_over.work, at_once=True))
         if parts.take_over.is_busy or len(self.members.by_number) > known:
             return False
+        parts.job_sets.note_idle()
         return parts.job_sets.may_close() and parts.place_filler.close()
 
     def _give_up(self, step: str) -> GiveUp:
@@ -240,7 +236,7 @@ class Runner:
     def is_over(self) -> bool:
         """Every member has ended for good and the pack is closed."""
         return all(member.is_final for member in self.members.by_number.values()) and (
-            inbox.list_waiting(str(self.pack)) is None
+            inbox.list_waiting(str(self.pack.path)) is None
         )
 
     # -- setting up ---------------------------------------------------------------------------
@@ -254,7 +250,7 @@ class Runner:
                     self._parts.control.signal(member, signal.SIGTERM, steps_only=False)
 
     def _on_foreign_signal(self, number: int) -> None:
-        if self._parts.lone:
+        if self.pack.is_lone:
             for member in self.members.with_process():
                 self._parts.control.signal(member, number, steps_only=False)
 

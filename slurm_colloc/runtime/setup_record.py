@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.store.pack_directory import Setup, SetupInstance, write_setup
 
 if TYPE_CHECKING:
@@ -22,19 +21,17 @@ if TYPE_CHECKING:
     from slurm_colloc.runtime.pack_instances import PackInstances
 
 
+@dataclass(eq=False, kw_only=True)
 class SetupRecord:
     """Keeps the setup of an attempt.
 
-    Args:
-        pack: The pack's directory.
+    Attributes:
+        pack: The attempt of the pack.
         setup: What is known at the start.
-        journal: The pack's log.
     """
 
-    def __init__(self, pack: Path, setup: Setup, journal: Journal) -> None:
-        self._pack = pack
-        self._journal = journal
-        self.setup = setup
+    pack: PackContext
+    setup: Setup
 
     def note_gpu(self, finding: GpuFinding, prepared: tuple[str, ...]) -> None:
         """What NVML says of the pack's GPU.
@@ -75,7 +72,7 @@ class SetupRecord:
                     one.gpu_instance,
                     one.memory_mb,
                     one.sms,
-                    instances.count_places(one.uuid),
+                    instances.seats.count_places(one.uuid),
                 )
                 for one in gpu.instances
             ),
@@ -93,7 +90,7 @@ class SetupRecord:
 
     def note_stopped(self, report: StopReport) -> None:
         """The daemon has been ended."""
-        self._journal.write(
+        self.pack.journal.write(
             "mps_stopped",
             ms=report.elapsed_ms,
             forced=report.forced,
@@ -117,7 +114,7 @@ class SetupRecord:
         """Write it down as it is now, with these fields changed."""
         self._change(**changes)
         with contextlib.suppress(StateError):
-            write_setup(self._pack, self.setup)
+            write_setup(self.pack.path, self.setup)
 
     def _change(self, **changes: object) -> None:
         self.setup = replace(self.setup, **changes)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
-from slurm_colloc.model.late_definitions import KW_ONLY, dataclass
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Rule, SharingMode
@@ -24,9 +24,8 @@ from slurm_colloc.planning.same_kind import (
     compute_reason_to_stay,
     find_difference,
 )
-from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.members import PackMembers
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, find_job_of
+from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.slurm.slurm_commands import SlurmJob, find_job_of
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, list_gpu_set_packs, list_node_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
@@ -238,17 +237,15 @@ _NEEDS_ITS_END = re.compile(r"(?:afterok|aftercorr|afternotok):([^?,]+)")
 _WAITS = re.compile(r"[a-z]+:([^?,]+)")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class EmptiedJobs:
     """What Slurm says of the other packs of a submission, and what it is told of them.
 
     Attributes:
-        slurm: Slurm; None where the pack runs without it.
-        journal: The pack's log.
+        pack: The attempt of the pack.
     """
 
-    slurm: SlurmAccess | None
-    journal: Journal
+    pack: PackContext
 
     def __post_init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -268,20 +265,21 @@ class EmptiedJobs:
         now = time.monotonic()
         # A thread may take one off the list at any moment.
         due = [job_id for job_id, moment in list(self._to_cancel.items()) if now >= moment]
-        if due and self.slurm is not None:
+        if due and self.pack.slurm is not None:
             self._start(lambda: self._cancel(due))
 
     def knows(self, sister: SisterPack) -> bool:
-        """Whether it is known if members may leave a pack; otherwise Slurm is asked."""
+        """Whether it is known if members may leave a pack; otherwise `ask` has Slurm asked."""
         is_plain = bool(sister.attempt) and not sister.guests_of
-        if self.slurm is None or sister.job_id is None or is_plain:
+        if self.pack.slurm is None or sister.job_id is None or is_plain:
             return True
-        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
         is_known = self._has_asked_dependencies or not sister.guests_of
-        if is_known and time.monotonic() - self._asked_at <= FRESH_S:
-            return True
+        return is_known and time.monotonic() - self._asked_at <= FRESH_S
+
+    def ask(self, sister: SisterPack) -> None:
+        """Have Slurm asked whether members may leave a pack; never waits."""
+        self._asks_dependencies = self._asks_dependencies or bool(sister.guests_of)
         self._start(self._ask)
-        return False
 
     def may_take_from(self, sister: SisterPack) -> bool:
         """Whether members may leave a pack of which that is known.
@@ -289,7 +287,7 @@ class EmptiedJobs:
         It waits for nothing but its turn, or it runs. From one of another submission none may where
         a job waits for its Slurm job, which would end without them.
         """
-        if self.slurm is None or sister.job_id is None:
+        if self.pack.slurm is None or sister.job_id is None:
             return False
         if sister.attempt and not sister.guests_of:
             return True
@@ -317,31 +315,33 @@ class EmptiedJobs:
             self._thread.start()
 
     def _ask(self) -> None:
-        assert self.slurm is not None
+        assert self.pack.slurm is not None
         asked_at = time.monotonic()
         try:
             if self._asks_dependencies:
                 self._has_asked_dependencies = True
-                self._dependencies = self.slurm.list_dependencies()
-            self._jobs = self.slurm.list_jobs()
+                self._dependencies = self.pack.slurm.list_dependencies()
+            self._jobs = self.pack.slurm.list_jobs()
         except SlurmError as error:
-            self.journal.write("not_asked", reason=str(error))
+            self.pack.journal.write("not_asked", reason=str(error))
             self._jobs, self._dependencies = {}, None
         self._asked_at = asked_at
 
     def _cancel(self, due: list[str]) -> None:
-        assert self.slurm is not None
+        assert self.pack.slurm is not None
         for job_id in due:
             self._to_cancel[job_id] = time.monotonic() + RETRY_S
             try:
-                if any(needs_its_end(text, job_id) for text in self.slurm.list_dependencies()):
+                if any(needs_its_end(text, job_id) for text in self.pack.slurm.list_dependencies()):
                     # It starts, finds that it is empty, and completes.
-                    self.journal.write("not_cancelled", job=job_id, reason="a job needs its end")
+                    self.pack.journal.write(
+                        "not_cancelled", job=job_id, reason="a job needs its end"
+                    )
                 else:
-                    self.slurm.cancel(job_id)
-                    self.journal.write("cancelled", job=job_id)
+                    self.pack.slurm.cancel(job_id)
+                    self.pack.journal.write("cancelled", job=job_id)
             except SlurmError as error:
-                self.journal.write("not_cancelled", job=job_id, reason=str(error))
+                self.pack.journal.write("not_cancelled", job=job_id, reason=str(error))
             else:
                 del self._to_cancel[job_id]
 
@@ -415,35 +415,24 @@ class JobSet:
     waiting: tuple[int, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class JobSets:
     """Looks at the other sets of a pack's job.
 
     Attributes:
-        pack: The pack's directory.
-        record: Its pack.json.
-        attempt: The attempt's number.
-        state: The state directory.
-        members: Its members and places.
-        restarts: How often Slurm has restarted the job.
-        clock: Seconds that only grow.
+        pack: The attempt of the pack.
     """
 
-    pack: Path
-    record: PackRecord
-    attempt: int
-    state: State
-    members: PackMembers
-    _: KW_ONLY
-    restarts: int = 0
-    clock: Callable[[], float] = time.monotonic
+    pack: PackContext
 
     def __post_init__(self) -> None:
-        names = list_gpu_set_packs(self.record)
-        self.others = [self.state.pack_path(name) for name in names if name != self.record.pack_id]
+        names = list_gpu_set_packs(self.pack.record)
+        self.others = [
+            self.pack.state.pack_path(name) for name in names if name != self.pack.record.pack_id
+        ]
         """Their packs; none where the job has one set."""
-        self._on_node = frozenset(list_node_packs(self.record, self.record.node))
-        self._begun_at = self.clock()
+        self._on_node = frozenset(list_node_packs(self.pack.record, self.pack.record.node))
+        self._begun_at = self.pack.clock()
         self._left: set[int] = set()
         self._left_at = float("-inf")
         self._is_idle = True
@@ -477,8 +466,8 @@ class JobSets:
             begun: How many of its members have begun and not ended.
             waiting: How many wait in it.
         """
-        own_gpus, gpus = _count_gpus(self.record), _count_gpus(other)
-        here, there = len(self.members.with_process()), begun + waiting
+        own_gpus, gpus = _count_gpus(self.pack.record), _count_gpus(other)
+        here, there = len(self.pack.members.with_process()), begun + waiting
         # Of n that come: (here + n) / own_gpus <= (there - n) / gpus.
         return min(waiting, max(0, (there * own_gpus - here * gpus) // (own_gpus + gpus)))
 
@@ -496,11 +485,11 @@ class JobSets:
         try:
             # First, because it is looked for once a second: mostly nothing is there.
             waiting = _list_waiting(path)
-            if not waiting or not is_there(self.state.open / path.name):
+            if not waiting or not is_there(self.pack.state.open / path.name):
                 return None
-            record = self.state.read_pack(path.name)
+            record = self.pack.state.read_pack(path.name)
             attempt = read_attempt(path)
-            if record is None or attempt > self.attempt or read_ended(path) is not None:
+            if record is None or attempt > self.pack.attempt or read_ended(path) is not None:
                 return None
             is_out = self._is_out(path, attempt)
             waiting = _choose_movable(waiting, record, is_out=is_out)
@@ -526,9 +515,9 @@ class JobSets:
             return False
         for number in numbers:
             if number not in self._left:
-                inbox.set_free(str(self.pack), number)
+                inbox.set_free(str(self.pack.path), number)
                 self._left.add(number)
-                self._left_at = self.clock()
+                self._left_at = self.pack.clock()
         return True
 
     def _may_take(self, path: Path) -> bool:
@@ -543,13 +532,13 @@ class JobSets:
     def _is_out(self, path: Path, attempt: int) -> bool:
         """Whether nothing starts in a set any more: by its setup, or because its runner is gone."""
         if not attempt:
-            return was_killed(path, self.restarts)
+            return was_killed(path, self.pack.allocation.restarts)
         setup = read_setup(path)
         is_refused = setup is not None and setup.attempt == attempt and not setup.mode
         return (is_refused and bool(setup and setup.reason)) or not self._has_runner(path)
 
     def _has_runner(self, path: Path) -> bool:
-        if was_killed(path, self.restarts):
+        if was_killed(path, self.pack.allocation.restarts):
             return False
         if path.name not in self._on_node:
             # Its guard tells, or that of the first node.
@@ -563,7 +552,17 @@ class JobSets:
         """A member runs here, or is about to."""
         if self._is_idle and self.others:
             self._is_idle = False
-            forget_idle(self.pack)
+            forget_idle(self.pack.path)
+
+    def note_idle(self) -> None:
+        """Nothing runs here, and nothing waits that may start: the others need not wait for it."""
+        if self.others and not self._is_idle and self._has_waited():
+            mark_idle(self.pack.path)
+            self._is_idle = True
+
+    def _has_waited(self) -> bool:
+        """The others have had their time to take what was left to them."""
+        return self.pack.clock() >= self._left_at + LEAVE_S
 
     def may_close(self) -> bool:
         """Whether the pack may end: nothing can come from the others any more.
@@ -572,27 +571,24 @@ class JobSets:
         """
         if not self.others:
             return True
-        if self.clock() < self._left_at + LEAVE_S:
+        if not self._has_waited():
             return False
-        if not self._is_idle:
-            mark_idle(self.pack)
-            self._is_idle = True
         return not any(self._is_busy(path) for path in self.others)
 
     def _is_busy(self, path: Path) -> bool:
         """Whether members of another set may yet start again, or need another place."""
         if is_idle(path) or inbox.list_waiting(str(path)) is None:
             return False
-        if was_killed(path, self.restarts):
+        if was_killed(path, self.pack.allocation.restarts):
             return self._is_being_left(path)
         if not read_attempt(path):
-            return self.clock() < self._begun_at + BEGIN_S
+            return self.pack.clock() < self._begun_at + BEGIN_S
         return self._has_runner(path)
 
     def _is_being_left(self, path: Path) -> bool:
         """Whether members of a node that has left the job are about to be set free."""
         with contextlib.suppress(StateError):
-            kill = read_kill(path, self.restarts)
+            kill = read_kill(path, self.pack.allocation.restarts)
             if kill is not None and kill.node and time.time() < kill.at + LEFT_S:
                 return count_begun(path, read_attempt(path)) > 0
         return False

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, SlurmError, StateError
-from slurm_colloc.model.late_definitions import replace, write_methods
+from slurm_colloc.model.late_definitions import KW_ONLY, dataclass, replace, write_methods
 from slurm_colloc.model.member import EndCause, MemberState, is_guest
 from slurm_colloc.runtime.allocation import (
     Allocation,
@@ -259,28 +259,22 @@ def leave_node(path: str) -> bool:
     return LeftNode(Path(path), allocation, SlurmCommands()).settle()
 
 
+@dataclass(eq=False)
 class LeftNode:
     """A node whose step has ended.
 
-    Args:
+    Attributes:
         pack: The directory of the pack of its first GPU set.
         allocation: What Slurm gave the batch script.
         slurm: Slurm.
         fence_s: How long a runner there may take to end its members.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        allocation: Allocation,
-        slurm: SlurmAccess,
-        *,
-        fence_s: float = FENCE_S,
-    ) -> None:
-        self._pack = pack
-        self._allocation = allocation
-        self._slurm = slurm
-        self._fence_s = fence_s
+    pack: Path
+    allocation: Allocation
+    slurm: SlurmAccess
+    _: KW_ONLY
+    fence_s: float = FENCE_S
 
     def settle(self) -> bool:
         """Let members of runners that are gone start again elsewhere.
@@ -299,38 +293,38 @@ class LeftNode:
             # A controller that does not answer is no reason to let the others wait for ever.
             attempt = read_attempt(path)
             kill = RunnerKill(
-                self._allocation.restarts, attempt, 0, time.time(), "the others go on", node
+                self.allocation.restarts, attempt, 0, time.time(), "the others go on", node
             )
             write_kill(path, kill)
             Journal(path).write("node_left", node=node)
-        time.sleep(self._fence_s)
+        time.sleep(self.fence_s)
         freed = [self._free(path, node) for path in left]
         return all(freed)
 
     def _list_packs(self) -> list[Path]:
-        record = insist("reading the pack", lambda: read_pack(self._pack))
+        record = insist("reading the pack", lambda: read_pack(self.pack))
         if record is None:
-            raise StateError(f"{self._pack} is not on this node")
-        return [self._pack.parent / name for name in list_node_packs(record, record.node)]
+            raise StateError(f"{self.pack} is not on this node")
+        return [self.pack.parent / name for name in list_node_packs(record, record.node)]
 
     def _has_ended(self, path: Path) -> bool:
         """Whether a runner has done all it had to, or its own guard has seen it die."""
         is_closed = inbox.list_waiting(str(path)) is None
-        return is_closed or read_kill(path, self._allocation.restarts) is not None
+        return is_closed or read_kill(path, self.allocation.restarts) is not None
 
     def _ends(self) -> bool:
         """Whether Slurm is ending the whole job, or has started it again."""
         with contextlib.suppress(SlurmError):
-            fields = self._slurm.read_job(self._allocation.job_id)
+            fields = self.slurm.read_job(self.allocation.job_id)
             if fields is not None:
-                standing = judge_standing(fields, self._allocation.restarts, time.time())
+                standing = judge_standing(fields, self.allocation.restarts, time.time())
                 return standing is not JobStanding.RUNS
         return False
 
     def _find_name(self) -> str:
         with contextlib.suppress(StateError):
-            division = read_division(self._pack)
-            if division is not None and division.restarts == self._allocation.restarts:
+            division = read_division(self.pack)
+            if division is not None and division.restarts == self.allocation.restarts:
                 return division.node
         return "another node"
 
@@ -359,7 +353,7 @@ class LeftNode:
 
     def _read_config(self) -> dict[str, str]:
         with contextlib.suppress(SlurmError):
-            return self._slurm.read_config()
+            return self.slurm.read_config()
         return {}
 
 

@@ -6,9 +6,8 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime import programs
 
 WRAPPER = os.path.join(os.path.dirname(programs.__file__), "wrapper.py")
@@ -56,46 +55,27 @@ def build_srun_argv(
     ]
 
 
-def build_launch(
-    *,
-    job: Job,
-    script: str,
-    environment: Mapping[str, str],
-    cpus: Sequence[int],
-    truncates: bool,
-    source: str | None,
-    output: str | None,
-    error: str | None,
-    umask: int,
-    prefix: str,
-    runner_pid: int,
-    kill_wait_s: float,
-    passes_on: bool,
-    tmpdir: str,
-    is_step: bool,
-    together: int = 0,
-    shares_cgroup: bool = False,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Launch:
     """The launch file's value; runtime.programs.wrapper reads it."""
-    return {
-        "argv": [script, *job.arguments],
-        "environment": sorted(environment.items()),
-        "directory": job.directory,
-        "cpus": list(cpus),
-        "input": source,
-        "output": output,
-        "error": error,
-        "truncate": truncates,
-        "umask": umask,
-        "prefix": prefix,
-        "runner_pid": runner_pid,
-        "kill_wait_s": kill_wait_s,
-        "passes_on": passes_on,
-        "own_tmpdir": tmpdir,
-        "is_step": is_step,
-        "together": together,
-        "shares_cgroup": shares_cgroup,
-    }
+
+    argv: Sequence[str]
+    environment: Sequence[tuple[str, str]]
+    directory: str
+    cpus: Sequence[int]
+    input: str | None
+    output: str | None
+    error: str | None
+    truncate: bool
+    umask: int
+    prefix: str
+    runner_pid: int
+    kill_wait_s: float
+    passes_on: bool
+    own_tmpdir: str
+    is_step: bool
+    together: int = 0
+    shares_cgroup: bool = False
 
 
 class StartedProcess:

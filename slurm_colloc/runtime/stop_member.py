@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any
 
 from slurm_colloc.errors import SlurmError, StateError
+from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import RETRY_S, GuardedSteps, Journal
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.guarded_steps import RETRY_S
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.path_shims import PathWatch
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.verdict import StopReason
@@ -115,17 +116,17 @@ ASK_AGAIN_S = 10.0
 """How long Slurm is not asked for steps again after it has not answered."""
 
 
+@dataclass(eq=False, kw_only=True)
 class InnerSteps:
     """Signals and ends them.
 
-    Args:
-        allocation: What Slurm gave.
-        slurm: Slurm, or None where the pack runs without it: there are none, then.
+    Attributes:
+        pack: The attempt of the pack.
     """
 
-    def __init__(self, allocation: Allocation, slurm: SlurmAccess | None) -> None:
-        self._allocation = allocation
-        self._slurm = slurm
+    pack: PackContext
+
+    def __post_init__(self) -> None:
         self._failure: SlurmError | None = None
         self._ask_again_at = 0.0
 
@@ -139,15 +140,15 @@ class InnerSteps:
             SlurmError: Slurm does not tell the steps, or does not signal them; none was signalled.
             StateError: It cannot be told whether there are any.
         """
-        if self._slurm is None:
+        if self.pack.slurm is None:
             return
         if self._failure is not None and time.monotonic() < self._ask_again_at:
             raise self._failure
         try:
-            steps = self._list(member, self._slurm)
+            steps = self._list(member, self.pack.slurm)
             tasks = {step: find_tasks(self._name_process(step)) for step in steps}
             if unseen := [step for step, pids in tasks.items() if not pids]:
-                self._slurm.signal_steps(unseen, number)
+                self.pack.slurm.signal_steps(unseen, number)
         except SlurmError as error:
             self._failure, self._ask_again_at = error, time.monotonic() + ASK_AGAIN_S
             raise
@@ -158,21 +159,21 @@ class InnerSteps:
 
     def _name_process(self, step: str) -> str:
         """What slurmstepd calls itself: it has the job's own id, also for an array's element."""
-        job_id = self._allocation.environment.get("SLURM_JOB_ID", "")
+        job_id = self.pack.allocation.environment.get("SLURM_JOB_ID", "")
         return f"slurmstepd: [{job_id}.{step.rpartition('.')[2]}]"
 
     def end(self, member: Member) -> None:
         """End the steps that the member's own script has left running."""
-        if self._slurm is not None:
+        if self.pack.slurm is not None:
             with contextlib.suppress(SlurmError):
-                if steps := self._list(member, self._slurm):
-                    self._slurm.end_steps(steps)
+                if steps := self._list(member, self.pack.slurm):
+                    self.pack.slurm.end_steps(steps)
 
     def _list(self, member: Member, slurm: SlurmAccess) -> list[str]:
         if not is_there(f"{member.prefix}.steps"):
             return []
-        prefix = f"{member.name(self._allocation.shown_job_id)}:"
-        named = slurm.list_steps(self._allocation.job_id)
+        prefix = f"{member.name(self.pack.shown_id)}:"
+        named = slurm.list_steps(self.pack.allocation.job_id)
         return [step for step, name in named if name.startswith(prefix)]
 
 
@@ -218,41 +219,28 @@ KILL_MARGIN_S = 5.0
 """Beyond KillWait, after which the runner ends a wrapper that did not do it."""
 
 
+@dataclass(eq=False, kw_only=True)
 class MemberControl:
     """What may happen to a member besides running to its end.
 
-    Args:
-        members: The members.
+    Attributes:
+        pack: The attempt of the pack.
         inner_steps: The steps that their own scripts have started.
         states: Writes their states.
         pauser: Lets paused members go on before anything is sent to them.
-        journal: The pack's log.
-        steps: Keeps one member's limits apart from those of the others.
         kill_wait_s: From TERM to KILL.
         lines: Says in their output that they are ended, as slurmstepd does.
     """
 
-    def __init__(
-        self,
-        *,
-        members: PackMembers,
-        inner_steps: InnerSteps,
-        states: StateWriter,
-        pauser: MemberPauser,
-        journal: Journal,
-        steps: GuardedSteps,
-        kill_wait_s: float,
-        lines: CancellationLines,
-    ) -> None:
-        self._lines = lines
-        self._steps = steps
-        self._members = members
-        self._inner_steps = inner_steps
-        self._states = states
-        self._pauser = pauser
-        self._journal = journal
-        self._kill_wait_s = kill_wait_s
-        self._path_watch = PathWatch(journal)
+    pack: PackContext
+    inner_steps: InnerSteps
+    states: StateWriter
+    pauser: MemberPauser
+    kill_wait_s: float
+    lines: CancellationLines
+
+    def __post_init__(self) -> None:
+        self._path_watch = PathWatch(self.pack.journal)
 
     def cancel(self, member: Member, reason: str) -> None:
         """Have a member end for good, whatever it is at: this may be called again and again.
@@ -263,10 +251,10 @@ class MemberControl:
         """
         if member.process is not None:
             self.end(member, StopReason.CANCEL)
-        elif member.number in self._members.waiting:
-            self._members.waiting.remove(member.number)
+        elif member.number in self.pack.members.waiting:
+            self.pack.members.waiting.remove(member.number)
             code = ExitCode(0, signal.SIGTERM)
-            self._states.write_end(member, MemberState.CANCELLED, code, reason)
+            self.states.write_end(member, MemberState.CANCELLED, code, reason)
         else:
             # Its processes have ended, and what that means is not decided.
             member.asked = StopReason.CANCEL
@@ -275,7 +263,7 @@ class MemberControl:
         """Have a member end, and start again; one that waits does so anyway."""
         if member.process is not None:
             self.end(member, StopReason.REQUEUE)
-        elif member.number not in self._members.waiting and member.asked is None:
+        elif member.number not in self.pack.members.waiting and member.asked is None:
             member.asked = StopReason.REQUEUE
 
     def signal(self, member: Member, number: int, *, steps_only: bool) -> None:
@@ -286,9 +274,9 @@ class MemberControl:
             StateError: It cannot be told whether there are steps.
         """
         # A stopped process would get it only later.
-        self._pauser.resume([member])
+        self.pauser.resume([member])
         if steps_only:
-            self._inner_steps.signal(member, number)
+            self.inner_steps.signal(member, number)
         elif member.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)  # noqa: TID251 - its own
@@ -309,28 +297,28 @@ class MemberControl:
     def end_stuck(self, numbers: Iterable[int]) -> None:
         """End those that keep a broken MPS server from mending, unless they are being ended."""
         for number in numbers:
-            member = self._members.by_number[number]
+            member = self.pack.members.by_number[number]
             if member.process is not None and member.asked is None:
                 self.end(member, StopReason.FAULT)
 
     def _terminate(self, member: Member) -> None:
-        member.end_by = time.monotonic() + self._kill_wait_s + KILL_MARGIN_S
-        self._pauser.resume([member])
-        self._lines.write(member, member.asked)
+        member.end_by = time.monotonic() + self.kill_wait_s + KILL_MARGIN_S
+        self.pauser.resume([member])
+        self.lines.write(member, member.asked)
         terminate(member)
         # What its wrapper does does not depend on it.
         with contextlib.suppress(SlurmError, StateError):
-            self._inner_steps.signal(member, signal.SIGTERM)
+            self.inner_steps.signal(member, signal.SIGTERM)
         why = "" if member.asked is None else member.asked.value
-        self._journal.write("terminate", member=member.number, reason=why)
+        self.pack.journal.write("terminate", member=member.number, reason=why)
 
     def enforce_limits(self) -> None:
         """Send what is due: `--signal`, the end of a wall limit, the last KILL."""
-        look = partial(self._path_watch.look, self._members.with_process())
-        self._steps.run("the PATH of members", look)
-        for member in self._members.with_process():
+        look = partial(self._path_watch.look, self.pack.members.with_process())
+        self.pack.steps.run("the PATH of members", look)
+        for member in self.pack.members.with_process():
             name = f"the limits of member {member.number}"
-            self._steps.run(name, partial(self._enforce, member, time.monotonic()))
+            self.pack.steps.run(name, partial(self._enforce, member, time.monotonic()))
 
     def _enforce(self, member: Member, now: float) -> None:
         # The harshest first: what fails below must not stand in its way.

@@ -21,9 +21,9 @@ from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, is_guest
 from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.fill_places import MemberIntake
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.may_start import StartQueue
 from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.room import TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.sister_packs import (
     EmptiedJobs,
@@ -55,7 +55,6 @@ from slurm_colloc.store.member_states import (
 )
 from slurm_colloc.store.pack_directory import (
     MemberSpec,
-    PackRecord,
     read_ended,
     read_moved,
     read_spec,
@@ -79,44 +78,32 @@ class MemberTakeOver:
     """Takes waiting members over from other packs of the user.
 
     Attributes:
-        pack: The pack's directory.
-        shown_id: The id that its own members are named after.
-        record: Its pack.json.
-        attempt: The attempt's number.
-        state: The state directory.
-        members: Its members and places.
+        pack: The attempt of the pack.
         time_left: What is left of its time.
         start_queue: Knows which of its own members are next.
         is_refused: Whether no member may start here at all.
         intake: Takes in what has come.
         job_sets: The other GPU sets of its Slurm job.
         jobs: Knows what Slurm says of the other packs, and cancels those that were emptied.
-        journal: The pack's log.
         check_fence: Raises where a newer attempt has begun.
         find_room: How many more may start now, by what was measured.
         describe_wait: Why a member would wait here although it has a place; empty for nothing.
     """
 
-    pack: Path
-    shown_id: str
-    record: PackRecord
-    attempt: int
-    state: State
-    members: PackMembers
+    pack: PackContext
     time_left: TimeLeft
     start_queue: StartQueue
     is_refused: Callable[[], bool]
     intake: MemberIntake
     job_sets: JobSets
     jobs: EmptiedJobs
-    journal: Journal
     check_fence: Callable[[], None]
     find_room: Callable[[], int] = lambda: 0
     describe_wait: Callable[[Member], str] = lambda _: ""
 
     def __post_init__(self) -> None:
         self._decided: dict[tuple[Path, int], int] = {}
-        """Who is on the way here, decided in this self.attempt or earlier, and its number here."""
+        """Who is on the way here, decided in this attempt or earlier, and its number here."""
         self._has_looked_back = False
         self._taken: dict[str, int] = {}
         self._guests = 0
@@ -135,9 +122,9 @@ class MemberTakeOver:
         for path in self._list_sisters():
             if is_there(path / "members" / inbox.format_number(number)):
                 return path, number
-        for name in self.state.list_takers(self.shown_id):
-            path = self.state.pack_path(name)
-            there = find_guest(path, MemberId(self.shown_id, number))
+        for name in self.pack.state.list_takers(self.pack.shown_id):
+            path = self.pack.state.pack_path(name)
+            there = find_guest(path, MemberId(self.pack.shown_id, number))
             if there is not None:
                 return path, there
         return None
@@ -152,7 +139,7 @@ class MemberTakeOver:
             OSError: The file system fails; what was decided is fetched at the next call.
             StateError: Likewise.
         """
-        if self.record.local or self.record.carried or self.record.request is None:
+        if self.pack.record.local or self.pack.record.carried or self.pack.record.request is None:
             return
         self._look_back()
         self._fetch()
@@ -175,25 +162,25 @@ class MemberTakeOver:
 
     def _forget_gone(self) -> None:
         """Forget members of this pack that wait in another one by now."""
-        if not may_take_over(self.record) and not self.job_sets.others:
+        if not may_take_over(self.pack.record) and not self.job_sets.others:
             return
-        for number in list(self.members.waiting)[:LOOKED_AT]:
-            member = self.members.by_number[number]
+        for number in list(self.pack.members.waiting)[:LOOKED_AT]:
+            member = self.pack.members.by_number[number]
             has_begun = member.record.starts and not self.is_refused()
-            if not has_begun and not inbox.is_taken(str(self.pack), number):
+            if not has_begun and not inbox.is_taken(str(self.pack.path), number):
                 self.intake.forget(member)
 
     def _count_places(self) -> int:
         """How many places are free for members of others; own ones go first."""
-        free = sum(place.occupant is None for place in self.members.places)
-        is_full = self.members.takes_one and bool(self.members.running())
+        free = sum(place.occupant is None for place in self.pack.members.places)
+        is_full = self.pack.members.takes_one and bool(self.pack.members.running())
         if not free or is_full or self.is_refused():
             return 0
         return 0 if self.start_queue.list_next() else free
 
     def _count_room(self) -> int:
         """How many members of other Slurm jobs may start here now."""
-        if not may_take_over(self.record):
+        if not may_take_over(self.pack.record):
             return 0
         places = self._count_places()
         return min(places, max(self.find_room(), self._count_planned())) if places else 0
@@ -204,11 +191,11 @@ class MemberTakeOver:
         A pack of one GPU ends where it has nothing to do, and gives its GPU to the next one. Here
         the next one waits for all GPU sets of the job.
         """
-        policy = self.record.policy
+        policy = self.pack.record.policy
         # In the first turn its own are not taken in yet.
-        if not self.job_sets.others or policy is None or inbox.list_waiting(str(self.pack)):
+        if not self.job_sets.others or policy is None or inbox.list_waiting(str(self.pack.path)):
             return 0
-        return max(0, policy.degree - len(self.members.running()))
+        return max(0, policy.degree - len(self.pack.members.running()))
 
     def _count_sooner(self, sister: SisterPack, waiting: Sequence[int]) -> int:
         """How many start here sooner than in a sister that runs and may yet start them itself."""
@@ -221,7 +208,7 @@ class MemberTakeOver:
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
         # In the first turn its own are not taken in yet.
-        if inbox.list_waiting(str(self.pack)) or not self._count_places():
+        if inbox.list_waiting(str(self.pack.path)) or not self._count_places():
             return False
         return any(
             self._take_from(source.pack, source.waiting, 1, may_have_run=True)
@@ -230,13 +217,13 @@ class MemberTakeOver:
 
     def _take(self, room: int) -> None:
         found = [
-            read_sister(self.state, path, self.record)
+            read_sister(self.pack.state, path, self.pack.record)
             for path in self._list_sisters()
             if path not in self.job_sets.others
         ]
         found += [
-            read_sister(self.state, path, self.record, job_id)
-            for path, job_id in find_others(self.state, self.pack, self.record)
+            read_sister(self.pack.state, path, self.pack.record, job_id)
+            for path, job_id in find_others(self.pack.state, self.pack.path, self.pack.record)
         ]
         sisters = [sister for sister in found if sister is not None]
         takers = 1 + sum(sister.may_have_room for sister in sisters)
@@ -244,7 +231,7 @@ class MemberTakeOver:
         for sister in sisters:
             if room <= 0:
                 return
-            waiting = list_waiting_here(sister, self.attempt)
+            waiting = list_waiting_here(sister, self.pack.attempt)
             if not waiting and not self._taken.get(sister.name):
                 continue
             most = room
@@ -258,6 +245,7 @@ class MemberTakeOver:
                 # Those of its own submission go first.
                 return
             if waiting and not self.jobs.knows(sister):
+                self.jobs.ask(sister)
                 is_asking = True
                 continue
             if waiting and not self.jobs.may_take_from(sister):
@@ -281,7 +269,7 @@ class MemberTakeOver:
             may_have_run: Those may come that have run there.
         """
         count = 0
-        with keep_both_open(self.state, self.pack, sister.path, sister.attempt) as may:
+        with keep_both_open(self.pack.state, self.pack.path, sister.path, sister.attempt) as may:
             if not may:
                 return 0
             fits = self._choose(sister, waiting, may_have_run=may_have_run)
@@ -292,13 +280,15 @@ class MemberTakeOver:
                 there = self._number_here(sister, number)
                 if there is None:
                     break
-                if inbox.decide(str(sister.path), str(self.pack), number, there):
+                if inbox.decide(str(sister.path), str(self.pack.path), number, there):
                     self._decided[sister.path, number] = there
                     count += 1
             self._taken[sister.name] = self._taken.get(sister.name, 0) + count
             self._fetch()
-            if self._may_be_empty(sister) and empty_job(self.state, sister, self.pack.name):
-                self.journal.write("emptied", pack=sister.name)
+            if self._may_be_empty(sister) and empty_job(
+                self.pack.state, sister, self.pack.path.name
+            ):
+                self.pack.journal.write("emptied", pack=sister.name)
                 self.jobs.cancel(sister)
         return count
 
@@ -306,11 +296,11 @@ class MemberTakeOver:
         """The number that a member will have here; None where there is none left."""
         if not sister.guests_of:
             return number
-        there = choose_guest_number(self.attempt, self._guests)
+        there = choose_guest_number(self.pack.attempt, self._guests)
         if there is not None:
             self._guests += 1
             # Before it goes: a reader is to find it, wherever it is.
-            self.state.note_taker(sister.name, sister.guests_of, self.pack.name)
+            self.pack.state.note_taker(sister.name, sister.guests_of, self.pack.path.name)
             home = HomeRecord(
                 job=sister.guests_of,
                 number=number,
@@ -332,14 +322,16 @@ class MemberTakeOver:
 
     def _list_sisters(self) -> list[Path]:
         """The other packs of the submission that are there."""
-        ids = self.state.list_sisters(self.record)
-        paths = (self.state.pack_path(each) for each in ids if each != self.record.pack_id)
+        ids = self.pack.state.list_sisters(self.pack.record)
+        paths = (
+            self.pack.state.pack_path(each) for each in ids if each != self.pack.record.pack_id
+        )
         return [path for path in paths if path.is_dir()]
 
     def _list_sources(self) -> list[Path]:
         """The packs that members may be on their way from to this one."""
-        ids = self.state.list_sources(self.record.pack_id)
-        return [*self._list_sisters(), *map(self.state.pack_path, ids)]
+        ids = self.pack.state.list_sources(self.pack.record.pack_id)
+        return [*self._list_sisters(), *map(self.pack.state.pack_path, ids)]
 
     def _look_back(self) -> None:
         """Once: what an earlier attempt has decided, wherever it was interrupted."""
@@ -347,23 +339,23 @@ class MemberTakeOver:
             return
         for source in self._list_sources():
             for number, taking in inbox.list_leaving(str(source)).items():
-                if taking.taker == self.pack.name:
+                if taking.taker == self.pack.path.name:
                     self._decided[source, number] = taking.number
-        for there in inbox.list_arrived(str(self.pack)):
+        for there in inbox.list_arrived(str(self.pack.path)):
             self._decided[self._find_home(there)] = there
         self.intake.adopt_taken()
         self._has_looked_back = True
 
     def _find_home(self, there: int) -> tuple[Path, int]:
         """The pack that a member here was planned for, and its number there."""
-        home = read_home(self.pack, there)
+        home = read_home(self.pack.path, there)
         if home is not None:
-            return self.state.pack_path(home.pack_id), home.number
+            return self.pack.state.pack_path(home.pack_id), home.number
         for source in self._list_sisters():
-            record = self.state.read_pack(source.name)
+            record = self.pack.state.read_pack(source.name)
             if record is not None and there in record.members:
                 return source, there
-        return self.pack, there
+        return self.pack.path, there
 
     def _fetch(self) -> None:
         """Let those come that can.
@@ -373,16 +365,16 @@ class MemberTakeOver:
             StateError: Likewise.
         """
         for (source, number), there in list(self._decided.items()):
-            if not inbox.move(str(source), str(self.pack), number, there):
+            if not inbox.move(str(source), str(self.pack.path), number, there):
                 # It was cancelled, or given back.
                 if not is_there(source / "members" / inbox.format_number(number)):
                     del self._decided[source, number]
                 continue
-            if source != self.pack and source.is_dir():
-                hand_on_requests(source, number, self.pack, there)
-            if inbox.accept(str(self.pack), there):
+            if source != self.pack.path and source.is_dir():
+                hand_on_requests(source, number, self.pack.path, there)
+            if inbox.accept(str(self.pack.path), there):
                 self.intake.adopt(there)
-                self.journal.write("took_over", member=there, source=source.name)
+                self.pack.journal.write("took_over", member=there, source=source.name)
             del self._decided[source, number]
 
     # -- who fits -----------------------------------------------------------------------------
@@ -397,13 +389,13 @@ class MemberTakeOver:
             waiting: Their numbers there.
             may_have_run: Those may come that have run there.
         """
-        assert self.record.request is not None
-        places = PackMembers([replace(p) for p in self.members.places])
-        staying = [member for member in self.members.by_number.values() if not member.is_final]
-        left_mb = count_host_memory_left_mb(self.record, staying)
+        assert self.pack.record.request is not None
+        places = PackMembers([replace(p) for p in self.pack.members.places])
+        staying = [member for member in self.pack.members.by_number.values() if not member.is_final]
+        left_mb = count_host_memory_left_mb(self.pack.record, staying)
         asked_for = {n for d in list_dependents(sister.path) for _, n in d.conditions}
         for number in waiting:
-            is_known = not sister.guests_of and number in self.members.by_number
+            is_known = not sister.guests_of and number in self.pack.members.by_number
             if number in asked_for or is_known:
                 continue
             try:
@@ -419,7 +411,7 @@ class MemberTakeOver:
                 sum(place.wanted for place in taken) < spec.plan.cpus
                 or is_kept
                 or spec.job.depends
-                or spec.plan.gpus > max(1, self.record.request.gpus)
+                or spec.plan.gpus > max(1, self.pack.record.request.gpus)
                 or (record is not None and record.is_final)
                 or (record is not None and record.starts > 0 and not may_have_run)
                 or (left_mb is not None and (needed_mb is None or needed_mb > left_mb))
@@ -464,10 +456,12 @@ class MemberTakeOver:
     def _choose_host_memory_mb(self, sister: SisterPack, spec: MemberSpec) -> int | None:
         """What a member is given here; a job alone that does not say has a place's share."""
         stated_mb = spec.plan.host_memory_mb or spec.job.host_memory_mb
-        total_mb = None if self.record.request is None else self.record.request.host_memory_mb
+        total_mb = (
+            None if self.pack.record.request is None else self.pack.record.request.host_memory_mb
+        )
         if stated_mb is not None or total_mb is None or sister.record.request is not None:
             return stated_mb
-        return total_mb // max(1, len(self.members.places))
+        return total_mb // max(1, len(self.pack.members.places))
 
 
 @contextlib.contextmanager

@@ -11,15 +11,13 @@ import stat
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_definitions import replace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import FINAL_STATES, EndCause, ExitCode, MemberState
-from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import GuardedSteps
 from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.inbox import format_number
@@ -35,33 +33,24 @@ LAST_WRITE_S = 60.0
 """How long the end of a pack waits for room on a full disk."""
 
 
+@dataclass(eq=False, kw_only=True)
 class StateWriter:
     """Writes states; a file system that fails does not end the members, it is tried again.
 
-    Args:
-        pack: The pack's directory.
-        attempt: The attempt that writes.
+    Attributes:
+        pack: The attempt of the pack.
         listener: Called with a member and its record of before, with each new state.
-        steps: Keeps what the listener makes of it apart.
     """
 
-    def __init__(
-        self,
-        pack: Path,
-        attempt: int,
-        listener: Callable[[Member, StateRecord], None] | None = None,
-        *,
-        steps: GuardedSteps,
-    ) -> None:
-        self._steps = steps
-        self._pack = pack
-        self._attempt = attempt
+    pack: PackContext
+    listener: Callable[[Member, StateRecord], None] | None = None
+
+    def __post_init__(self) -> None:
         self._unwritten: dict[int, StateRecord] = {}
         self._secrets: set[int] = set()
         self._done: set[int] = set()
         self._problem: StateError | None = None
         self.worst = ExitCode()
-        self._listener = listener
 
     def write(self, member: Member, state: MemberState, **changes: Any) -> None:
         """Move a member to a state.
@@ -73,12 +62,12 @@ class StateWriter:
         """
         member.check_transition(state)
         before = member.record
-        member.record = replace(member.record, state=state, attempt=self._attempt, **changes)
+        member.record = replace(member.record, state=state, attempt=self.pack.attempt, **changes)
         self._unwritten[member.number] = member.record
         self.flush()
-        if self._listener is not None:
+        if self.listener is not None:
             # It comes after the state, and what becomes of it must not undo that.
-            self._steps.run("the mails", partial(self._listener, member, before))
+            self.pack.steps.run("the mails", partial(self.listener, member, before))
 
     def write_end(
         self,
@@ -118,7 +107,7 @@ class StateWriter:
         self._secrets.add(number)
         self._unwritten[number] = StateRecord(
             MemberState.FAILED,
-            self._attempt,
+            self.pack.attempt,
             ended_at=time.time(),
             reason=reason,
             cause=EndCause.NOT_STARTED.value,
@@ -141,13 +130,13 @@ class StateWriter:
         self._problem = None
         for number in sorted(self._unwritten):
             try:
-                write_state(self._pack, number, self._unwritten[number])
+                write_state(self.pack.path, number, self._unwritten[number])
             except StateError as problem:
                 if self._has_left(number):
                     del self._unwritten[number]
                     continue
                 self._problem = problem
-                self._steps.note("writing states", problem)
+                self.pack.steps.note("writing states", problem)
             else:
                 del self._unwritten[number]
         # A member's environment goes away once its end is known to all; where it may be tried
@@ -155,14 +144,14 @@ class StateWriter:
         for number in sorted(self._secrets - self._unwritten.keys()):
             try:
                 put_away = remove_environment if number in self._done else put_environment_aside
-                put_away(self._pack, number)
+                put_away(self.pack.path, number)
             except StateError as problem:
                 self._problem = problem
-                self._steps.note("writing states", problem)
+                self.pack.steps.note("writing states", problem)
             else:
                 self._secrets.discard(number)
         if self._problem is None:
-            self._steps.forget("writing states")
+            self.pack.steps.forget("writing states")
 
     def _has_left(self, number: int) -> bool:
         """A member's directory has gone to the pack that took it over before it began."""
@@ -170,7 +159,7 @@ class StateWriter:
         if record.starts or record.state is not MemberState.PENDING:
             return False
         try:
-            return not is_there(f"{self._pack}/members/{format_number(number)}")
+            return not is_there(f"{self.pack.path}/members/{format_number(number)}")
         except StateError:
             return False
 
@@ -208,17 +197,17 @@ _DUE_TO: dict[StopReason | MemberState, str] = {
 """By slurmstepd's `_kill_container` and slurmd's `_rpc_*` (22.05 to 26.05)."""
 
 
+@dataclass(eq=False, kw_only=True)
 class CancellationLines:
     """Writes them.
 
-    Args:
-        allocation: Names the job and the node.
+    Attributes:
+        pack: The attempt of the pack.
         is_written: Members are no Slurm jobs by themselves, and have files of their own.
     """
 
-    def __init__(self, allocation: Allocation, *, is_written: bool) -> None:
-        self._allocation = allocation
-        self._is_written = is_written
+    pack: PackContext
+    is_written: bool
 
     def write(self, member: Member, why: StopReason | MemberState | None) -> None:
         """Append the line to the file of a member's errors; nothing where that cannot be done.
@@ -228,10 +217,10 @@ class CancellationLines:
             why: What ends it; others than Slurm's reasons have no line.
         """
         due_to = None if why is None else _DUE_TO.get(why)
-        if due_to is None or not member.outputs or not self._is_written:
+        if due_to is None or not member.outputs or not self.is_written:
             return
-        job_id = self._allocation.environment.get("SLURM_JOB_ID", self._allocation.job_id)
-        node = self._allocation.node
+        job_id = self.pack.allocation.environment.get("SLURM_JOB_ID", self.pack.allocation.job_id)
+        node = self.pack.allocation.node
         at = time.strftime("%Y-%m-%dT%H:%M:%S")
         line = (
             f"slurmstepd-{node}: error: *** JOB {job_id} ON {node} CANCELLED AT {at}{due_to} ***\n"

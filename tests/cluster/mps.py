@@ -97,7 +97,7 @@ def read_setup(user: CsubUser, job_id: str) -> dict[str, Any]:
 def runner_pid(user: CsubUser, job_id: str) -> int:
     """The runner of a pack; its command line proves that it is the one."""
     pack = pack_directory(user, job_id)
-    pid = int((pack / "runner_pid").read_text())
+    pid = int(json.loads((pack / "runner.json").read_text())["pid"])
     assert os.fsencode(pack) in Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid
 

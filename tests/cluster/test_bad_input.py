@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -227,7 +228,7 @@ def test_members_of_a_running_pack_outlive_a_full_disk(small_disk: CsubUser) -> 
             file.write(b"x" * 4096)
     user.script("end", "")
     (pack,) = (user.home / "disk" / "state" / "packs").iterdir()
-    pid = int((pack / "runner_pid").read_text())
+    pid = json.loads((pack / "runner.json").read_text())["pid"]
     records = [path / "run.1.1.exit.tmp" for path in pack.glob("members/*")]
     wait_until(lambda: all(path.exists() for path in records), "the members have ended")
     assert Path(f"/proc/{pid}").exists()

@@ -150,7 +150,10 @@ def test_a_runner_that_is_killed_when_the_time_of_its_pack_is_up_changes_nothing
     end = read_job(user, job_id)["EndTime"]
     wait_until(lambda: time.strftime("%Y-%m-%dT%H:%M:%S") > end, "its time is up")
     # Slurm has not looked yet, or ends it already.
-    os.kill(int((pack_directory(user, job_id) / "runner_pid").read_text()), signal.SIGKILL)
+    os.kill(
+        json.loads((pack_directory(user, job_id) / "runner.json").read_text())["pid"],
+        signal.SIGKILL,
+    )
     user.wait_for_states(job_id, "TIMEOUT", patience_s=120)
     assert read_job(user, job_id)["Restarts"] == "0"
     assert run_counts(user) == {"a.sh": 2}
@@ -383,7 +386,7 @@ def test_a_member_whose_srun_was_killed_keeps_its_place_until_it_has_ended(
     user.wait_for_states(job_id, {1: "RUNNING", 2: "PENDING"})
     record = started_record(user, job_id, 1)
     (user.home / "pid").write_text(str(record["pid"]))
-    runner = int((pack_directory(user, job_id) / "runner_pid").read_text())
+    runner = json.loads((pack_directory(user, job_id) / "runner.json").read_text())["pid"]
     (srun,) = find_children(runner)
     # srun's own child watches over it: where only srun is killed, it has the step killed.
     for pid in [*(find_children(srun) if with_shepherd else ()), srun]:

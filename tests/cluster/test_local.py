@@ -49,33 +49,34 @@ def workstation(accounts: tuple[str, ...]) -> Iterator[CsubUser]:
     try:
         yield user
     finally:
-        for path in user.state.glob("packs/*/runner_pid"):
+        for path in user.state.glob("packs/*/runner.json"):
             end_runner(path)
         wait_until(
-            lambda: not any(map(is_running, user.state.glob("packs/*/runner_pid"))),
+            lambda: not any(map(is_running, user.state.glob("packs/*/runner.json"))),
             "the runners end",
         )
         shutil.rmtree(home, ignore_errors=True)
 
 
-def is_running(pid_file: Path) -> bool:
+def is_running(record: Path) -> bool:
     """The runner that wrote this file is alive."""
     try:
-        pid = int(pid_file.read_text())
-        return os.fsencode(pid_file.parent) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid = json.loads(record.read_text())["pid"]
+        return os.fsencode(record.parent) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return False
 
 
-def end_runner(pid_file: Path) -> None:
-    if is_running(pid_file):
+def end_runner(record: Path) -> None:
+    if is_running(record):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid_file.read_text()), signal.SIGTERM)
+            os.kill(json.loads(record.read_text())["pid"], signal.SIGTERM)
 
 
 def runner_of(user: CsubUser, job_id: str) -> int:
     index = json.loads(user.index(job_id).read_text())
-    return int((user.state / "packs" / f"{index['submission']}.0" / "runner_pid").read_text())
+    path = user.state / "packs" / f"{index['submission']}.0" / "runner.json"
+    return int(json.loads(path.read_text())["pid"])
 
 
 def submit_pack(user: CsubUser, *words: str) -> str:

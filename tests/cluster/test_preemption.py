@@ -93,7 +93,7 @@ def test_a_runner_that_is_killed_while_its_pack_is_preempted_changes_nothing_of_
     )  # fmt: skip
     wait_until(lambda: "term" in user.output(f"slurm-{victim}_2.out"), "the grace time has begun")
     pack = find_pack(user, victim)
-    os.kill(int((pack / "runner_pid").read_text()), signal.SIGKILL)
+    os.kill(json.loads((pack / "runner.json").read_text())["pid"], signal.SIGKILL)
     user.wait_for_states(urgent, "RUNNING")
     user.wait_for_states(victim, "PENDING")
     # Slurm has requeued it, and nobody else: it counts for nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -29,8 +30,9 @@ def start_one_of_three(user: CsubUser, *options: str) -> str:
 
 def kill_batch_script(user: CsubUser) -> None:
     """Kill the batch script of the only pack that runs: the guard of its runner."""
-    (path,) = user.state.glob("packs/*/runner_pid")
-    os.kill(read_parent(int(path.read_text())), signal.SIGKILL)
+    (path,) = user.state.glob("packs/*/runner.json")
+    runner = json.loads(path.read_text())["pid"]
+    os.kill(read_parent(runner), signal.SIGKILL)
 
 
 def end_pack(user: CsubUser, pack: str) -> None:

@@ -249,7 +249,7 @@ def test_only_the_pack_of_an_array_whose_runner_was_killed_is_requeued(user: Csu
     user.wait_for_states(job_id, "RUNNING")
     packs = sorted(user.state.glob("packs/*"), key=lambda path: int(path.suffix[1:]))
     assert len(packs) == 2
-    runners = [int((pack / "runner_pid").read_text()) for pack in packs]
+    runners = [json.loads((pack / "runner.json").read_text())["pid"] for pack in packs]
     ids = [
         dict(word.split(b"=", 1) for word in environment.split(b"\0") if b"=" in word)
         for environment in (Path(f"/proc/{pid}/environ").read_bytes() for pid in runners)

@@ -140,8 +140,8 @@ def test_a_member_that_nobody_saw_end_satisfies_only_afternotok_and_afterany(
         kind: user.submit(*PACK, f"--dependency={kind}:{job_id}/1", "next.sh", kind)
         for kind in ("afterok", "afternotok", "afterany")
     }
-    (place,) = user.state.glob("packs/*/runner_pid")
-    runner = int(Path(place).read_text())
+    (place,) = user.state.glob("packs/*/runner.json")
+    runner = json.loads(Path(place).read_text())["pid"]
     # Without its guard: that one would see how they end.
     for process in (read_parent(runner), runner):
         os.kill(process, signal.SIGKILL)

@@ -16,11 +16,11 @@ from typing import Any
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.system.node_processes import (
     list_processes,
-    list_session,
 )
 
 from ..cluster.hooks import list_prepared, read_audit, run_directory
 from ..cluster.mps import kill
+from ..sessions import list_session
 from .bed import GONE_WITHIN_S, HERE, Bed
 
 OPTIONS = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=2G", "--time=5")
@@ -114,7 +114,7 @@ def find_server(bed: Bed, job_id: str) -> int:
 def find_runner(bed: Bed, job_id: str) -> int:
     """The runner of a pack; its command line proves that it is the one."""
     pack = bed.find_pack(job_id)
-    pid = int((pack / "runner_pid").read_text())
+    pid = int(json.loads((pack / "runner.json").read_text())["pid"])
     assert os.fsencode(pack) in Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid
 

@@ -151,8 +151,8 @@ def test_a_daemon_is_started_asked_and_ended(start: Start, options: Options, bas
     assert ready.directory == proved.directory == listener.keeper.directory
     assert ready.pipe_directory == f"{ready.directory}/p"
     assert ready.daemon_pid == proved.daemon_pid
-    assert (ready.server_pid, ready.active_ms, ready.restarted) == (None, None, False)
-    assert 0 < ready.control_ms < ready.total_ms
+    assert (ready.server_pid, ready.active_ms) == (None, None)
+    assert ready.control_ms > 0
     assert listener.keeper.ready == ready
     server_pid = listener.hear(ServerStatus).server_pid
     listener.keeper.ask_status()
@@ -380,7 +380,7 @@ def test_clients_and_troubles_are_pushed(ready: Listener) -> None:
 
 
 def test_a_killed_daemon_is_told_and_a_fresh_one_started_elsewhere(
-    start: Start, options: Options, base: Path, tmp_path: Path, driver: int
+    start: Start, options: Options, base: Path, tmp_path: Path
 ) -> None:
     listener = start(options(logs_to=str(tmp_path)))
     first = listener.hear(Ready)
@@ -388,13 +388,10 @@ def test_a_killed_daemon_is_told_and_a_fresh_one_started_elsewhere(
     os.kill(first.daemon_pid, signal.SIGKILL)
     died = listener.hear(DaemonDied)
     assert died.exit_status == -signal.SIGKILL
-    # 550 leaves the server behind. NVIDIA's own server of 580 ends by itself.
-    assert died.servers_left == (server_pid,) or (driver >= 580 and died.servers_left == ())
     listener.keeper.ask_status()
     assert listener.hear(Status).problem == "the MPS daemon has ended"
     listener.keeper.restart()
     second = listener.hear(Ready)
-    assert second.restarted
     assert second.directory != first.directory
     assert identify(server_pid) is None
     assert [entry.name for entry in base.iterdir()] == [Path(second.directory).name]
@@ -590,10 +587,10 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
     "message",
     [
         MpsOptions(gpus=(GPU,), default_gpu_memory_limits_mb={GPU: 3000}, environment={"a": "b"}),
-        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, 2.5, ("/tmp: full",), ("note",), True),
+        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, ("/tmp: full",), ("note",)),
         Fault(1, (2, 3), None, "line\nline"),
         Status(
-            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x", (2, 7)),)),),
+            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x"),)),),
             "why",
         ),
         Stopped(StopReport(1.0, None, True, (3,), None, False, ("left",), (), ("note",))),

@@ -28,8 +28,9 @@ from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
 from slurm_colloc.host.mps.stop_daemon import recover, stop_daemon, sweep
 from slurm_colloc.host.system.directories import DAEMON_LOG, Owner
-from slurm_colloc.host.system.node_processes import identify, list_session, read_uid
+from slurm_colloc.host.system.node_processes import identify, read_uid
 
+from ..sessions import list_session
 from .conftest import GPU, PATIENCE_S, list_programs_below, write_program
 
 UNSEEN = "GPU-00000000-1111-2222-3333-444444444444"

@@ -19,7 +19,6 @@ from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.may_start import StartQueue
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
@@ -35,6 +34,7 @@ from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
 from ..store.builders import build_pack
+from .pack_contexts import build_context
 from .runner_bed import NOBODY
 
 RATE = 10.0
@@ -136,8 +136,19 @@ class Stage:
         """Who runs and makes no steps yet."""
         self.obstacle = obstacle
         self.members = PackMembers([PackPlace(index, 2, ()) for index in range(places)])
-        journal = Journal(self.pack)
-        self.states = StateWriter(self.pack, self.attempt, steps=GuardedSteps(journal))
+        planned = state.read_pack("s.0")
+        assert planned is not None
+        request = PackRequest(1, None, 2, None, time_limit_s)
+        self.context = build_context(
+            self.pack,
+            record=dataclasses.replace(planned, request=request),
+            state=state,
+            attempt=self.attempt,
+            allocation=Allocation("1", "1", "n", 0, 1, (), (), {}),
+            members=self.members,
+            clock=lambda: self.now,
+        )
+        self.states = StateWriter(pack=self.context)
         for number in range(1, members + 1):
             spec = read_spec(self.pack, number)
             spec = dataclasses.replace(
@@ -150,46 +161,34 @@ class Stage:
             record = StateRecord(MemberState.PENDING, self.attempt)
             self.members.by_number[number] = Member(number, spec, record)
             self.members.waiting.append(number)
-        planned = state.read_pack("s.0")
-        assert planned is not None
-        request = PackRequest(1, None, 2, None, time_limit_s)
-        planned = dataclasses.replace(planned, request=request)
-        self.time_left = TimeLeft(
-            self.pack, planned, self.members, site_requeues=True, clock=lambda: self.now
-        )
+        self.time_left = TimeLeft(pack=self.context, site_requeues=True)
         rates = Counters(self)
-        self.progress = progress = ProgressReader(
-            self.pack, self.members, rates, instruments=True, bound=1.5
-        )
-        self.pauser = MemberPauser(self.pack, journal, lambda: self.now)
+        self.progress = progress = ProgressReader(pack=self.context, rates=rates, bound=1.5)
+        self.pauser = MemberPauser(pack=self.context)
         self.memory = GpuMemoryRoom(
-            members=self.members, progress=progress, find_usable_mb=lambda: usable_mb,
+            pack=self.context, progress=progress, find_usable_mb=lambda: usable_mb,
             find_enforces=lambda: enforces, find_obstacle=lambda: self.obstacle,
-            clock=lambda: self.now,
         )  # fmt: skip
         self.measured_degree = MeasuredDegree(
-            pack=self.pack, attempt=self.attempt, members=self.members,
-            time_left=self.time_left, journal=journal, progress=progress, rates=rates,
+            pack=self.context, time_left=self.time_left, progress=progress, rates=rates,
             pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
             find_obstacle=lambda: self.obstacle, planned_degree=planned_degree or places,
             find_known=lambda members: known if len(members) > 1 else None,
             count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
-            clock=lambda: self.now,
         )  # fmt: skip
-        allocation = Allocation("1", "1", "n", 0, 1, (), (), {})
-        self.slurm_decision = SlurmDecision(allocation, None, journal)
-        self.gpu_mode = GpuMode(self.pack, planned, allocation, self.attempt, journal, lone=True)
+        self.slurm_decision = SlurmDecision(pack=self.context)
+        self.gpu_mode = GpuMode(pack=self.context, lone=True)
         self.outlook = (ConditionOutlook.SATISFIED, "")
         self.start_queue = StartQueue(
-            pack=self.pack, shown_id="1", members=self.members, time_left=self.time_left,
+            pack=self.context, time_left=self.time_left,
             judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,
             gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, memory=self.memory,
-            states=self.states, journal=journal,
+            states=self.states,
         )  # fmt: skip
 
     def start(self) -> int | None:
         """Start the next member, if it may start; in the first place that is free."""
-        member = self.start_queue.find_start()
+        member = self.start_queue.take_next()
         if member is None:
             return None
         number = member.number

@@ -111,7 +111,7 @@ class GpuSetJob(Submission):
         parts = self.parts[index]
         member = parts.members.by_number[number]
         parts.states.write(member, MemberState.RUNNING, starts=member.record.starts + 1)
-        parts.ends._ends.end(member, verdict or Verdict(MemberState.COMPLETED, None))
+        parts.ends.ends.end(member, verdict or Verdict(MemberState.COMPLETED, None))
 
 
 def begin_sets(

@@ -16,10 +16,9 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.step_command import StartedProcess
-from slurm_colloc.runtime.wiring import RunnerParts
+from slurm_colloc.runtime.wiring import RunnerParts, build_context
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
@@ -132,21 +131,19 @@ class Bed:
         self.allocation = Allocation(
             "7", "7", "node1", attempt - 1, 4, ((0,), (1,)), (), {"PATH": os.environ["PATH"]}
         )
-        self.journal = Journal(self.pack)
         self.log = folder / "slurm.log"
         self._log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        self.parts = RunnerParts(
-            pack=self.pack,
-            record=self.record,
-            allocation=self.allocation,
+        self.context = build_context(
+            self.pack,
+            self.record,
             attempt=begin_attempt(self.pack, attempt),
-            journal=self.journal,
+            allocation=self.allocation,
             settings=settings
             or Settings(monitor=False, instrument=False, pause=False, launcher=launcher),
             slurm=self.slurm if has_slurm else None,
-            slurm_log=self._log,
-            announce=None,
         )
+        self.journal = self.context.journal
+        self.parts = RunnerParts(self.context, slurm_log=self._log, announce=None)
         self.parts.gpu_mode.open()
         self.parts.monitor.open()
         self.members = self.parts.members

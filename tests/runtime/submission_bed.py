@@ -16,9 +16,8 @@ from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy
 from slurm_colloc.runtime.allocation import Allocation
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member, PackPlace
-from slurm_colloc.runtime.wiring import RunnerParts
+from slurm_colloc.runtime.wiring import RunnerParts, build_context
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -127,20 +126,18 @@ class Submission:
         assert record is not None
         log = os.open(self.folder / "slurm.log", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._logs.append(log)
-        parts = RunnerParts(
-            pack=pack,
-            record=record,
+        context = build_context(
+            pack,
+            record,
+            attempt=begin_attempt(pack, attempt),
             allocation=Allocation(
                 f"{self.job_id}_{index}", self.job_id, "node1", attempt - 1, 4, ((0,), (1,)), (),
                 {"PATH": os.environ["PATH"]},
             ),
-            attempt=begin_attempt(pack, attempt),
-            journal=Journal(pack),
             settings=Settings(monitor=False, instrument=False, pause=False, launcher="process"),
             slurm=self.slurm,
-            slurm_log=log,
-            announce=None,
         )  # fmt: skip
+        parts = RunnerParts(context, slurm_log=log, announce=None)
         parts.gpu_mode.open()
         parts.monitor.open()
         parts.members.places = [PackPlace(at, 2, ()) for at in range(places)]

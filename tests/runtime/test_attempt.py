@@ -127,7 +127,7 @@ def test_a_batch_script_dies_of_what_its_only_member_has_died_of(code: str, stat
 def test_a_newer_attempt_ends_the_members_of_this_one(bed: Bed, process: StartedProcess) -> None:
     member, _ = bed.run_member(1)
     member.process = process
-    fence = AttemptFence(bed.pack, 1, bed.members)
+    fence = AttemptFence(pack=bed.context)
     fence.check()
     assert process.poll() is None
     begin_attempt(bed.pack, 2)

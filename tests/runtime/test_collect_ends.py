@@ -237,7 +237,7 @@ def test_one_end_that_fails_after_slurm_has_decided_loses_no_other(
         member, _ = bed.run_member(number)
         bed.end_member(member, 3 << 8, [(signal.SIGTERM, 5)])
     assert sorted(bed.parts.ends.undecided) == [1, 2]
-    end = bed.parts.ends._ends.end
+    end = bed.parts.ends.ends.end
 
     def fail(member: Member, verdict: Verdict) -> None:
         if member.number == 1:
@@ -245,7 +245,7 @@ def test_one_end_that_fails_after_slurm_has_decided_loses_no_other(
         end(member, verdict)
 
     with monkeypatch.context() as failing:
-        failing.setattr(bed.parts.ends._ends, "end", fail)
+        failing.setattr(bed.parts.ends.ends, "end", fail)
         bed.parts.ends.resume()
     assert bed.states() == {1: MemberState.RUNNING, 2: MemberState.FAILED}
     bed.parts.ends.collect()

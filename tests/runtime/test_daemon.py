@@ -18,9 +18,11 @@ from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_daemon import DAEMONS_MAX, PackDaemon
 from slurm_colloc.runtime.settled_mode import GpuPatience
 
+from .pack_contexts import build_context
+
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))
-READY = keepers.Ready("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 9, "13.0", 19.0, 280.0, 350.0)
+READY = keepers.Ready("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 9, "13.0", 19.0, 280.0)
 STOPPED = keepers.Stopped(StopReport(105.0, directory_removed=True))
 RECOVERED = StopReport(20.0, forced=True, directory_removed=True)
 
@@ -107,15 +109,11 @@ def told() -> Told:
 def daemon(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
     monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
-    journal = Journal(tmp_path)
     patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     return PackDaemon(
-        tmp_path,
-        (UUID,),
-        {"PATH": "/usr/bin"},
-        "4711",
-        clients=MpsClients(tmp_path, journal, patience),
-        journal=journal,
+        pack=build_context(tmp_path),
+        gpus=(UUID,),
+        clients=MpsClients(tmp_path, Journal(tmp_path), patience),
         listener=told,
         patience=patience,
     )
@@ -300,15 +298,11 @@ PREPARED = keepers.ControlProved("/run/slurm_colloc/4711/0", PIPE, 7, 0.0)
 def prepared(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> PackDaemon:
     FakeKeeper.made = []
     monkeypatch.setattr(module, "KeeperClient", FakeKeeper)
-    journal = Journal(tmp_path)
     patience = GpuPatience(fault_grace_s=0.05, mend_s=0.05, status_s=0.05)
     daemon = PackDaemon(
-        tmp_path,
-        (UUID,),
-        {"PATH": "/usr/bin"},
-        "4711",
-        clients=MpsClients(tmp_path, journal, patience),
-        journal=journal,
+        pack=build_context(tmp_path),
+        gpus=(UUID,),
+        clients=MpsClients(tmp_path, Journal(tmp_path), patience),
         listener=told,
         patience=patience,
         prepared=PreparedDaemon((UUID,), PIPE, 18.5),

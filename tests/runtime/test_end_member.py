@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.blame import BlameFinder
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.verdict import StopReason, Verdict
@@ -22,6 +20,7 @@ from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_st
 from slurm_colloc.store.pack_directory import read_spec
 
 from ..store.builders import build_pack
+from .pack_contexts import build_context
 
 M = MemberState
 
@@ -49,24 +48,19 @@ class Bed:
         self.members.waiting.append(3)
         # What the mails hear: a member, and its state of before.
         self.told: list[tuple[int, MemberState, MemberState]] = []
-        journal = Journal(self.pack)
+        context = build_context(
+            self.pack, record=record, state=state, attempt=attempt, members=self.members
+        )
         states = StateWriter(
-            self.pack, attempt,
-            lambda m, before: self.told.append((m.number, before.state, m.record.state)),
-            steps=GuardedSteps(journal),
-        )  # fmt: skip
-        allocation = Allocation("4711", "4711", "n", 0, 2, (), (), {})
-        gpu_mode = GpuMode(self.pack, record, allocation, attempt, journal, lone=True)
-        finder = BlameFinder(
-            pack=self.pack, allocation=allocation, members=self.members, states=states,
-            gpu_mode=gpu_mode, journal=journal, site_requeues=True,
-        )  # fmt: skip
+            pack=context,
+            listener=lambda m, before: self.told.append((m.number, before.state, m.record.state)),
+        )
+        gpu_mode = GpuMode(pack=context, lone=True)
         self.ends = MemberEnds(
-            members=self.members,
-            blame_finder=finder,
+            pack=context,
+            blame_finder=BlameFinder(pack=context, states=states, gpu_mode=gpu_mode),
             states=states,
-            pauser=MemberPauser(self.pack, journal),
-            journal=journal,
+            pauser=MemberPauser(pack=context),
         )
         self.first = self.members.by_number[1]
 

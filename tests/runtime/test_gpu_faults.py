@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -18,8 +19,11 @@ def open_gpu(bed: Bed) -> None:
     """Prepare the GPU until it is known how it is shared."""
     gpu_mode = bed.parts.gpu_mode
     gpu_mode._settled.mode = None
-    gpu_mode._record = type(bed.record)(**{**vars(bed.record), "mode": SharingMode.MPS})
-    gpu_mode._allocation = type(bed.allocation)(**{**vars(bed.allocation), "gpus": ("0",)})
+    gpu_mode.pack = dataclasses.replace(
+        bed.context,
+        record=dataclasses.replace(bed.record, mode=SharingMode.MPS),
+        allocation=dataclasses.replace(bed.allocation, gpus=("0",)),
+    )
     gpu_mode.open()
 
     def settle() -> bool:

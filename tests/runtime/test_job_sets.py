@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +12,7 @@ import pytest
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime import sister_packs as job_sets_module
-from slurm_colloc.runtime.sister_packs import SisterPack
+from slurm_colloc.runtime.sister_packs import JobSets, SisterPack
 from slurm_colloc.runtime.verdict import Verdict
 from slurm_colloc.store import inbox
 from slurm_colloc.store.inbox import is_idle
@@ -50,6 +51,12 @@ def begin(job: GpuSetJob, monkeypatch: pytest.MonkeyPatch) -> Begin:
         return begin_sets(job, monkeypatch, *numbers, places=places)
 
     return begin
+
+
+def may_close(sets: JobSets) -> bool:
+    """Whether a set that has nothing to do may end, as its runner asks it."""
+    sets.note_idle()
+    return sets.may_close()
 
 
 def test_a_set_without_members_takes_as_many_as_it_has_places_and_leaves_the_other_its_own(
@@ -229,18 +236,18 @@ def test_a_set_without_work_stays_until_all_others_have_none(job: GpuSetJob, beg
     begin(0, 1)
     job.turn(0)
     idle, busy = job.parts[1].job_sets, job.parts[0].job_sets
-    assert not idle.may_close()
+    assert not may_close(idle)
     assert is_idle(job.path(1))
     # One that has not begun will.
     job.end_member(0, 1)
-    assert busy.may_close()
-    assert idle.may_close()
+    assert may_close(busy)
+    assert may_close(idle)
 
 
 def test_a_set_that_works_again_is_not_idle(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
     begin(0, 1)
-    assert not job.parts[1].job_sets.may_close()
+    assert not may_close(job.parts[1].job_sets)
     job.parts[1].job_sets.note_busy()
     assert not is_idle(job.path(1))
 
@@ -250,17 +257,27 @@ def test_a_killed_set_is_not_waited_for(job: GpuSetJob, begin: Begin) -> None:
     begin(0, 1)
     job.turn(0)
     write_runner(job.path(0), RunnerProcess("here", NOBODY, 1))
-    assert job.parts[1].job_sets.may_close()
+    assert may_close(job.parts[1].job_sets)
+
+
+def test_asking_whether_a_set_may_end_does_not_make_it_idle(job: GpuSetJob, begin: Begin) -> None:
+    job.submit_sets(1, 0)
+    begin(0, 1)
+    sets = job.parts[1].job_sets
+    assert not sets.may_close()
+    assert not is_idle(job.path(1))
+    sets.note_idle()
+    assert is_idle(job.path(1))
 
 
 def test_a_set_that_never_begins_is_not_waited_for_for_ever(job: GpuSetJob, begin: Begin) -> None:
     job.submit_sets(1, 0)
     begin(1)
     sets = job.parts[1].job_sets
-    assert not sets.may_close()
+    assert not may_close(sets)
     begun_at = sets._begun_at
-    sets.clock = lambda: begun_at + job_sets_module.BEGIN_S
-    assert sets.may_close()
+    sets.pack = dataclasses.replace(sets.pack, clock=lambda: begun_at + job_sets_module.BEGIN_S)
+    assert may_close(sets)
 
 
 def test_the_others_have_time_to_take_what_is_left_to_them(job: GpuSetJob, begin: Begin) -> None:
@@ -268,14 +285,14 @@ def test_the_others_have_time_to_take_what_is_left_to_them(job: GpuSetJob, begin
     begin(0, 1)
     now = 1000.0
     sets = job.parts[0].job_sets
-    sets.clock = lambda: now
+    sets.pack = dataclasses.replace(sets.pack, clock=lambda: now)
     lose_gpu(job, 0)
     job.turn(0)
-    job.parts[1].job_sets.may_close()
-    assert not sets.may_close()
+    may_close(job.parts[1].job_sets)
+    assert not may_close(sets)
     assert not is_idle(job.path(0))
     now += job_sets_module.LEAVE_S
-    assert sets.may_close()
+    assert may_close(sets)
 
 
 # -- from and to another Slurm job ---------------------------------------------------------------

@@ -80,8 +80,8 @@ def finish(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[flo
     ) -> tuple[float, Slow]:  # fmt: skip
         slow = Slow(now, summary, dependents, mails)
         work = LastWork(
-            monitor=cast(PackMonitor, slow), dependents=cast(Dependents, slow),
-            mails=cast(MemberMails, slow), steps=bed.parts.steps, journal=bed.journal,
+            pack=bed.context, monitor=cast(PackMonitor, slow),
+            dependents=cast(Dependents, slow), mails=cast(MemberMails, slow),
         )  # fmt: skip
         work.begin()
         assert slow.begun == ["mails", "dependents"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.member_progress import AHEAD_S, is_sound, read_latest
 from slurm_colloc.runtime.pause_windows import ProbeWindow
 from slurm_colloc.runtime.step_command import StartedProcess
@@ -122,8 +121,7 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     )
     ended: list[int] = []
     window = ProbeWindow(
-        pack=stage.pack, members=stage.members, journal=Journal(stage.pack),
-        why_unwatched=lambda: "",
+        pack=stage.context, why_unwatched=lambda: "",
         end=lambda member: ended.append(member.number),
     )  # fmt: skip
     assert stage.start() == 1

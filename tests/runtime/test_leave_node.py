@@ -16,7 +16,6 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import sister_packs as job_sets_module
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.collect_ends import SlurmDecision
-from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.serve_requests import AttemptFence, Fenced
 from slurm_colloc.runtime.start_runners import LeftNode
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
@@ -25,7 +24,9 @@ from slurm_colloc.store.member_states import read_state
 from slurm_colloc.store.pack_directory import GpuDivision, write_division
 from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
+from ..store.builders import build_pack
 from .gpu_set_bed import GpuSetJob, begin_sets
+from .pack_contexts import build_context
 from .submission_bed import run_plainly
 from .test_requeue_after_kill import RUNNING
 
@@ -187,8 +188,11 @@ def test_what_slurm_has_killed_on_a_node_that_has_left_is_not_judged_there(
     allocation = dataclasses.replace(ALLOCATION, node="n2")
     slurm = OneJob({**RUNNING, "NodeList": nodes})
     with (tmp_path / "log").open("w") as log:
+        plain = build_pack("s").record
+        record = dataclasses.replace(plain, set_nodes=(0, 1) if has_nodes else ())
         decision = SlurmDecision(
-            allocation, slurm, Journal(tmp_path), log.fileno(), has_nodes=has_nodes
+            pack=build_context(tmp_path, record=record, allocation=allocation, slurm=slurm),
+            slurm_log=log.fileno(),
         )
         decision.open("")
         goes_on = decision.follow()
@@ -205,14 +209,15 @@ def test_a_runner_that_is_cut_off_ends_its_members(
     monkeypatch.setattr(
         "slurm_colloc.runtime.serve_requests.kill", lambda member: ended.append(member.number)
     )
-    fence = AttemptFence(job.path(1), 1, job.parts[1].members, 0)
+    fence = job.parts[1].fence
     fence.check()
     assert leave(job)
     with pytest.raises(Fenced, match="this node counts as one that has left the job"):
         fence.check()
     assert ended == [5, 6]
     # After a restart the kill of before does not count.
-    AttemptFence(job.path(1), 1, job.parts[1].members, 1).check()
+    restarted = dataclasses.replace(fence.pack.allocation, restarts=1)
+    AttemptFence(pack=dataclasses.replace(fence.pack, allocation=restarted)).check()
 
 
 def test_a_runner_of_another_node_counts_as_alive_until_its_guard_says_otherwise(

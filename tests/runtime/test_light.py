@@ -17,6 +17,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.store.pack_directory import PackRecord
 import dataclasses
 mode, share, lone, folder = sys.argv[1:]
@@ -24,7 +25,10 @@ fields = {field.name: None for field in dataclasses.fields(PackRecord)}
 fields.update(mode=SharingMode(mode), share=share, degree=2, local=False)
 allocation = Allocation("1", "1", "n", 0, 1, (), ("0",), {"PATH": "/nonexistent"})
 pack = Path(folder)
-gpu_mode = GpuMode(pack, PackRecord(**fields), allocation, 1, Journal(pack), lone=bool(lone))
+context = {field.name: None for field in dataclasses.fields(PackContext)}
+context.update(path=pack, record=PackRecord(**fields), allocation=allocation, attempt=1)
+context.update(journal=Journal(pack))
+gpu_mode = GpuMode(pack=PackContext(**context), lone=bool(lone))
 gpu_mode.open()
 print(gpu_mode.mode)
 loaded = set(sys.modules) - before

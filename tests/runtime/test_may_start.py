@@ -15,7 +15,7 @@ from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import is_time_reason
-from slurm_colloc.runtime.may_start import PASSES_MOST, PATIENCE_S, StartQueue
+from slurm_colloc.runtime.may_start import PASSES_MOST, PATIENCE_S, QueueLook, StartQueue
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.member_states import is_held, remove_held, was_left, write_held
@@ -59,13 +59,12 @@ def build_queue(
     memory: GpuMemoryRoom | None = None,
 ) -> StartQueue:
     parts = bed.parts
-    time_left = TimeLeft(bed.pack, bed.record, bed.members, site_requeues=True, clock=clock)
+    time_left = TimeLeft(pack=dataclasses.replace(bed.context, clock=clock), site_requeues=True)
     return StartQueue(
-        pack=bed.pack, members=bed.members,
-        shown_id="7", time_left=time_left,
+        pack=bed.context, time_left=time_left,
         judge=judge, slurm_decision=parts.slurm_decision, gpu_mode=parts.gpu_mode,
         measured_degree=parts.measured_degree, memory=memory or NoMemoryBound(),
-        states=parts.states, journal=bed.journal,
+        states=parts.states,
     )  # fmt: skip
 
 
@@ -75,8 +74,9 @@ def depend(job: Job) -> Job:
 
 
 def find_number(queue: StartQueue) -> int | None:
-    member = queue.find_next()
-    return None if member is None else member.number
+    look = queue.look()
+    queue.follow(look)
+    return None if look.front is None else look.front.number
 
 
 def test_the_first_that_waits_is_next(bed: Bed, judge: Judge) -> None:
@@ -117,7 +117,7 @@ def test_who_finds_no_gpu_memory_is_passed_so_often_and_no_more(
     bed.adopt(*range(1, PASSES_MOST + 3))
     queue = build_queue(bed, judge, memory=NoMemoryBound(1))
     started = []
-    while (member := queue.find_start()) is not None:
+    while (member := queue.take_next()) is not None:
         started.append(member.number)
         bed.members.waiting.remove(member.number)
     assert started == list(range(2, PASSES_MOST + 2))
@@ -175,6 +175,35 @@ def test_an_open_dependency_is_looked_at_for_a_while_and_then_held(
     assert (queue.is_undecided, is_held(bed.pack, 1)) == (False, True)
     record = bed.read(1)
     assert (record.state, record.reason) == (MemberState.PENDING, "4/2: open")
+
+
+@pytest.mark.parametrize("outlook", list(ConditionOutlook))
+def test_asking_who_starts_changes_nothing(
+    build_bed: Callable[..., Bed],
+    judge: Judge,
+    monkeypatch: pytest.MonkeyPatch,
+    outlook: ConditionOutlook,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bed = build_bed(change=depend)
+    first, _ = bed.adopt(1, 2)
+    judge.outlook = outlook
+    queue = build_queue(bed, judge, memory=NoMemoryBound(1, 2))
+    queue.follow(queue.look())
+    if outlook is ConditionOutlook.OPEN:
+        now[0] += PATIENCE_S
+
+    def show() -> tuple[object, ...]:
+        files = {path: path.read_bytes() for path in bed.pack.rglob("*") if path.is_file()}
+        return files, list(bed.members.waiting), first.record, queue.is_undecided
+
+    before = show()
+    looks = [queue.choose_start() for _ in range(2)]
+    queue.gather(first, QueueLook())
+    queue.find_for_door()
+    assert show() == before
+    assert looks[0] == looks[1]
 
 
 def test_a_dependency_that_becomes_satisfied_in_time_starts_the_member(

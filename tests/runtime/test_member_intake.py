@@ -33,9 +33,8 @@ def build_intake(
         noted.append(member.number)
 
     return MemberIntake(
-        pack=bed.pack, attempt=2, killed_before=killed_before, members=bed.members,
-        states=bed.parts.states, steps=bed.parts.steps, note_requeue=note,
-            journal=bed.journal,
+        pack=dataclasses.replace(bed.context, attempt=2), killed_before=killed_before,
+        states=bed.parts.states, note_requeue=note,
     )  # fmt: skip
 
 

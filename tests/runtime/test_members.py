@@ -107,3 +107,18 @@ def test_the_recipe_of_a_step() -> None:
         "--cpu-bind=none", "--export=ALL", "--input=none", "--kill-on-bad-exit=0", *command,
     ]  # fmt: skip
     assert not any(word.startswith("--mem") for word in build_srun_argv("4711/3", None, command))
+
+
+def test_a_pause_counts_for_nothing_that_is_due_and_ends_with_the_start() -> None:
+    member = Member(
+        1, SPEC, StateRecord(MemberState.RUNNING, 1), prefix="/p/run.1.1", deadline=100.0,
+        signal_at=90.0, paused_at=10.0, is_parked=True, reserved_mb=7,
+    )  # fmt: skip
+    # It had gone on by itself at 15, and was paused again at 18.
+    member.resume(15.0, paused_again_at=18.0)
+    assert (member.paused_at, member.paused_s, member.deadline) == (18.0, 5.0, 105.0)
+    member.resume(20.0)
+    assert (member.paused_at, member.paused_s) == (None, 7.0)
+    assert (member.deadline, member.signal_at) == (107.0, 97.0)
+    member.forget_start()
+    assert member == Member(1, SPEC, StateRecord(MemberState.RUNNING, 1), prefix="/p/run.1.1")

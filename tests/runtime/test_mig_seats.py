@@ -15,6 +15,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.node_daemon import RUN_VARIABLE, find_instances
@@ -26,6 +27,7 @@ from slurm_colloc.runtime.pack_instances import (
 )
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
+from slurm_colloc.store.pack_directory import PackRecord
 
 from ..wait_until import wait_until
 from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance
@@ -56,6 +58,11 @@ def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
     return mode.instances
 
 
+def build_mode(bed: Bed, record: PackRecord, allocation: Allocation) -> GpuMode:
+    context = dataclasses.replace(bed.context, record=record, allocation=allocation)
+    return GpuMode(pack=context, lone=False)
+
+
 def want(bed: Bed, *numbers: int) -> list[Member]:
     """Members that wait, each with what it needs of an instance."""
     members = bed.adopt(*numbers)
@@ -70,7 +77,7 @@ def start_all(bed: Bed) -> dict[int, str]:
     """Start all that may, without a process: which instance each has got."""
     found = {}
     queue = bed.parts.start_queue
-    while not queue.describe_pack_wait() and (member := queue.find_start()) is not None:
+    while not queue.describe_pack_wait() and (member := queue.take_next()) is not None:
         places = bed.members.find_places(member.spec.plan.cpus)
         assert places
         bed.members.occupy(member.number, places)
@@ -148,6 +155,22 @@ def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
         assert use.uuids[0] in standing
         assert use.uuids[0] not in request["destroy"]
     assert bed.parts.gpu_mode.setup.instances[-1].profile == "3g.40gb"
+    agent.close()
+
+
+def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) -> None:
+    instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
+    agent = Agent(sockets, instances.gpu)
+    (member,) = want(bed, 5)
+    queue = bed.parts.start_queue
+    looks = [queue.choose_start() for _ in range(2)]
+    assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
+    assert "is being made of free ones" in instances.describe(member)
+    assert not instances.filenos()
+    queue.follow(looks[0])
+    assert instances.filenos()
+    settle(bed)
+    assert len(agent.requests) == 1
     agent.close()
 
 
@@ -251,7 +274,7 @@ def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
 ) -> None:
     record = dataclasses.replace(bed.record, share=share, mode=SharingMode.MIG, layout=("3g", "3g"))
     allocation = dataclasses.replace(bed.allocation, gpus=("0",))
-    found = GpuMode(bed.pack, record, allocation, 1, bed.journal, lone=False)
+    found = build_mode(bed, record, allocation)
     found.open()
     assert found.is_settled
     assert found.mode is mode
@@ -276,7 +299,7 @@ def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) 
         allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)
         for share, mode in (("mig", SharingMode.TIMESLICE), ("mig!", None)):
             asked = dataclasses.replace(record, share=share)
-            found = GpuMode(bed.pack, asked, allocation, 1, bed.journal, lone=False)
+            found = build_mode(bed, asked, allocation)
             found.open()
             assert found.mode is mode
             assert "no layout 3g+3g: in use" in (found.refusal or found.setup.reason)

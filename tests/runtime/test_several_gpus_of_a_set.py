@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from slurm_colloc.store.member_states import GpuUse, StateRecord
 from slurm_colloc.store.pack_directory import Setup
 
 from ..store.builders import build_member, build_pack
+from .pack_contexts import build_context
 from .runner_bed import PlainProcess
 
 LEFT, RIGHT = (f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (0, 1))
@@ -50,7 +52,7 @@ class Set:
         self.takes = Takes()
         self.members = PackMembers([PackPlace(n, 1, ()) for n in range(16)])
         self.room = GpuMemoryRoom(
-            members=self.members,
+            pack=build_context(Path("/nowhere/packs/s.0"), members=self.members),
             progress=self.takes,  # type: ignore[arg-type]
             find_usable_mb=lambda: 80_000,
             find_gpus=lambda: self.gpus,

@@ -81,13 +81,12 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
     places = match_places(gpu, ("3g", "3g"), (2, 2))
     instances = PackInstances(gpu, "", bed.journal, places)
     daemons = InstanceDaemons(
-        bed.pack,
-        {"PATH": "/nowhere"},
-        "7",
+        pack=dataclasses.replace(
+            bed.context, allocation=dataclasses.replace(bed.allocation, environment={"PATH": ""})
+        ),
         clients=bed.parts.gpu_mode.clients,
-        journal=bed.journal,
-        patience=bed.parts.gpu_mode._patience,
-        find_members=instances.list_members,
+        patience=bed.parts.gpu_mode.patience,
+        find_members=instances.seats.list_members,
     )
     members = want(bed, dict.fromkeys((1, 2, 3), ("3g", 9000)))
     instances.use_mps(daemons)
@@ -103,7 +102,10 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
     notes = instances.follow_daemons()
     assert any("one member at a time there: there is no server program" in note for note in notes)
     assert instances.follow_daemons() == []
-    assert (instances.count_places(name_instance(1)), instances.count_places(name_instance(2))) == (
+    assert (
+        instances.seats.count_places(name_instance(1)),
+        instances.seats.count_places(name_instance(2)),
+    ) == (
         1,
         2,
     )

@@ -241,7 +241,7 @@ def test_output_is_emptied_by_a_first_start_or_where_the_user_says_so(
         )
 
     bed = build_bed(change=change)
-    monkeypatch.setattr(bed.parts.starter, "_site_appends", site_appends)
+    monkeypatch.setattr(bed.parts.starter, "site_appends", site_appends)
     (member,) = bed.adopt(1)
     member.record = dataclasses.replace(member.record, starts=starts)
     assert bed.parts.starter.start(member, bed.members.places[0])

@@ -66,7 +66,7 @@ def test_a_running_member_is_told_of_once(tmp_path: Path, process: StartedProces
         told.append((member.number, text))
 
     progress = ProgressReader(
-        stage.pack, stage.members, Counters(stage), instruments=True,
+        pack=stage.context, rates=Counters(stage),
         find_may_take_mb=lambda _: 10_000, note_evidence=note,
     )  # fmt: skip
     assert stage.start_all() == [1, 2]

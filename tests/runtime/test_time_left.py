@@ -37,7 +37,8 @@ def build_time_left(
     bed: Bed, clock: Clock, *, site_requeues: bool = True, **record: object
 ) -> TimeLeft:
     changed = dataclasses.replace(bed.record, **record)  # type: ignore[arg-type]
-    return TimeLeft(bed.pack, changed, bed.members, site_requeues=site_requeues, clock=clock)
+    pack = dataclasses.replace(bed.context, record=changed, clock=clock)
+    return TimeLeft(pack=pack, site_requeues=site_requeues)
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def compare(stage: Stage, number: int) -> str | None:
     view = look(stage)
     facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
     read = gather_start_facts(view, view.members[number - 1], facts)
-    gathered = stage.start_queue.gather(stage.members.by_number[number])
+    gathered = stage.start_queue.gather(stage.members.by_number[number], may_start.QueueLook())
     # Who is before whom a runner need not know: it asks for one after the other.
     told = why_not_now(dataclasses.replace(read, before=()))
     assert told == why_not_now(gathered)
@@ -295,7 +295,10 @@ def test_a_dependency_that_does_not_hold(
     first.spec = dataclasses.replace(first.spec, job=job)
     stage.outlook = (ConditionOutlook.OPEN, "Dependency afterok:9/1")
     # It may just not be seen yet. Meanwhile the next may start.
-    assert why_not_now(queue.gather(first)) == "waits for afterok:9/1 (Dependency)"
+    assert (
+        why_not_now(queue.gather(first, may_start.QueueLook()))
+        == "waits for afterok:9/1 (Dependency)"
+    )
     assert (stage.start(), queue.is_undecided) == (2, True)
     stage.outlook = (outlook, "Dependency on afterok:9/1")
     monkeypatch.setattr(may_start, "PATIENCE_S", 0.0)
@@ -348,7 +351,7 @@ def test_none_of_the_pack_starts(
     happens(stage)
     assert stage.start_queue.describe_pack_wait() == why
     first = stage.members.by_number[1]
-    assert why_not_now(stage.start_queue.gather(first)) == f"waits: {why}"
+    assert why_not_now(stage.start_queue.gather(first, may_start.QueueLook())) == f"waits: {why}"
     assert stage.start() is None
     # It lasts for moments, and is not written down.
     assert first.record.reason == ""

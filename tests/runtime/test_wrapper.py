@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -18,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.job import Job
 from slurm_colloc.runtime.programs import own_processes, wrapper
-from slurm_colloc.runtime.step_command import build_launch, build_wrapper_argv
+from slurm_colloc.runtime.step_command import Launch, build_wrapper_argv
 
 from ..wait_until import wait_until
 
@@ -58,16 +58,15 @@ class Wrapped:
         path = self.root / "script"
         path.write_bytes(script.encode() if isinstance(script, str) else script)
         path.chmod(mode)
-        job = Job(
-            1, "job", "job.sh", arguments, str(directory or self.root),
-        )  # fmt: skip
         values: dict[str, Any] = {
-            "job": job,
-            "script": str(path),
-            "environment": {"PATH": os.defpath} if environment is None else environment,
+            "argv": (str(path), *arguments),
+            "environment": sorted(
+                ({"PATH": os.defpath} if environment is None else environment).items()
+            ),
+            "directory": str(directory or self.root),
             "cpus": (),
-            "truncates": truncate,
-            "source": input_path,
+            "truncate": truncate,
+            "input": input_path,
             "output": str(self.output),
             "error": None,
             "umask": 0o022,
@@ -75,12 +74,12 @@ class Wrapped:
             "runner_pid": os.getpid(),
             "kill_wait_s": PATIENCE_S,
             "passes_on": False,
-            "tmpdir": "",
+            "own_tmpdir": "",
             "is_step": False,
             **changes,
         }
         launch = self.root / "run.1.1.launch"
-        launch.write_text(json.dumps(build_launch(**values)))
+        launch.write_text(json.dumps(dataclasses.asdict(Launch(**values))))
         self.process = subprocess.Popen(
             build_wrapper_argv(sys.executable, str(launch)),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -269,7 +268,7 @@ def test_its_own_temporary_directory_is_private_and_goes_with_it(wrapped: Wrappe
     own = wrapped.root / "tmp of 4711"
     wrapped.run(
         '#!/bin/sh\nstat -c %a "$TMPDIR"; mkdir -p "$TMPDIR/deep"; touch "$TMPDIR/deep/file"\n',
-        environment={"PATH": os.defpath, "TMPDIR": str(own)}, tmpdir=str(own),
+        environment={"PATH": os.defpath, "TMPDIR": str(own)}, own_tmpdir=str(own),
     )  # fmt: skip
     assert wrapped.output.read_text() == "700\n"
     assert not own.exists()
@@ -449,7 +448,7 @@ def test_a_temporary_directory_that_cannot_be_made_is_told_as_slurm_tells_it(
     own = wrapped.root / "no such scratch" / "csub-4711-1"
     status, record = wrapped.run(
         '#!/bin/sh\necho "$TMPDIR"\n',
-        environment={"PATH": os.defpath, "TMPDIR": str(own)}, tmpdir=str(own),
+        environment={"PATH": os.defpath, "TMPDIR": str(own)}, own_tmpdir=str(own),
     )  # fmt: skip
     assert (status, record["wait_status"]) == (0, 0)
     assert wrapped.output.read_text() == (

@@ -31,9 +31,7 @@ def test_a_state_is_written_and_told_with_the_one_before(bed: Bed) -> None:
     def listen(changed: Member, before: StateRecord) -> None:
         told.append((changed.number, before.state, bed.read(changed.number).state))
 
-    StateWriter(bed.pack, 1, listen, steps=bed.parts.steps).write(
-        member, MemberState.RUNNING, starts=1
-    )
+    StateWriter(pack=bed.context, listener=listen).write(member, MemberState.RUNNING, starts=1)
     assert told == [(1, MemberState.PENDING, MemberState.RUNNING)]
     assert bed.read(1).starts == 1
 

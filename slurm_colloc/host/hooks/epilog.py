@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
@@ -95,10 +95,11 @@ class UndoReport:
         return not (self.unsafe or self.left)
 
 
+@dataclass(eq=False)
 class JobUndo:
     """Undoes one job; the caller holds the job's lock.
 
-    Args:
+    Attributes:
         run: Root's directory.
         checkpoint: The job's checkpoint.
         driver: NVIDIA's lib and bin where they are not the system's own; else empty.
@@ -109,36 +110,29 @@ class JobUndo:
         slow_until: Until when it may take longer where NVML is slow, on the monotonic clock.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        checkpoint: Checkpoint,
-        *,
-        driver: str = "",
-        node: str = "",
-        budget_s: float = UNDOING_S,
-        nvml_s: float = NVML_S,
-        mig_s: float = MIG_UNDO_S,
-        slow_until: float = 0.0,
-    ) -> None:
-        self._run = run
-        self._checkpoint = checkpoint
-        self._place = (driver, node)
-        self._is_of_this_boot = checkpoint.boot == read_boot_id()
-        self._budget_s = budget_s
-        self._nvml_s = nvml_s
-        self._mig_s = mig_s
-        self._slow_until = slow_until
+    run: RunDirectory
+    checkpoint: Checkpoint
+    _: KW_ONLY
+    driver: str = ""
+    node: str = ""
+    budget_s: float = UNDOING_S
+    nvml_s: float = NVML_S
+    mig_s: float = MIG_UNDO_S
+    slow_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._place = (self.driver, self.node)
+        self._is_of_this_boot = self.checkpoint.boot == read_boot_id()
         self.report = UndoReport()
 
     def undo(self) -> UndoReport:
         """Do all that can be done; what is left is told, and kept in the checkpoint."""
-        checkpoint, report = self._checkpoint, self.report
+        checkpoint, report = self.checkpoint, self.report
         if checkpoint.phase != UNDOING:
             checkpoint = replace(checkpoint, phase=UNDOING)
             # On a full disk the checkpoint from before does as well.
             with contextlib.suppress(OSError):
-                self._run.write(checkpoint)
+                self.run.write(checkpoint)
         has_gpus = bool(checkpoint.gpus and (checkpoint.mode or checkpoint.compute_modes))
         # It gets ready while the daemons end.
         question = self._ask() if has_gpus and self._is_of_this_boot else None
@@ -153,35 +147,35 @@ class JobUndo:
         # NVML is closed by now: an open handle would keep instances from going.
         is_whole = checkpoint.divides and self._restore_mig()
         if not report.unsafe:
-            report.left += self._run.remove_directory(checkpoint.job_id)
+            report.left += self.run.remove_directory(checkpoint.job_id)
         if report.is_complete:
             self._remove()
         elif is_whole:
             # What else is left makes no GPU unfit.
             with contextlib.suppress(OSError):
-                self._run.write(replace(checkpoint, mig=()))
+                self.run.write(replace(checkpoint, mig=()))
         return report
 
     def _remove(self) -> None:
         try:
-            self._run.remove(self._checkpoint.job_id)
+            self.run.remove(self.checkpoint.job_id)
         except OSError as error:
             self.report.left.append(f"its checkpoint cannot be removed: {error.strerror}")
 
     def _ask(self) -> NvmlQuestion:
-        return start_question(*self._place, uuids=self._checkpoint.gpus)
+        return start_question(*self._place, uuids=self.checkpoint.gpus)
 
     # -- processes ------------------------------------------------------------------------------
 
     def _end_agents(self) -> None:
         if not self._is_of_this_boot:
             return
-        for pid in end_agents(self._run, self._checkpoint.job_id):
+        for pid in end_agents(self.run, self.checkpoint.job_id):
             self.report.left.append(f"process {pid}, which changes its instances, has not ended")
 
     def _end_groups(self) -> None:
-        checkpoint = self._checkpoint
-        found = self._run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
+        checkpoint = self.checkpoint
+        found = self.run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
         leaders = [leader for leader in found if leader.uid > 0]
         paths = tuple(
             dict.fromkeys((*checkpoint.cgroups, *(p for one in found for p in one.groups)))
@@ -193,7 +187,7 @@ class JobUndo:
         owner = next((leader.uid for leader in leaders), checkpoint.uid)
         if self._is_of_this_boot and owner > 0:
             reason = f"job {checkpoint.job_id} is over"
-            deadline = time.monotonic() + self._budget_s
+            deadline = time.monotonic() + self.budget_s
             self._note_end(
                 kill_group(UnitedGroups(groups), owner, reason=reason, deadline=deadline)
             )
@@ -212,10 +206,10 @@ class JobUndo:
 
     def _check_gpus(self, question: NvmlQuestion) -> None:
         """Set compute modes back, then write down who is on the job's GPUs."""
-        answer = question.ask(self._nvml_s)
+        answer = question.ask(self.nvml_s)
         self._restore_modes(answer)
         unread = []
-        for uuid in self._checkpoint.gpus:
+        for uuid in self.checkpoint.gpus:
             gpu = answer.find(uuid)
             if gpu is None or gpu.processes is None or gpu.doubt:
                 why = answer.problem or (gpu.doubt if gpu else "") or "NVML does not show it whole"
@@ -230,15 +224,15 @@ class JobUndo:
         process = read_process(pid)
         uid = read_uid(pid)
         # NVML shows a process a moment longer than it lives.
-        if process is not None and not process.has_ended and uid == self._checkpoint.uid:
+        if process is not None and not process.has_ended and uid == self.checkpoint.uid:
             self.report.notes.append(f"process {pid} of the job's user is on {uuid}")
 
     def _restore_modes(self, answer: NvmlAnswer) -> None:
-        wanted = self._checkpoint.compute_modes
+        wanted = self.checkpoint.compute_modes
         if not wanted:
             return
         if answer.problem:
-            answer = self._ask().ask(self._nvml_s)
+            answer = self._ask().ask(self.nvml_s)
         changes = {}
         for uuid, mode in wanted.items():
             gpu = answer.find(uuid)
@@ -254,7 +248,7 @@ class JobUndo:
         if not changes:
             return
         question = start_question(*self._place, uuids=tuple(changes), compute_modes=changes)
-        after = question.ask(self._nvml_s)
+        after = question.ask(self.nvml_s)
         for uuid, mode in changes.items():
             gpu = after.find(uuid)
             if gpu is not None and gpu.compute_mode == mode:
@@ -265,24 +259,24 @@ class JobUndo:
 
     def _restore_mig(self) -> bool:
         """Take away what the GPUs are divided into for the job, and set MIG modes back."""
-        if self._checkpoint.doubt:
+        if self.checkpoint.doubt:
             self._prove_undivided()
             return False
         from slurm_colloc.host.mig.cut_gpu import open_sessions, restore, run_for_each
         from slurm_colloc.host.mig.plan_cut import MigProblem
 
         report = self.report
-        claims = {claim.gpu: claim for claim in self._checkpoint.mig}
-        if self._mig_s < _MIG_LEAST_S:
+        claims = {claim.gpu: claim for claim in self.checkpoint.mig}
+        if self.mig_s < _MIG_LEAST_S:
             report.left.append("its MIG instances: no time was left")
             return False
-        ends_at = time.monotonic() + self._mig_s
-        slow_until = max(ends_at, self._slow_until)
+        ends_at = time.monotonic() + self.mig_s
+        slow_until = max(ends_at, self.slow_until)
         minors = {claim.gpu: claim.minor_number for claim in claims.values()}
         driver, node = self._place
         try:
             with open_sessions(
-                self._run.lock_path, minors, driver=driver, node=node, ends_at=slow_until
+                self.run.lock_path, minors, driver=driver, node=node, ends_at=slow_until
             ) as sessions:
                 found = run_for_each(
                     sessions,
@@ -314,7 +308,7 @@ class JobUndo:
 
     def _prove_undivided(self) -> None:
         """Without its checkpoint a job has divided no GPU for sure only where none has MIG on."""
-        answer = start_question(*self._place).ask(self._nvml_s)
+        answer = start_question(*self._place).ask(self.nvml_s)
         # A GPU that has no MIG at all does not say so; one that is read otherwise is one of these.
         unknown = [gpu for gpu in answer.gpus if gpu.mig_enabled is None and gpu.name is None]
         divided = [gpu.uuid or "a GPU" for gpu in answer.gpus if gpu.mig_enabled]
@@ -325,9 +319,9 @@ class JobUndo:
         else:
             return
         self.report.unsafe.append(
-            f"{self._checkpoint.doubt}, so that it is not known whether a GPU is still divided for "
-            f"job {self._checkpoint.job_id} ({why}): see to that, then remove the checkpoint from "
-            f"{self._run.path}/jobs"
+            f"{self.checkpoint.doubt}, so that it is not known whether a GPU is still divided for "
+            f"job {self.checkpoint.job_id} ({why}): see to that, then remove the checkpoint from "
+            f"{self.run.path}/jobs"
         )
 
 

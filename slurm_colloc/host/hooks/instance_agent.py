@@ -25,7 +25,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
 from slurm_colloc.host.hooks.audit_log import write_audit
@@ -79,10 +79,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(eq=False)
 class InstanceAgent:
     """Answers the requests of one job.
 
-    Args:
+    Attributes:
         run: Root's directory.
         policy: The policy's path.
         job_id: The job.
@@ -90,18 +91,19 @@ class InstanceAgent:
         node: Slurm's name of this node.
     """
 
-    def __init__(
-        self, run: RunDirectory, policy: str, job_id: str, driver: str = "", node: str = ""
-    ) -> None:
-        self._run = run
-        self._policy = policy
-        self._job_id = job_id
-        self._place = (driver, node)
+    run: RunDirectory
+    policy: str
+    job_id: str
+    driver: str = ""
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        self._place = (self.driver, self.node)
         self._changes: deque[float] = deque(maxlen=_CHANGES_MAX)
 
     def is_wanted(self) -> bool:
         """Whether the job is still prepared, or being prepared, in this boot."""
-        checkpoint = self._run.read_quietly(self._job_id)
+        checkpoint = self.run.read_quietly(self.job_id)
         return (
             checkpoint is not None
             and bool(checkpoint.mig)
@@ -131,7 +133,7 @@ class InstanceAgent:
         request = parse_request(data)
         try:
             # No hook looks at the job meanwhile; one that wants to end this process does.
-            with self._run.locked_job(self._job_id, _LOCK_S):
+            with self.run.locked_job(self.job_id, _LOCK_S):
                 return self._act(request)
         except TimeoutError:
             raise NodeError("a hook is at work on this job") from None
@@ -143,9 +145,9 @@ class InstanceAgent:
         claim = next((one for one in checkpoint.mig if one.gpu == request.gpu), None)
         if claim is None:
             raise NodeError("that GPU is none of this job's")
-        policy = read_policy(self._policy)
+        policy = read_policy(self.policy)
         with MigSession(
-            self._run.lock_path,
+            self.run.lock_path,
             {claim.gpu: claim.minor_number},
             driver=self._place[0],
             node=self._place[1],
@@ -213,7 +215,7 @@ class InstanceAgent:
         write_audit(policy.audit_log, entry)
 
     def _read_checkpoint(self) -> Checkpoint:
-        checkpoint = self._run.read_quietly(self._job_id)
+        checkpoint = self.run.read_quietly(self.job_id)
         if checkpoint is None:
             raise NodeError("the job is over")
         return checkpoint
@@ -223,19 +225,19 @@ class InstanceAgent:
         checkpoint = self._read_checkpoint()
         claims = tuple(claim if one.gpu == claim.gpu else one for one in checkpoint.mig)
         try:
-            self._run.write(replace(checkpoint, mig=claims))
+            self.run.write(replace(checkpoint, mig=claims))
         except OSError as error:
             raise StateError(f"the checkpoint cannot be written ({error.strerror})") from error
 
     def _tell(self, gpu: str, instances: list[dict[str, Any]]) -> None:
         """Bring setup.json up to date; the answer has the same."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(f"{self._run.path}/{self._job_id}/{SETUP}", encoding="utf-8") as file:
+            with open(f"{self.run.path}/{self.job_id}/{SETUP}", encoding="utf-8") as file:
                 setup = json.load(file)
             for one in setup["mig"]["gpus"]:
                 if one["uuid"] == gpu:
                     one["instances"] = instances
-            self._run.write_setup(self._job_id, setup)
+            self.run.write_setup(self.job_id, setup)
 
 
 def _check_policy(policy: NodePolicy) -> None:

@@ -66,8 +66,6 @@ from slurm_colloc.host.system.child_programs import Child
 from slurm_colloc.host.system.directories import BASES, remove_at_once, remove_directory
 from slurm_colloc.host.system.node_processes import (
     is_alive,
-    list_session,
-    read_namespace_pids,
     read_uid,
 )
 
@@ -258,8 +256,7 @@ class DaemonWatch:
         if not self.has_died and has_ended:
             self.has_died = True
             self.follow(flushes=True)
-            left = tuple(process.id.pid for process in list_session(running.daemon.pid))
-            self._say(DaemonDied(None if child is None else child.returncode, left))
+            self._say(DaemonDied(None if child is None else child.returncode))
 
     def follow(self, *, flushes: bool) -> None:
         """Say what the logs have said since the last time.
@@ -334,13 +331,9 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         clients = control.read_clients(server_pid)
         if clients is None:
             problem = f"server {server_pid} does not tell its clients"
-        found = []
-        for pid in clients or ():
-            row = rows.get((pid, server_pid), ListedClient(pid, server_pid))
-            inner = read_namespace_pids(pid)
-            found.append(
-                ListedClient(pid, server_pid, row.device, row.namespace, row.command, inner)
-            )
+        found = [
+            rows.get((pid, server_pid), ListedClient(pid, server_pid)) for pid in clients or ()
+        ]
         status = control.read_server_status(server_pid)
         servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
     return Status(tuple(servers), problem)
@@ -357,13 +350,11 @@ class Keeper:
 
     Args:
         channel: To the runner.
-        started: When the process started, on the monotonic clock.
     """
 
-    def __init__(self, channel: Channel, started: float) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._say = channel.say
-        self._started = started
         self._generation = 0
         self._watch: DaemonWatch | None = None
 
@@ -449,10 +440,8 @@ class Keeper:
                 version=running.logs.version,
                 control_ms=running.control_ms,
                 active_ms=None if server_pid is None else active_ms,
-                total_ms=(time.monotonic() - self._started) * 1000,
                 refused_bases=running.directory.refused,
                 notes=tuple(running.notes),
-                restarted=self._generation > 1,
             )
         )
         self._watched.tell(running.events)
@@ -567,8 +556,7 @@ class Keeper:
 
 def main() -> int:
     """Take the process over and keep."""
-    started = time.monotonic()
-    return Keeper(Channel(*take_over()), started).run()
+    return Keeper(Channel(*take_over())).run()
 
 
 if __name__ == "__main__":

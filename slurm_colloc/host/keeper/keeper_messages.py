@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Union
 
 from slurm_colloc.errors import StateError
@@ -23,7 +22,6 @@ class ControlProved:
         daemon_pid: The daemon.
         control_ms: From the daemon's start to the proof.
         refused_bases: Where the directory could not be made, with reasons.
-        at: When (seconds since 1970).
     """
 
     directory: str
@@ -31,7 +29,6 @@ class ControlProved:
     daemon_pid: int
     control_ms: float
     refused_bases: tuple[str, ...] = ()
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,8 @@ class Ready:
         version: The CUDA version of the daemon, such as 13.0; None where it does not say.
         control_ms: From the daemon's start to the proved control socket.
         active_ms: From the request for a server until it was ACTIVE; None likewise.
-        total_ms: From the keeper's start.
         refused_bases: Where the directory could not be made, with reasons.
         notes: What is not as it should be, and does no harm.
-        restarted: It is not the first; members need the new pipe directory.
-        at: When.
     """
 
     directory: str
@@ -60,11 +54,8 @@ class Ready:
     version: str | None
     control_ms: float
     active_ms: float | None
-    total_ms: float
     refused_bases: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    restarted: bool = False
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,6 @@ class Failed:
 
     reason: str
     notes: tuple[str, ...] = ()
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -85,14 +75,12 @@ class Fault:
         suspects: Pids of the clients; the culprit is one of them, and nothing says which.
         named_pid: The one that the log names first. It was innocent in three of three runs.
         text: The log's lines.
-        at: When it was read.
     """
 
     server_pid: int
     suspects: tuple[int, ...]
     named_pid: int | None
     text: str
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,6 @@ class ServerStatus:
     server_pid: int
     status: str
     text: str = ""
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -111,7 +98,6 @@ class ClientJoined:
 
     pid: int
     server_pid: int
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -120,7 +106,6 @@ class ClientLeft:
 
     pid: int
     server_pid: int
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -129,7 +114,6 @@ class DaemonTrouble:
 
     pid: int
     text: str
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -137,14 +121,10 @@ class DaemonDied:
     """The daemon has ended by itself, and on current drivers its server and clients with it.
 
     Args:
-        exit_status: Negative for a signal.
-        servers_left: Servers that live on without it (seen on 550).
-        at: When it was noticed.
+        exit_status: Negative for a signal; None where it was no child of the keeper's.
     """
 
     exit_status: int | None
-    servers_left: tuple[int, ...] = ()
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -166,12 +146,10 @@ class Status:
     Args:
         servers: All servers.
         problem: Why they are not all there; empty where they are.
-        at: When.
     """
 
     servers: tuple[ServerClients, ...]
     problem: str = ""
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -179,7 +157,6 @@ class Stopped:
     """The daemon is ended; the keeper ends."""
 
     report: StopReport
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -191,14 +168,12 @@ class Sweeping:
         label: Whose it was.
         report: How it was ended; None where it was left alone.
         reason: Why it was left alone.
-        at: When.
     """
 
     path: str
     label: str
     report: StopReport | None
     reason: str = ""
-    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -206,7 +181,6 @@ class KeeperDied:
     """The keeper itself has ended without a word: the daemon has to be ended with `recover`."""
 
     exit_status: int | None
-    at: float = field(default_factory=time.time)
 
 
 # A run-time `|` between classes needs Python 3.10.

@@ -12,6 +12,7 @@ told from an empty answer stands at `ControlProgram.ask`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import socket
@@ -39,7 +40,6 @@ class ListedClient:
         device: The GPU, cut short by the daemon (`GPU-5a41ce45-e82a-a159`); None where not told.
         namespace: Its pid namespace (inode number); None where not told.
         command: Its program; None where not told.
-        namespace_pids: Its pids from this namespace inwards: the last is what it calls itself.
     """
 
     pid: int
@@ -47,7 +47,6 @@ class ListedClient:
     device: str | None = None
     namespace: int | None = None
     command: str | None = None
-    namespace_pids: tuple[int, ...] = ()
 
 
 def parse_ps(text: str) -> tuple[ListedClient, ...]:
@@ -255,24 +254,19 @@ def read_peer(pipe_directory: str) -> Peer | None:
         return Peer(*struct.unpack("3i", data))
 
 
+@dataclasses.dataclass(eq=False)
 class ControlProgram:
     """One daemon's control program.
 
-    Args:
+    Attributes:
         programs: Where the programs are.
         environment: As `build_daemon_environment` made it.
         owner: As root: whom to become, so that a command has the user's rights only.
     """
 
-    def __init__(
-        self,
-        programs: MpsPrograms,
-        environment: Mapping[str, str],
-        owner: Owner | None = None,
-    ) -> None:
-        self._programs = programs
-        self._environment = environment
-        self._owner = owner
+    programs: MpsPrograms
+    environment: Mapping[str, str]
+    owner: Owner | None = None
 
     def ask(self, command: str, timeout_s: float = COMMAND_S) -> Outcome:
         """Send one command and take its answer.
@@ -321,14 +315,14 @@ class ControlProgram:
     def _run(self, text: str, timeout_s: float) -> Outcome:
         try:
             return run_program(
-                [self._programs.control],
-                self._environment,
+                [self.programs.control],
+                self.environment,
                 text=text,
                 timeout_s=timeout_s,
-                owner=self._owner,
+                owner=self.owner,
             )
         except OSError as error:
-            problem = f"{self._programs.control} cannot be started: {error.strerror}"
+            problem = f"{self.programs.control} cannot be started: {error.strerror}"
             return Outcome(None, "", "", 0.0, problem)
 
     def read_servers(self, timeout_s: float = COMMAND_S) -> tuple[int, ...] | None:

@@ -203,13 +203,13 @@ def choose_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
 
 
 def _find_job_gpus(answer: NvmlAnswer, environ: Mapping[str, str]) -> JobGpus:
-    visible = _split(environ.get("CUDA_VISIBLE_DEVICES", ""))
+    visible = split_words(environ.get("CUDA_VISIBLE_DEVICES", ""))
     if visible and all(word.startswith(("GPU-", "MIG-")) for word in visible):
         return _complete_uuids(answer, visible)
     if answer.problem:
         return JobGpus((), answer.problem)
     name = next((n for n in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS") if environ.get(n)), "")
-    indices = _split(environ.get(name, ""))
+    indices = split_words(environ.get(name, ""))
     shown = tuple(gpu.uuid for gpu in answer.gpus if gpu.uuid is not None)
     count = len(indices or visible)
     # One that is lost may be the job's: then the others are not.
@@ -265,7 +265,8 @@ def _complete_uuids(answer: NvmlAnswer, visible: Sequence[str]) -> JobGpus:
     return JobGpus(tuple(dict.fromkeys(complete)), "CUDA_VISIBLE_DEVICES has UUIDs")
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """The words of a list as Slurm and CUDA write it, `0,1`."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

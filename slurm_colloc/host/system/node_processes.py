@@ -132,14 +132,6 @@ def read_uids(pid: int) -> tuple[int, ...] | None:
     return None
 
 
-def read_namespace_pids(pid: int) -> tuple[int, ...]:
-    """Its pids, from this namespace inwards (NSpid of proc(5)); only `pid` where unreadable."""
-    for name, words in _read_status(pid):
-        if name == "NSpid":
-            return tuple(int(word) for word in words)
-    return (pid,)
-
-
 def _read_status(pid: int) -> Iterator[tuple[str, list[str]]]:
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -187,11 +179,6 @@ def list_processes() -> tuple[Process, ...]:
 def list_running_processes() -> tuple[Process, ...]:
     """The processes that have not ended."""
     return tuple(process for process in list_processes() if not process.has_ended)
-
-
-def list_session(session_id: int) -> tuple[Process, ...]:
-    """The processes of a session that have not ended."""
-    return tuple(p for p in list_running_processes() if p.session_id == session_id)
 
 
 def find_descendants(roots: Iterable[ProcessId], table: Iterable[Process]) -> set[ProcessId]:

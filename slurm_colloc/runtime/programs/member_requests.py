@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import UsageProblem
+from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job_values import remove_member_variables
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import parse_signal
@@ -273,5 +273,8 @@ def ask_runner(pack: str, request: Request) -> None:
     """Leave a request and wake the runner, which is another process of this user on this node."""
     write_request(pack, request)
     # It looks by itself within a second.
-    with contextlib.suppress(OSError, ValueError):
-        os.kill(int(Path(f"{pack}/runner_pid").read_text()), signal.SIGURG)
+    from slurm_colloc.store.written_ends import read_runner
+
+    with contextlib.suppress(OSError, StateError):
+        if (runner := read_runner(pack)) is not None:
+            os.kill(runner.pid, signal.SIGURG)
