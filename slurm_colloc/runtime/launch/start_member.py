@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import sys
@@ -48,7 +47,7 @@ from slurm_colloc.runtime.outcome.write_states import StateWriter
 from slurm_colloc.runtime.queue.allocation import Allocation, find_user_name
 from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
 from slurm_colloc.slurm.real_command import find_real_command
-from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import GpuUse, is_held
 from slurm_colloc.store.pack.pack_directory import PackRecord, parse_environment_block
@@ -188,7 +187,7 @@ class MemberStarter:
             together=min(job.start_together, self._record.degree, len(self._record.members)),
         )
         launch_file = f"{member.prefix}.launch"
-        write_atomic(launch_file, json.dumps(launch).encode())
+        write_json(launch_file, launch)
         if is_held(self._pack, member.number):
             # See store.pack.member_states: csub has held it before it could see this file.
             return False

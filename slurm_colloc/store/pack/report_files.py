@@ -27,6 +27,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.instrument.tracker_runs import FILE
 from slurm_colloc.store.atomic_files import (
+    SCHEMA,
     explain_os_errors,
     make_directory,
     read_bytes,
@@ -475,7 +476,7 @@ def keep_tracker_runs(root: str, pack: Path) -> None:
 
 
 def _write(run: TrackerRun) -> str:
-    return json.dumps(run.__dict__, separators=(",", ":")) + "\n"
+    return json.dumps({"schema": SCHEMA, **run.__dict__}, separators=(",", ":")) + "\n"
 
 
 def read_tracker_runs(pack: Path) -> list[TrackerRun]:
@@ -499,6 +500,9 @@ def _parse_runs(
     for line in data.split(b"\n")[:_LINES_MOST]:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             value = json.loads(line)
+            # What a member's own Python has noted has none; of a newer version nothing is known.
+            if value.get("schema", SCHEMA) > SCHEMA:
+                continue
             texts = {name: value.get(name, "") for name in ("uri", "project", "entity", "mode",
                                                             "root", "directory")}  # fmt: skip
             is_text = all(isinstance(text, str) for text in texts.values())
