@@ -95,7 +95,7 @@ docs:
 	@sh .ci/setup docs
 	@rm -rf dist/docs build/docs
 	@python -B -m sphinx -q -W --keep-going -j auto -c docs/site -d build/docs . dist/docs
-	@CSUB_BUILT_SITE=dist/docs python -B -m pytest -q tests/packaging/test_docs_site.py
+	@CSUB_BUILT_SITE=dist/docs python -B -m pytest tests/packaging/test_docs_site.py
 	@tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 \
 		--transform='s,^docs,$(SITE),' -C dist -czf dist/$(SITE).tar.gz docs
 	@echo 'dist/docs/index.html, dist/$(SITE).tar.gz'
