@@ -34,8 +34,9 @@ exclude_patterns = [
 
 # Anchors as those who show the repository make them. What is no CommonMark is left as text.
 myst_heading_anchors = 4
-myst_enable_extensions: list[str] = []
 myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target", "myst_role"]
+# Two dashes stay two: options begin with them.
+smartquotes = False
 
 html_theme = "furo"
 html_static_path = ["_static"]

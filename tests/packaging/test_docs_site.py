@@ -142,6 +142,8 @@ def test_the_reference_names_every_command_and_option(site: Path, pages: dict[st
     text = re.sub(r"<[^>]+>", "", (site / "docs/commands.html").read_text(encoding="utf-8"))
     options = {f"--{option.name}" for option in (*OWN_OPTIONS, *SBATCH_OPTIONS)}
     assert options - set(re.findall(r"--[a-z][a-z-]*", text)) == set()
+    # Not even in a sentence are the two dashes of an option set as one.
+    assert "\N{EN DASH}" not in text
 
 
 BROKEN = {

@@ -188,6 +188,7 @@ class Bed:
 
     def write(self, member: Member, kind: str, **value: Any) -> None:
         """Write what a member's wrapper writes, `started` or `exit`."""
+        assert member.prefix, "it has no start"
         Path(f"{member.prefix}.{kind}").write_text(json.dumps({"schema": 1, **value}))
 
     def end_member(
