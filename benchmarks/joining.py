@@ -21,8 +21,8 @@ ALONE = ("--gres=gpu:1", "--degree=4", "x.sh")
 _DECIDE = (
     "import os, sys, time\n"
     "import slurm_colloc.submission.join.join_pack\n"
-    "from slurm_colloc.cli.submit.place_call import find_room\n"
-    "from slurm_colloc.cli.session import Session\n"
+    "from slurm_colloc.session.place_call import find_room\n"
+    "from slurm_colloc.session.session import Session\n"
     "from slurm_colloc.settings import read_given_environment\n"
     "from slurm_colloc.submission.jobs.call_jobs import collect_call\n"
     "call = collect_call(sys.argv[1:], read_given_environment(), os.getcwd(), pack=False)\n"

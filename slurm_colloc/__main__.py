@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 # A user may press Ctrl-C while modules are loaded, too.
 try:
     from slurm_colloc.cli.in_place.sbatch_call import choose_sbatch_call, hand_over, is_led_back
-    from slurm_colloc.cli.standard_streams import OutputFailed, drop_output, guard_streams
     from slurm_colloc.errors import CollocError
     from slurm_colloc.model.printable import escape_controls
+    from slurm_colloc.session.standard_streams import OutputFailed, drop_output, guard_streams
 except KeyboardInterrupt:
     sys.stderr.write("csub: interrupted\n")
     sys.exit(130)

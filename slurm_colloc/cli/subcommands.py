@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 
 from slurm_colloc import __version__
 from slurm_colloc.cli.command_groups import group_commands
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.extensions import COMMANDS, list_extensions
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.store.all_packs import State
 
 # ---- Arguments that several of csub's subcommands take, and what those that read end with --------
@@ -164,7 +164,7 @@ def cancel(
     ] = False,
 ) -> None:
     """End members: SIGTERM, and SIGKILL after Slurm's KillWait."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.session import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.cancel(Session.open_own(), choice, yes=yes))
@@ -192,7 +192,7 @@ def requeue(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Start running members again; a whole pack goes back into Slurm's queue."""
-    from slurm_colloc.cli.change import cancel_and_requeue
+    from slurm_colloc.session import cancel_and_requeue
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(cancel_and_requeue.requeue(Session.open_own(), choice))

@@ -383,8 +383,8 @@ def cancel_jobs(jobs: list[Job[Any]]) -> int:
     open_jobs = [job for job in jobs if not job.done()]
     if not open_jobs:
         return 0
-    from slurm_colloc.cli.change.cancel_and_requeue import cancel
-    from slurm_colloc.cli.session import Session
+    from slurm_colloc.session.cancel_and_requeue import cancel
+    from slurm_colloc.session.session import Session
 
     numbers: dict[str, set[int]] = {}
     for job in open_jobs:

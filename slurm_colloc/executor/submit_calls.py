@@ -30,8 +30,8 @@ from slurm_colloc.executor.run_call import VARIABLE, find_checkpoint
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
 if TYPE_CHECKING:
-    from slurm_colloc.cli.session import Session
     from slurm_colloc.report.member_views import MemberView, PackView
+    from slurm_colloc.session.session import Session
     from slurm_colloc.submission.jobs.call_jobs import Call
     from slurm_colloc.submission.packs.submit_batch import Submitted
     from slurm_colloc.submission.plan.plan_call import CallPlan
@@ -185,9 +185,9 @@ def _with_calls(call: Call, calls: Sequence[PythonCall], path: Path) -> Call:
 
 def _place(call: Call) -> tuple[str, tuple[int, ...]]:
     """Plan and submit, or join a pack where the options ask for that; the id and the numbers."""
-    from slurm_colloc.cli.session import Session
-    from slurm_colloc.cli.submit.depend_on_members import tell_packs
-    from slurm_colloc.cli.submit.place_call import choose_packs_to_join, place_call, prepare_call
+    from slurm_colloc.session.depend_on_members import tell_packs
+    from slurm_colloc.session.place_call import choose_packs_to_join, place_call, prepare_call
+    from slurm_colloc.session.session import Session
 
     session = Session.open()
     local = call.options.flag("local")
@@ -245,7 +245,7 @@ def open_session() -> Session:
     Raises:
         CollocError: The state cannot be read.
     """
-    from slurm_colloc.cli.session import Session
+    from slurm_colloc.session.session import Session
     from slurm_colloc.store.all_packs import State
 
     session = Session.open()

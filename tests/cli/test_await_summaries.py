@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli import await_summaries as module
-from slurm_colloc.cli.await_summaries import await_summaries, prepare_summaries
 from slurm_colloc.errors import StateError
 from slurm_colloc.learning import learn_from_pack
+from slurm_colloc.session import await_summaries as module
+from slurm_colloc.session.await_summaries import await_summaries, prepare_summaries
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.indexes import forget_due, is_due, note_due

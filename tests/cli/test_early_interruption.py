@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Interrupts())
 
 MOMENTS = (
     "slurm_colloc.cli",
-    "slurm_colloc.cli.standard_streams",
+    "slurm_colloc.session.standard_streams",
     "slurm_colloc.errors",
     "slurm_colloc.model.printable",
     "slurm_colloc.cli.submit.submit_command",

@@ -19,7 +19,7 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc import cli
+from slurm_colloc import cli, session
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
@@ -260,9 +260,14 @@ def find_writers(path: Path) -> set[tuple[str, str]]:
 
 
 def test_only_one_place_writes_for_people() -> None:
-    folder = Path(cli.__file__).parent
+    folders = [Path(package.__file__).parent for package in (cli, session)]
     # Administrators' commands have their own, and their own tests.
-    modules = [path for path in folder.rglob("*.py") if not path.stem.startswith("admin")]
+    modules = [
+        path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if not path.stem.startswith("admin")
+    ]
     found = set().union(*map(find_writers, modules))
     assert found == {
         ("session", "say"),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.cli.selection import Choice, parse_states
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import MemberState, Selection
+from slurm_colloc.session.selection import Choice, parse_states
 
 M = MemberState
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | gpus | mig | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | gpus | kills | mig | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -32,6 +32,8 @@
 # gpus: packs over two real GPUs of one host, test_gpu_several.py; CSUB_GPU_GPUS names its parts,
 # "small pairs mixed lost"; its CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say how much, CSUB_GPU_LIMIT_S when to
 # end. It writes OUT/several.json, several.csv, several-reports.txt and kept-several.tar.gz.
+#
+# kills: the end of an MPS daemon with 48 clients after KILL, test_gpu_kills.py; it writes OUT/kills.json.
 #
 # mig: what NVML says of MIG while it is off, against the simulation's tables, tests/simgpu/test_mig_contract.py;
 # it takes seconds, needs nvidia-ml-py and no Slurm, and changes nothing.
@@ -226,6 +228,8 @@ elif [ "$*" = lanes ]; then
     tail -n 3 "$out"/lane-*/suite.txt
 elif [ "$*" = gpus ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_several.py
+elif [ "$*" = kills ]; then
+    run_pytest 400 -s tests/gpu/test_gpu_kills.py
 elif [ "$*" = mig ]; then
     run_pytest 120 -n 0 -p no:benchmark -k driver tests/simgpu/test_mig_contract.py
 elif [ $# -gt 0 ]; then

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from slurm_colloc.cli.in_place.tasks_listed import PackedTasks
-from slurm_colloc.cli.session import Session
 from slurm_colloc.model.member import GUESTS_FROM, MemberState, SlurmJobState
 from slurm_colloc.report.slurm_tasks import (
     SlurmTask,
@@ -18,6 +17,7 @@ from slurm_colloc.report.slurm_tasks import (
     choose_relative_form,
     find_queue_cell,
 )
+from slurm_colloc.session.session import Session
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack.inbox import format_number

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from slurm_colloc.cli.change import cancel_and_requeue
-from slurm_colloc.cli.change.cancel_and_requeue import Problems
 from slurm_colloc.cli.look.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
 from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
@@ -23,6 +21,8 @@ from slurm_colloc.runtime.attempt import leave_out_absent
 from slurm_colloc.runtime.outcome.member_mails import Mail
 from slurm_colloc.runtime.pack.member_dependencies import find_member_place
 from slurm_colloc.runtime.queue.sister_packs import explain_difference
+from slurm_colloc.session import cancel_and_requeue
+from slurm_colloc.session.cancel_and_requeue import Problems
 from slurm_colloc.store.pack import inbox
 from slurm_colloc.store.pack.inbox import format_number
 from slurm_colloc.store.pack.member_states import find_guest, group_by_home, read_emptied, read_home
@@ -39,7 +39,7 @@ from slurm_colloc.store.pack.runner_requests import (
 from .submission_bed import GROUP, Submission, run_plainly
 
 if TYPE_CHECKING:
-    from slurm_colloc.cli.session import Session
+    from slurm_colloc.session.session import Session
 
 OPEN = Policy(join="auto")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.session import note, say
 from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import CollocError, UsageProblem
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.session.session import note, say
 
 if TYPE_CHECKING:
     from slurm_colloc_lab.calibration.calibrated_gpu import CalibrationPlace

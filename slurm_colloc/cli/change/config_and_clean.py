@@ -19,12 +19,12 @@ import tomlkit
 import tomlkit.exceptions
 
 from slurm_colloc.cli.look.queue_and_history import parse_age
-from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.ownership import find_owner, is_of_another, name_user
 from slurm_colloc.report.ended_members import collect_ended, list_changed_since
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.terminal_tables import render_lines
+from slurm_colloc.session.session import Session, note
 from slurm_colloc.settings import (
     Settings,
     compute_capped,

@@ -16,8 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_colloc.cli.await_summaries import await_summaries
-from slurm_colloc.cli.change.cancel_and_requeue import (
+from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
+from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
+from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.report.words.waiting_reasons import find_reason
+from slurm_colloc.session.await_summaries import await_summaries
+from slurm_colloc.session.cancel_and_requeue import (
     LOOKS_MOST,
     Chosen,
     Problems,
@@ -29,13 +34,8 @@ from slurm_colloc.cli.change.cancel_and_requeue import (
     tell_done,
     wake_runner,
 )
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, freeze, note
-from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
-from slurm_colloc.model.member import MemberState, Selection, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_members
-from slurm_colloc.report.member_views import MemberView, PackView
-from slurm_colloc.report.words.waiting_reasons import find_reason
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, freeze, note
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.pack.member_states import (

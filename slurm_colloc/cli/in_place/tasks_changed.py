@@ -21,16 +21,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_colloc.cli.change.cancel_and_requeue import (
-    Problems,
-    cancel,
-    join_names,
-    list_chosen,
-    list_others,
-    requeue,
-    require_here,
-    wake_runner,
-)
 from slurm_colloc.cli.change.hold_and_wait import hold, release
 from slurm_colloc.cli.in_place.sbatch_call import ask_slurm, find_command
 from slurm_colloc.cli.in_place.tasks_listed import (
@@ -40,8 +30,6 @@ from slurm_colloc.cli.in_place.tasks_listed import (
     answer_with_tasks,
     is_shared,
 )
-from slurm_colloc.cli.session import Session, freeze, note
-from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
 from slurm_colloc.model.job_ids import parse_job_id
 from slurm_colloc.model.member import ALL, MemberState, Selection
@@ -50,6 +38,18 @@ from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.slurm_tasks import SlurmTask, write_json_record, write_record
 from slurm_colloc.runtime.programs.member_commands import read_output
 from slurm_colloc.runtime.programs.member_requests import SCANCEL
+from slurm_colloc.session.cancel_and_requeue import (
+    Problems,
+    cancel,
+    join_names,
+    list_chosen,
+    list_others,
+    requeue,
+    require_here,
+    wake_runner,
+)
+from slurm_colloc.session.session import Session, freeze, note
+from slurm_colloc.session.standard_streams import has_reader
 from slurm_colloc.slurm.scontrol_records import (
     ScontrolCall,
     find_field,

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.cli.in_place.sbatch_call import ask_slurm, find_command
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.standard_streams import has_reader
 from slurm_colloc.errors import CollocError, NotFound
 from slurm_colloc.model.job_ids import format_task_runs, parse_job_id
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
@@ -33,6 +31,8 @@ from slurm_colloc.report.slurm_tasks import (
     sort_tasks,
 )
 from slurm_colloc.runtime.programs.member_commands import read_output
+from slurm_colloc.session.session import Session, note, say
+from slurm_colloc.session.standard_streams import has_reader
 from slurm_colloc.slurm.marked_tables import (
     AccountColumn,
     AccountQuestion,

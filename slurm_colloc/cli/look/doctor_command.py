@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.session import note, say
 from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.terminal_tables import is_styled
+from slurm_colloc.session.session import note, say
 from slurm_colloc.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_colloc.cli.change.cancel_and_requeue import require_here
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import NodeError, NotFound, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -28,6 +25,9 @@ from slurm_colloc.report.member_views import (
     read_from,
 )
 from slurm_colloc.report.show_view import find_log_paths
+from slurm_colloc.session.cancel_and_requeue import require_here
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, freeze, note, say
 
 POLL_S = 0.3
 STATE_POLL_S = 2.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import Json
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.session.session import Session, note, say
 
 if TYPE_CHECKING:
     from slurm_colloc.model.measured_curve import KnownCurve

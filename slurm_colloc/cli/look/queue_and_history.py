@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import (
     Each,
     Format,
@@ -38,6 +36,8 @@ from slurm_colloc.report.member_views import (
 from slurm_colloc.report.queue_rows import Found
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
 from slurm_colloc.report.words.speed_words import TimesToEnd
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say
 
 
 def queue(

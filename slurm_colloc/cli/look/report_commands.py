@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurm_colloc.cli.look.queue_and_history import DEFAULT_AGE, parse_age
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import (
     Json,
     Name,
@@ -45,6 +43,8 @@ from slurm_colloc.report.show_view import find_log_paths
 from slurm_colloc.report.summary.summary_file import Summary
 from slurm_colloc.report.sums.pack_entry import PackEntry
 from slurm_colloc.report.sums.sums_view import FoundEntries, Grouping, find_entries, sum_packs
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.store.all_packs import StateReader, open_own_state
 from slurm_colloc.store.atomic_files import write_atomic
@@ -239,8 +239,8 @@ def write_report(pack: Path) -> int:
     Returns:
         0; 1 or another exit status where something was not written, with a line that says why.
     """
-    from slurm_colloc.cli.await_summaries import finish_pack
     from slurm_colloc.report.submission_mail import write_submission_mail
+    from slurm_colloc.session.await_summaries import finish_pack
 
     settings = Settings()
     # Wrong settings are told by every command that reads; here they cost no summary.

@@ -20,8 +20,6 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.subcommands import Name, States, Targets, User, Where, describe_damaged
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
@@ -49,6 +47,8 @@ from slurm_colloc.report.terminal_tables import (
 )
 from slurm_colloc.report.words.report_sentences import say_attribution
 from slurm_colloc.report.words.speed_words import STALE_S, TimesToEnd, format_to_end
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.pack.member_states import PARKED
 

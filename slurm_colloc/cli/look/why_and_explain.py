@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
@@ -32,6 +30,8 @@ from slurm_colloc.report.why_line import (
 )
 from slurm_colloc.report.words.report_sentences import find_word
 from slurm_colloc.report.words.state_meanings import explain_member, explain_word
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.pack.member_states import read_attempt

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.cli.submit.submit_command import BATCH_HELP, refuse_options_of_others, run_call
 from slurm_colloc.errors import CollocError, SlurmRefused, StateError, UsageProblem
 from slurm_colloc.model.job import format_parameters
@@ -23,6 +22,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut
 from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.terminal_tables import render_lines
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import (
     Options,

@@ -9,10 +9,10 @@ from typing import Any
 
 from slurm_colloc.check.check_script import REQUEST, ResourceRow, SharingFit
 from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
-from slurm_colloc.cli.session import Session, say
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.session.session import Session, say
 from slurm_colloc.settings import read_given_environment
 
 _FITS = {0: "does not fit", 1: "1 fits"}

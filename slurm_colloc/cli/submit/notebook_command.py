@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.session import Session, note, say
 from slurm_colloc.errors import MemberFailed, UsageProblem
 from slurm_colloc.model.member import Selection
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def run_notebook(argv: Sequence[str]) -> int:
         MemberFailed: It has ended before it could be reached.
         UsageProblem: The call is wrong.
     """
-    from slurm_colloc.cli.submit.place_call import choose_packs_to_join, place_call, prepare_call
     from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
+    from slurm_colloc.session.place_call import choose_packs_to_join, place_call, prepare_call
     from slurm_colloc.submission.jobs.call_jobs import collect_call
 
     if any(word in ("-h", "--help") for word in argv):

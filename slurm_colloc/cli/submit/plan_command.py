@@ -13,13 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.submit.place_call import (
-    check_snapshot,
-    choose_packs_to_join,
-    describe_open_room,
-    prepare_call,
-)
+from slurm_colloc.cli.submit.answer import describe_open_room
 from slurm_colloc.cli.submit.submit_command import refuse_options_of_others
 from slurm_colloc.errors import NoPackPossible, SlurmError, UsageProblem
 from slurm_colloc.model.plan import Policy, SharingMode, WaitEstimate
@@ -37,6 +31,8 @@ from slurm_colloc.report.plan_view import (
     render_plan,
 )
 from slurm_colloc.report.terminal_tables import choose_width
+from slurm_colloc.session.place_call import check_snapshot, choose_packs_to_join, prepare_call
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
 from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states

@@ -11,14 +11,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from slurm_colloc.cli.selection import Choice
-from slurm_colloc.cli.session import Session, note, say
+from slurm_colloc.cli.submit.answer import build_answer_json, tell_id
 from slurm_colloc.cli.submit.batch_and_sweep import render_jobs
-from slurm_colloc.cli.submit.place_call import build_answer_json, tell_id
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
 from slurm_colloc.model.sbatch.quantities import format_members
 from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.session.selection import Choice
+from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import Given, Options, merge_options, parse_command_line
 from slurm_colloc.store.atomic_files import hold_lock

@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.session import Session, note, say
-from slurm_colloc.cli.standard_streams import has_reader, is_one_stream
-from slurm_colloc.cli.submit.place_call import (
-    answer,
-    check_snapshot,
-    choose_packs_to_join,
-    place_call,
-    prepare_call,
-    tell_joined,
-)
+from slurm_colloc.cli.submit.answer import answer, tell_joined
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.measurement import choose_patience
 from slurm_colloc.model.member import Selection
 from slurm_colloc.model.plan import PackPlan, SharingMode
 from slurm_colloc.planning.unknown_packs import find_refusal
+from slurm_colloc.session.place_call import (
+    check_snapshot,
+    choose_packs_to_join,
+    place_call,
+    prepare_call,
+)
+from slurm_colloc.session.session import Session, note, say
+from slurm_colloc.session.standard_streams import has_reader, is_one_stream
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Options
 from slurm_colloc.store.atomic_files import find_missing_directories
@@ -295,7 +294,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         which = choose_packs_to_join(call, session, local=local, asked_on_terminal=on_terminal)
     opening = choose_opening(call, session.settings, joins=which, is_single=joins)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
-        from slurm_colloc.cli.submit.place_call import run_dry
+        from slurm_colloc.cli.submit.answer import run_dry
 
         check_snapshot(call, session, directory)
         return run_dry(call, policy, session, directory, local=local, opening=opening)
@@ -328,7 +327,7 @@ def _tell(
         for text in refusals:
             note(f"not joined: {text}")
     if any(candidate.job.depends for candidate in call.candidates):
-        from slurm_colloc.cli.submit.depend_on_members import tell_packs
+        from slurm_colloc.session.depend_on_members import tell_packs
 
         tell_packs(session, call, submitted)
     answer(call.options, made, submitted)

@@ -286,7 +286,11 @@ def _send(descriptor: int, pid: int, number: int) -> None:
 # ---- Ending a group of processes for good, within a budget; no process is asked anything ---------
 
 LOOK_S = 1.0
-"""How long a process that was sent KILL may take, and how long after that it is looked at again."""
+"""How long a process that was sent KILL may take, and how long after that it is looked at again.
+
+A daemon and its server with 48 clients took at most 0.13 s on an H100 (docs/benchmarks.md). Clients
+took up to 4.2 s: they are in the job's own control group, and Slurm ends them.
+"""
 
 _ROUND_S = 0.05
 

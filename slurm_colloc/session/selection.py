@@ -168,7 +168,7 @@ def open_state_of(name: str, settings: Settings, cluster: str) -> StateReader:
         StateError: The caller may not read it, or it is a third user's.
         UsageProblem: There is no such user, or the settings do not say where it lies.
     """
-    from slurm_colloc.cli.session import note
+    from slurm_colloc.session.session import note
 
     user = find_user(name)
     if user.pw_uid == find_caller():

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.session import Session, freeze, note, say
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
@@ -25,6 +24,7 @@ from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.report.terminal_tables import render_lines
+from slurm_colloc.session.session import Session, freeze, note, say
 from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
 from slurm_colloc.store.pack import inbox
@@ -41,7 +41,7 @@ from slurm_colloc.store.pack.written_ends import is_of_another_host, read_runner
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:
-    from slurm_colloc.cli.selection import Choice
+    from slurm_colloc.session.selection import Choice
 
 
 # ---- Reaching the runner of a pack, wherever it runs ---------------------------------------------

@@ -10,8 +10,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_colloc.cli.change.cancel_and_requeue import wake_runner
-from slurm_colloc.cli.session import Session, note
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, parse_job_id
@@ -29,6 +27,8 @@ from slurm_colloc.model.sbatch.job_values import (
 )
 from slurm_colloc.report.member_survey import find_last
 from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.session.cancel_and_requeue import wake_runner
+from slurm_colloc.session.session import Session, note
 from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.job_options import parse_option

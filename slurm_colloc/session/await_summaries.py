@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from slurm_colloc.cli.session import note
 from slurm_colloc.errors import CollocError
+from slurm_colloc.session.session import note
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock

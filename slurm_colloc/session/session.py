@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurm_colloc.cli.selection import Choice, is_of_job
-from slurm_colloc.cli.standard_streams import is_one_stream
 from slurm_colloc.errors import NotFound, SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.member import ALL, LAST, Selection, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.ownership import build_refusal, give_rights_back, take_rights_of
+from slurm_colloc.session.selection import Choice, is_of_job
+from slurm_colloc.session.standard_streams import is_one_stream
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.slurm.choose_access import open_slurm
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
@@ -86,7 +86,7 @@ class Session:
 
         cluster = find_cluster(settings.state_path)
         if user:
-            from slurm_colloc.cli.selection import open_state_of
+            from slurm_colloc.session.selection import open_state_of
 
             state = open_state_of(user, settings, cluster)
         else:

@@ -1,0 +1,278 @@
+"""Where a call goes: into a pack that has room, or to Slurm as a submission of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.session.session import Session, note
+from slurm_colloc.store.all_packs import State
+from slurm_colloc.store.indexes import FOLDER
+from slurm_colloc.submission.jobs.call_jobs import Call
+from slurm_colloc.submission.packs.submit_batch import Submitted
+from slurm_colloc.submission.plan.call_policy import choose_join, choose_policy
+from slurm_colloc.submission.plan.plan_call import Opening
+from slurm_colloc.submission.submit import submit_call
+
+if TYPE_CHECKING:
+    from slurm_colloc.submission.join.join_pack import Joined
+    from slurm_colloc.submission.plan.plan_call import CallPlan
+
+    Tell = Callable[[CallPlan, Sequence[Submitted], Sequence[str]], None]
+
+JOIN_WAIT_S = 30.0
+
+
+def choose_packs_to_join(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> str:
+    """Which packs a call's only job may join as it is submitted: `auto`, `pending` or `never`.
+
+    The jobs of a larger call join none, see `choose_other_packs`.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer, so that no program is surprised.
+
+    Raises:
+        UsageProblem: `--join` has another value.
+    """
+    which = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
+    is_single = len(call.candidates) == 1 and call.array is None
+    return which if is_single else "never"
+
+
+def choose_other_packs(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> str:
+    """Packs of other submissions in which a call's jobs may run: `auto`, `pending` or `never`.
+
+    A single script joins one as it is submitted. Jobs of --array and csub pack that wait are taken
+    over by one that has room.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer, so that no program is surprised.
+
+    Raises:
+        UsageProblem: `--join` has another value.
+    """
+    if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
+        return "never"
+    return choose_join(call, session.settings, on_terminal=asked_on_terminal)
+
+
+def find_room(
+    call: Call, policy: Policy, session: Session, *, running: bool, only_plan: bool = False
+) -> tuple[Joined | None, tuple[str, ...]]:
+    """Join a pack, or only find it; and why others were not joined.
+
+    Args:
+        call: The call.
+        policy: How far sharing may go.
+        session: The session.
+        running: Packs that run may be joined, too.
+        only_plan: Find the pack that it would join, and change nothing.
+    """
+    state = session.state
+    if not isinstance(state, State):
+        # A job joins packs of its own user alone.
+        return None, ()
+    jobs = session.refresh() if state.list_open() else None
+    if not jobs:
+        return None, ()
+    from slurm_colloc.submission.join.join_pack import join_open_pack
+
+    return join_open_pack(
+        call,
+        policy,
+        session.settings,
+        state,
+        session.slurm,
+        packs=session.open_packs,
+        jobs=jobs,
+        running=running,
+        only_plan=only_plan,
+    )
+
+
+@dataclass(frozen=True)
+class PlacedCall:
+    """What became of a call.
+
+    Attributes:
+        submitted: Its Slurm jobs; none where its only job has joined a pack.
+        joined: The pack that it has joined, or None.
+    """
+
+    submitted: Sequence[Submitted] = ()
+    joined: Joined | None = None
+
+
+def prepare_call(
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+) -> tuple[Call, Policy]:
+    """A call with members that it waits for found, and jobs that harmed others set apart.
+
+    Args:
+        call: The call.
+        session: The session.
+        local: It does without Slurm.
+        asked_on_terminal: A person reads the answer.
+
+    Returns:
+        The call, and its policy, which holds for all that becomes of it.
+    """
+    if any(dict(c.job.group).get("dependency") for c in call.candidates):
+        from slurm_colloc.session.depend_on_members import resolve_members
+
+        call = resolve_members(session, call, local=local)
+    # What packs that have ended show of these jobs counts in the plan.
+    if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
+        from slurm_colloc.session.await_summaries import prepare_summaries
+
+        prepare_summaries(session.state, session.settings)
+    join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
+    policy = dataclasses.replace(choose_policy(call, session.settings), join=join)
+    # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
+    if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112
+        from slurm_colloc.submission.plan.known_jobs import bar_culprits
+
+        if policy.mode is SharingMode.MPS:
+            call, barred = bar_culprits(call, session.state.root)
+            # Where they may have walls the plan says what becomes of them.
+            for text in () if policy.may_cut else barred:
+                note(text)
+    return call, policy
+
+
+def place_call(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    joins: str,
+    tell: Tell,
+    opening: Opening | None = None,
+) -> PlacedCall:
+    """Join a pack that has room, or submit the call.
+
+    Args:
+        call: The call, prepared.
+        policy: How far sharing may go.
+        session: The session.
+        directory: The submission directory.
+        joins: Which packs it may join, see `choose_packs_to_join`.
+        tell: Is told what was submitted, and why it did not join the packs that were there. An
+            interrupt waits for that.
+        opening: How its only job is opened for others; None where it is not.
+
+    Raises:
+        CollocError: Nothing was submitted, or what was is named in the message.
+    """
+    if call.options.flag("snapshot"):
+        call = _move_into_snapshot(call, session, directory)
+    if joins != "never":
+        return _join_or_submit(
+            call, policy, session, directory, running=joins == "auto", tell=tell, opening=opening
+        )
+    state = session.own_state
+    if state.list_open():
+        session.refresh()
+    if not call.options.flag("local"):
+        return _submit(call, policy, session, directory, tell=tell, opening=opening)
+    from slurm_colloc.submission.submit import submit_local
+
+    made, submitted = submit_local(
+        call, policy, session.settings, state, environ=os.environ, directory=directory
+    )
+    tell(made, submitted, ())
+    return PlacedCall(submitted)
+
+
+def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
+    from slurm_colloc.submission.jobs.stored_jobs import move_into_snapshot
+
+    state = session.own_state
+    _refuse_unshared(session)
+    state.prepare()
+    return move_into_snapshot(call, state.root, directory)
+
+
+def check_snapshot(call: Call, session: Session, directory: str) -> None:
+    """The same for a call that submits nothing: what would be refused is, and nothing is copied.
+
+    Raises:
+        UsageProblem: What `--snapshot` asks for cannot be done.
+    """
+    if call.options.flag("snapshot"):
+        from slurm_colloc.submission.jobs.stored_jobs import find_project
+
+        _refuse_unshared(session)
+        find_project(call, directory)
+
+
+def _refuse_unshared(session: Session) -> None:
+    if not session.settings.state_shared:
+        raise UsageProblem("--snapshot needs a state directory that the nodes share")
+
+
+def _join_or_submit(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    running: bool,
+    tell: Tell,
+    opening: Opening | None,
+) -> PlacedCall:
+    """One csub of a user at a time.
+
+    So scripts that are typed or started at once do not each open a pack of their own.
+    """
+    from slurm_colloc.store.atomic_files import hold_lock
+
+    state = session.own_state
+    state.prepare()
+    with hold_lock(state.root / "joining.lock", JOIN_WAIT_S):
+        joined, refusals = find_room(call, policy, session, running=running)
+        if joined is None:
+            return _submit(
+                call, policy, session, directory, tell=tell, refusals=refusals, opening=opening
+            )
+    return PlacedCall(joined=joined)
+
+
+def _submit(
+    call: Call,
+    policy: Policy,
+    session: Session,
+    directory: str,
+    *,
+    tell: Tell,
+    refusals: tuple[str, ...] = (),
+    opening: Opening | None = None,
+) -> PlacedCall:
+    submitted = submit_call(
+        call,
+        policy,
+        session.settings,
+        session.own_state,
+        session.slurm,
+        directory=directory,
+        answer=lambda made, submitted: tell(made, submitted, refusals),
+        refusals=refusals,
+        opening=opening,
+    )
+    return PlacedCall(submitted)
