@@ -7,15 +7,15 @@ import time
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.settings import Settings
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     remove_environment,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import write_ended
+from slurm_colloc.store.pack_directory import write_ended
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.build_packs import SbatchOptions, build_packs
 from slurm_colloc.submission.packs.call_batches import group_into_batches

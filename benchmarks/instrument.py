@@ -21,7 +21,7 @@ from benchmarks.measuring import (
     interleave,
     run_timed,
 )
-from slurm_colloc.runtime.watch.pack_monitor import injected_environment
+from slurm_colloc.runtime.pack_monitor import injected_environment
 
 RUNS = 11
 ROUNDS = 400

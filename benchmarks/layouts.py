@@ -6,9 +6,9 @@ import time
 
 from benchmarks.measuring import Section, Series, format_value
 from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.choose_layout import choose_layout, list_layouts
 from slurm_colloc.planning.hard_limits import Subject
-from slurm_colloc.planning.mig.choose_layout import choose_layout, list_layouts
-from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
+from slurm_colloc.planning.planned_gpu import choose_planned_gpu
 
 RUNS = 20
 _TARGET_MS = 10.0

@@ -16,8 +16,8 @@ from benchmarks.measuring import Section, Series, format_series, run_in_new_proc
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.hard_limits import Subject
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.search.pack_search import partition
+from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pack_search import partition
 from tests.planning.coefficients import CALIBRATION, LIMITS
 
 RUNS = 5

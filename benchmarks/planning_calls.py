@@ -62,8 +62,8 @@ def measure_planning_calls() -> Section:
 def _fill(folder: Path) -> None:
     """Scripts, and usage profiles of one of them and of many others."""
     from slurm_colloc.model.usage_profile import Completion, Observation
-    from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
-    from slurm_colloc.store.learned.profiles import compute_family, compute_signature
+    from slurm_colloc.store.profile_updates import add_completions, add_observations
+    from slurm_colloc.store.profiles import compute_family, compute_signature
 
     for name in ("known.sh", "unknown.sh"):
         (folder / name).write_text(_SCRIPT.format(name))

@@ -8,7 +8,7 @@ from benchmarks.bed import Bed
 from benchmarks.finished import make_finished_packs
 from benchmarks.measuring import Figures, Section, interleave
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
 
 MEMBERS = 5000
 TARGET_MS = 1000

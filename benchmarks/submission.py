@@ -30,7 +30,7 @@ SUBMITIT_JOB = Path(__file__).with_name("submitit_job.py")
 # The same call in an interpreter that has imported everything already.
 _WARM = (
     "import sys, time\n"
-    "import slurm_colloc.cli.submit.submit_command\n"
+    "import slurm_colloc.cli.submit_command\n"
     "from slurm_colloc.__main__ import run\n"
     "begun = time.perf_counter()\n"
     "status = run(sys.argv[1:])\n"

@@ -241,7 +241,7 @@ def try_tree(tree: Path, *, own_libraries: bool = True) -> None:
         "import ctypes, grp, pwd, socket, subprocess, sys, tomllib, json, gzip, hashlib\n"
         "import pynvml, slurm_colloc.host.lifecycle, slurm_colloc.runtime.runner\n"
         "from slurm_colloc.host.hooks import epilog, prolog, whole_node\n"
-        "import slurm_colloc.cli.admin.admin_command\n"
+        "import slurm_colloc.cli.admin_command\n"
         "hashlib.sha256(b'').hexdigest()\n"
         "print(sys.prefix, *[p for p in sys.path if not p.startswith(sys.prefix)], sep='\\n')\n"
         "print(*[m.__file__ for m in list(sys.modules.values()) if getattr(m, '__file__', None) "

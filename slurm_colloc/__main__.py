@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 # A user may press Ctrl-C while modules are loaded, too.
 try:
-    from slurm_colloc.cli.in_place.sbatch_call import choose_sbatch_call, hand_over, is_led_back
+    from slurm_colloc.cli.sbatch_call import choose_sbatch_call, hand_over, is_led_back
     from slurm_colloc.errors import CollocError
     from slurm_colloc.model.printable import escape_controls
     from slurm_colloc.session.standard_streams import OutputFailed, drop_output, guard_streams
@@ -48,10 +48,10 @@ def choose_command(argv: Sequence[str]) -> Callable[[], int]:
         return of_many
     first = argv[0] if argv else ""
     if first == "notebook":
-        from slurm_colloc.cli.submit.notebook_command import run_notebook
+        from slurm_colloc.cli.notebook_command import run_notebook
 
         return lambda: run_notebook(argv[1:])
-    from slurm_colloc.cli.submit.submit_command import run_submit
+    from slurm_colloc.cli.submit_command import run_submit
 
     is_pack, is_probe = first == "pack", first == "probe"
     words = argv[1:] if is_pack or is_probe or first == "submit" else argv
@@ -64,19 +64,19 @@ def _choose_by_own_name(argv: Sequence[str]) -> Callable[[], int] | None:
     if name == "sbatch":
         return choose_sbatch_call(argv)
     if name == "scancel":
-        from slurm_colloc.cli.in_place.tasks_changed import run_scancel
+        from slurm_colloc.cli.tasks_changed import run_scancel
 
         return lambda: run_scancel(argv)
     if name == "scontrol":
-        from slurm_colloc.cli.in_place.tasks_changed import run_scontrol
+        from slurm_colloc.cli.tasks_changed import run_scontrol
 
         return lambda: run_scontrol(argv)
     if name == "squeue":
-        from slurm_colloc.cli.in_place.tasks_listed import run_squeue
+        from slurm_colloc.cli.tasks_listed import run_squeue
 
         return lambda: run_squeue(argv)
     if name == "sacct":
-        from slurm_colloc.cli.in_place.tasks_listed import run_sacct
+        from slurm_colloc.cli.tasks_listed import run_sacct
 
         return lambda: run_sacct(argv)
     return None
@@ -88,7 +88,7 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     if first in _OF_LAB:
         return lambda: _run_of_lab(first, argv[1:])
     if first == "admin":
-        from slurm_colloc.cli.admin.admin_command import run_admin
+        from slurm_colloc.cli.admin_command import run_admin
 
         return lambda: run_admin(argv[1:])
     if not argv and sys.stdin is not None and sys.stdin.isatty():
@@ -99,11 +99,11 @@ def _choose_subcommand(argv: Sequence[str]) -> Callable[[], int] | None:
     if first in SUBCOMMANDS or first in _ROOT_OPTIONS:
         return lambda: _run_typer(argv)
     if first == "plan":
-        from slurm_colloc.cli.submit.plan_command import run_plan
+        from slurm_colloc.cli.plan_command import run_plan
 
         return lambda: run_plan(argv[1:])
     if first == "check":
-        from slurm_colloc.cli.submit.check_command import run_check
+        from slurm_colloc.cli.check_command import run_check
 
         return lambda: run_check(argv[1:])
     return None
@@ -119,15 +119,15 @@ def _choose_submission_of_many(argv: Sequence[str]) -> Callable[[], int] | None:
     if argv == ["--man"]:
         return _tell_manual
     if first == "sweep":
-        from slurm_colloc.cli.submit.batch_and_sweep import run_sweep
+        from slurm_colloc.cli.batch_and_sweep import run_sweep
 
         return lambda: run_sweep(argv[1:])
     if first == "batch":
-        from slurm_colloc.cli.submit.batch_and_sweep import run_batch
+        from slurm_colloc.cli.batch_and_sweep import run_batch
 
         return lambda: run_batch(argv[1:])
     if first == "retry":
-        from slurm_colloc.cli.submit.retry_command import run_retry
+        from slurm_colloc.cli.retry_command import run_retry
 
         return lambda: run_retry(argv[1:])
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
+from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 from slurm_colloc.model.setting_values import RunnerSettings, check_values
 from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
 

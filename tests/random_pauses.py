@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import MEASURED, PARKED
+from slurm_colloc.runtime.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.store.member_states import MEASURED, PARKED
 
 
 def pause_at_random(seed: int, room: int = 0) -> None:

@@ -24,7 +24,7 @@ from slurm_colloc.planning.broken_limits import predict_setting
 from slurm_colloc.planning.hard_limits import Setting
 from slurm_colloc.planning.job_needs import build_subject
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.predict.sharing_ways import compute_ends_s
+from slurm_colloc.planning.sharing_ways import compute_ends_s
 from slurm_colloc_lab.calibration.workloads import BY_NAME
 
 CONTEXT_MB = 512
@@ -32,7 +32,7 @@ CONTEXT_MB = 512
 MAX_SLOWDOWN = 1.5
 """csub's usual bound."""
 MPS_START_S = 2.0
-"""What planning counts for starting MPS (planning.predict.sharing_ways)."""
+"""What planning counts for starting MPS (planning.sharing_ways)."""
 
 # By the SM activity that each has alone on an H200: up to 0.3, up to 0.5, and above 0.7.
 LIGHT = ("mlp", "rl", "small", "lstm", "loader", "feed")

@@ -13,7 +13,7 @@ import click
 import typer
 
 from slurm_colloc.__main__ import run
-from slurm_colloc.cli.admin.admin_command import build_parser
+from slurm_colloc.cli.admin_command import build_parser
 from slurm_colloc.cli.command_groups import group_commands
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option

@@ -125,7 +125,7 @@ def choose_interpreter(text: str) -> str:
 def choose_reach(text: str) -> CommandReach:
     """What reaches csub's own commands where a script begins.
 
-    A login shell sets PATH anew; bash puts it back (runtime.launch.path_shims).
+    A login shell sets PATH anew; bash puts it back (runtime.path_shims).
     """
     words = text.split("\n", 1)[0].removeprefix("#!").split()
     is_login = any(

@@ -171,7 +171,7 @@ _LIST_PROCESSES = frozenset({"pgrep", "ps", "pidof", "lsof", "fuser", "nvidia-sm
 
 
 _BASH_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
-"""Commands there are functions in a member's bash; see runtime.launch.path_shims."""
+"""Commands there are functions in a member's bash; see runtime.path_shims."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _list_parameters(before: Sequence[str], typed: str, root: Path | None) -> It
     if root is None:
         return
     from slurm_colloc.store.atomic_files import read_json
-    from slurm_colloc.store.pack.inbox import format_number
+    from slurm_colloc.store.inbox import format_number
 
     names = _find_indices(root)
     jobs = [job for job in (word.partition("/")[0] for word in before) if job in names]
@@ -205,8 +205,8 @@ def _list_parameters(before: Sequence[str], typed: str, root: Path | None) -> It
 def _list_words(typed: str) -> Iterator[str]:
     """What csub explains, in small letters where the user has begun so."""
     from slurm_colloc.model.member import EndCause
-    from slurm_colloc.report.words.report_sentences import WORDS
-    from slurm_colloc.report.words.waiting_reasons import REASONS
+    from slurm_colloc.report.report_sentences import WORDS
+    from slurm_colloc.report.waiting_reasons import REASONS
 
     for word in (*_list_states(), *WORDS, *REASONS, *(cause.value for cause in EndCause)):
         if " " not in word:
@@ -229,7 +229,7 @@ def _list_names(root: Path | None) -> Iterable[str]:
     """The names of open packs."""
     if root is None:
         return
-    from slurm_colloc.store.pack.pack_directory import read_pack
+    from slurm_colloc.store.pack_directory import read_pack
 
     with contextlib.suppress(OSError):
         for path in sorted((root / "open").iterdir())[-_IDS_MOST:]:

@@ -148,7 +148,7 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell inside a running member: its CPUs, memory limit, GPU and environment."""
-    from slurm_colloc.cli.look.logs_and_shell import enter
+    from slurm_colloc.cli.logs_and_shell import enter
 
     words = command or []
     raise typer.Exit(enter(Session.open_own(), target, words[words[:1] == ["--"] :]))
@@ -172,7 +172,7 @@ def cancel(
 
 def hold(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Keep waiting members from starting."""
-    from slurm_colloc.cli.change import hold_and_wait
+    from slurm_colloc.cli import hold_and_wait
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_wait.hold(Session.open_own(), choice))
@@ -182,7 +182,7 @@ def release(
     targets: Targets = None, state: States = "", name: Name = "", where: Where = None
 ) -> None:
     """Let held members start."""
-    from slurm_colloc.cli.change import hold_and_wait
+    from slurm_colloc.cli import hold_and_wait
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(hold_and_wait.release(Session.open_own(), choice))
@@ -200,7 +200,7 @@ def requeue(
 
 def wait(targets: Targets = None, state: States = "", name: Name = "", where: Where = None) -> None:
     """Wait until members have ended; exit with the worst one's status, and name it."""
-    from slurm_colloc.cli.change.hold_and_wait import wait_for
+    from slurm_colloc.cli.hold_and_wait import wait_for
 
     choice = choose(targets, state, name, where)
     raise typer.Exit(wait_for(Session.open(asks_often=True), choice, tells=True))
@@ -217,7 +217,7 @@ def config(
     as_json: Json = False,
 ) -> None:
     """Show the settings and where each comes from, or change your own."""
-    from slurm_colloc.cli.change import config_and_clean
+    from slurm_colloc.cli import config_and_clean
 
     if unset:
         if name:
@@ -238,7 +238,7 @@ def clean(
     ] = False,
 ) -> None:
     """Remove csub's own files of packs that are over; never your output."""
-    from slurm_colloc.cli.change.config_and_clean import clean as run_clean
+    from slurm_colloc.cli.config_and_clean import clean as run_clean
 
     session = Session.open() if dry_run else Session.open_own()
     say(run_clean(session, older_than, dry_run=dry_run))
@@ -325,12 +325,12 @@ _OF_LAB = (calibrate, tutorial, sandbox)
 """The same of another package's, listed where that is installed."""
 _HERE = (cancel, hold, release, requeue, wait, config, clean)
 _ELSEWHERE = {
-    "queue": "look.queue_and_history", "history": "look.queue_and_history",
-    "show": "look.queue_and_history", "why": "look.queue_and_history",
-    "explain": "look.queue_and_history", "logs": "look.queue_and_history",
-    "report": "look.report_commands", "compare": "look.report_commands",
-    "track": "look.report_commands", "top": "look.top_command", "profile": "look.profile_command",
-    "doctor": "look.doctor_command",
+    "queue": "queue_and_history", "history": "queue_and_history",
+    "show": "queue_and_history", "why": "queue_and_history",
+    "explain": "queue_and_history", "logs": "queue_and_history",
+    "report": "report_commands", "compare": "report_commands",
+    "track": "report_commands", "top": "top_command", "profile": "profile_command",
+    "doctor": "doctor_command",
 }  # fmt: skip
 """Where the function, or the group of commands, of that name is declared."""
 

@@ -36,7 +36,7 @@ from slurm_colloc.errors import (
 )
 from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.report.words.waiting_reasons import describe_reason
+from slurm_colloc.report.waiting_reasons import describe_reason
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm

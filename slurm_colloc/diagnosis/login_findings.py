@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.report.words.waiting_reasons import find_reason, normalise_reason
+from slurm_colloc.report.waiting_reasons import find_reason, normalise_reason
 from slurm_colloc.slurm.slurm_nodes import NodeState
 
 # ----

@@ -39,7 +39,7 @@ from slurm_colloc.model.usage_profile import (
     Observation,
     may_be_one_kind,
 )
-from slurm_colloc.report.summary.member_figures import (
+from slurm_colloc.report.member_figures import (
     Figures,
     compute_figures,
     find_gpu_memory_peak,
@@ -48,10 +48,11 @@ from slurm_colloc.report.summary.member_figures import (
     find_spans,
     find_usual_gpu_memory,
 )
-from slurm_colloc.report.summary.pack_run import MemberRun, PackRun, read_run
-from slurm_colloc.report.summary.pack_samples import StartSamples
-from slurm_colloc.report.summary.pack_summary import write_summary
-from slurm_colloc.report.summary.solo_rates import (
+from slurm_colloc.report.pack_entry import build_entry
+from slurm_colloc.report.pack_run import MemberRun, PackRun, read_run
+from slurm_colloc.report.pack_samples import StartSamples
+from slurm_colloc.report.pack_summary import write_summary
+from slurm_colloc.report.solo_rates import (
     ALONE_LEAST_S,
     MEASURED,
     AloneStart,
@@ -64,11 +65,10 @@ from slurm_colloc.report.summary.solo_rates import (
     is_part,
     name_start,
 )
-from slurm_colloc.report.sums.pack_entry import build_entry
 from slurm_colloc.store.calibrations import find_calibration
+from slurm_colloc.store.curves import add_curves
 from slurm_colloc.store.indexes import append_entries, forget_due
-from slurm_colloc.store.learned.curves import add_curves
-from slurm_colloc.store.learned.profile_updates import (
+from slurm_colloc.store.profile_updates import (
     add_completions,
     add_feedback,
     add_observations,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.job_values import MailRequest
 
 
 @dataclass(frozen=True)

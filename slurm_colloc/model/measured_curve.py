@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.model.usage_profile import ProfileRecord
 from slurm_colloc.model.why_not_now import (
     BEING_MEASURED,

@@ -137,7 +137,7 @@ class MemberId:
 
 
 GUESTS_FROM = 100_000_000
-"""The first number in a pack that is none of its own submission's (store.pack.member_states):
+"""The first number in a pack that is none of its own submission's (store.member_states):
 Slurm's tasks end at 4,000,000."""
 
 

@@ -280,7 +280,7 @@ class UsageProfile:
         sensitivity: What its slowdown was above the model's in earlier packs.
         pressure: What its partners' slowdowns were above the model's in earlier packs.
         gpu_memory_by: Who says what its peak of GPU memory is.
-        family: Its family (`store.learned.profiles.compute_family`), by which measured curves are
+        family: Its family (`store.profiles.compute_family`), by which measured curves are
             found; empty where its relatives are too unlike for one.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.plan import Goal, Rule
-from slurm_colloc.model.sbatch.quantities import parse_gpu_memory_mb, parse_time_limit_s
+from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 JOIN_CHOICES = ("auto", "pending", "never")
 OPEN_CHOICES = ("auto", "always", "never")

@@ -68,7 +68,7 @@ class Observation:
     memory of the fullest.
 
     Attributes:
-        signature: Of its job (store.learned.profiles.compute_signature).
+        signature: Of its job (store.profiles.compute_signature).
         family: That of its script, whatever the arguments.
         kind: The same without numbers among the arguments.
         name: Its job name.
@@ -622,7 +622,7 @@ class Load:
 
 @dataclass(frozen=True)
 class ModeModel:
-    """The contention model of one sharing mode; planning.predict.contention says how they act.
+    """The contention model of one sharing mode; planning.contention says how they act.
 
     Without any of them members disturb each other by copies over PCIe alone.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 
 # ---- In which words a runner says why no more members run, and how those words are recognised ----
 

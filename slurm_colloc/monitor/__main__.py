@@ -23,8 +23,8 @@ from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_en
 from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
 from slurm_colloc.monitor.sampling_loop import SIGNALS, Gaps, Loop, MonitorRecord, Periods
 from slurm_colloc.store.atomic_files import make_directory
-from slurm_colloc.store.pack.progress_counters import read_member_progress
-from slurm_colloc.store.pack.report_files import report_directory
+from slurm_colloc.store.progress_counters import read_member_progress
+from slurm_colloc.store.report_files import report_directory
 
 if TYPE_CHECKING:
     from slurm_colloc.monitor.dcgm_activity import DcgmActivity

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from slurm_colloc.errors import StateError
 from slurm_colloc.monitor.member_reading import Key, MemberReader, ProcessTable, ReadProgress, Row
 from slurm_colloc.store.atomic_files import TooSlow, limited_cpu
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.progress_counters import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.progress_counters import (
     FollowRequest,
     MemberProgress,
     read_follow_request,

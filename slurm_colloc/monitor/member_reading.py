@@ -21,7 +21,7 @@ from slurm_colloc.host.system.node_processes import (
     read_parent,
     read_small,
 )
-from slurm_colloc.store.pack.progress_counters import MemberProgress
+from slurm_colloc.store.progress_counters import MemberProgress
 
 # ---- A member's own control group, where it runs as a job step that has one ----------------------
 #

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.store.pack.report_files import (
+from slurm_colloc.store.report_files import (
     TABLES,
     Piece,
     choose_pieces,

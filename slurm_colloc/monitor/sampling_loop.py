@@ -21,9 +21,9 @@ from slurm_colloc.monitor.latest_figures import LatestFigures
 from slurm_colloc.monitor.member_progress import Members
 from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import drop_temporaries, read_json, write_json
-from slurm_colloc.store.pack.member_states import read_attempt
-from slurm_colloc.store.pack.pack_directory import read_setup
-from slurm_colloc.store.pack.report_files import (
+from slurm_colloc.store.member_states import read_attempt
+from slurm_colloc.store.pack_directory import read_setup
+from slurm_colloc.store.report_files import (
     GPU_METRICS,
     keep_metrics,
     latest_path,

@@ -20,8 +20,8 @@ from slurm_colloc.planning.hard_limits import (
     Subject,
     find_broken_instances,
 )
-from slurm_colloc.planning.predict.pack_pricing import SLACK, Pricing
-from slurm_colloc.planning.predict.sharing_ways import PLAIN, Family, predict_in
+from slurm_colloc.planning.pack_pricing import SLACK, Pricing
+from slurm_colloc.planning.sharing_ways import PLAIN, Family, predict_in
 
 _UNBOUNDED = -1e12
 """A margin with which no slowdown is too large and no pack too dear."""

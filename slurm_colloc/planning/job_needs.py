@@ -398,7 +398,7 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
     if SharingMode.MIG not in modes:
         return limits
     # Only packs with MIG instances wait for it.
-    from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
+    from slurm_colloc.planning.planned_gpu import find_planned_gpu
 
     gpu = find_planned_gpu(question, [subject.index for subject in subjects])
     return dataclasses.replace(limits, instance_rooms_mb=gpu.equal_rooms_mb)

@@ -55,8 +55,8 @@ def find_degree(
     last degree within the bound and the first beyond it slowdowns go in a straight line.
 
     Args:
-        curves: Those of the GPU model and sharing mode in question (`store.learned.curves`).
-        kinds: How many jobs of each family there are (`store.learned.profiles.compute_family`).
+        curves: Those of the GPU model and sharing mode in question (`store.curves`).
+        kinds: How many jobs of each family there are (`store.profiles.compute_family`).
         bound: The slowdown that is accepted for each of them.
         rates: Their rates alone by family, as far as known.
 

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from slurm_colloc.extensions import RULES, load_extension
 from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode, UsageProfile
+from slurm_colloc.planning import pack_search
 from slurm_colloc.planning.broken_limits import Declining, Weighing
 from slurm_colloc.planning.hard_limits import (
     Broken,
@@ -22,6 +23,7 @@ from slurm_colloc.planning.hard_limits import (
     Subject,
     compute_host_memory_limit_mb,
 )
+from slurm_colloc.planning.instance_packs import build_instance_pack, merge_parts, plan_seats
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -37,11 +39,8 @@ from slurm_colloc.planning.job_needs import (
     list_modes,
 )
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
-from slurm_colloc.planning.mig.instance_packs import build_instance_pack, merge_parts, plan_seats
 from slurm_colloc.planning.pack_prediction import build_lone, build_prediction, predict_pack
 from slurm_colloc.planning.pack_request import SLOWDOWN_MARGIN, build_lone_pack, build_pack
-from slurm_colloc.planning.search import pack_search
-from slurm_colloc.planning.search.waiting_members import plan_waiting
 from slurm_colloc.planning.unknown_packs import (
     UNSTATED_HOST_MEMORY_MB,
     build_unknown_pack,
@@ -50,6 +49,7 @@ from slurm_colloc.planning.unknown_packs import (
     make_room,
     plan_unknown,
 )
+from slurm_colloc.planning.waiting_members import plan_waiting
 
 # ----
 # Packs of jobs whose loads are unknown, but of which a pack has measured how many run at once.

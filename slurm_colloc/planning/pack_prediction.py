@@ -18,7 +18,7 @@ from slurm_colloc.planning.pack_request import (
     build_lone_pack,
     compute_thread_percentage,
 )
-from slurm_colloc.planning.predict.sharing_ways import compute_ends_s
+from slurm_colloc.planning.sharing_ways import compute_ends_s
 
 # ---- A planned pack in words: its setting, what is predicted of it, and how sure that is ---------
 
@@ -218,7 +218,7 @@ def predict_pack(
 
     Returns:
         Each member's slowdown while all run, and seconds until the last ends, as
-        planning.predict.sharing_ways has it; None where a load or the model is unknown.
+        planning.sharing_ways has it; None where a load or the model is unknown.
     """
     slowdowns = predict_setting(subjects, setting, calibration)
     if slowdowns is None:

@@ -28,7 +28,7 @@ from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import Need, Question, choose_bound
 
 if TYPE_CHECKING:
-    from slurm_colloc.planning.mig.planned_gpu import PlannedGpu
+    from slurm_colloc.planning.planned_gpu import PlannedGpu
 
 
 # ----
@@ -175,7 +175,7 @@ def find_cut_gpu(question: Question, indices: Sequence[int]) -> PlannedGpu | Non
     if question.policy.mode is not SharingMode.MIG:
         return None
     # Only packs with MIG instances wait for it.
-    from slurm_colloc.planning.mig.planned_gpu import find_planned_gpu
+    from slurm_colloc.planning.planned_gpu import find_planned_gpu
 
     return find_planned_gpu(question, indices)
 
@@ -211,7 +211,7 @@ def compute_overload(
 
 def _describe_misfit(members: Sequence[Need], at_once: int, gpu: PlannedGpu) -> str:
     """Why a GPU has no MIG instances for the largest members at once, or ''."""
-    from slurm_colloc.planning.mig.choose_layout import find_misfit
+    from slurm_colloc.planning.choose_layout import find_misfit
 
     most = len(gpu.equal_rooms_mb) - 1
     if at_once > most:

@@ -29,6 +29,12 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.gpu_set_packs import group_by_slurm_job, number_slurm_jobs
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE, Subject
+from slurm_colloc.planning.instance_packs import (
+    build_instance_pack,
+    merge_parts,
+    plan_known,
+    plan_seats,
+)
 from slurm_colloc.planning.job_needs import (
     Need,
     Question,
@@ -39,12 +45,6 @@ from slurm_colloc.planning.job_needs import (
     label_jobs,
 )
 from slurm_colloc.planning.known_packs import build_needs, is_known, weigh
-from slurm_colloc.planning.mig.instance_packs import (
-    build_instance_pack,
-    merge_parts,
-    plan_known,
-    plan_seats,
-)
 from slurm_colloc.planning.pack_request import build_lone_pack, compute_overload, describe_count
 from slurm_colloc.planning.unknown_packs import fill_packs, plan_unknown
 
@@ -313,7 +313,7 @@ def _plan_alike(question: Question, indices: Sequence[int]) -> list[PackPlan]:
     """Packs of jobs that may share with each other, each on GPUs of its own."""
     layout = ShareRequest.parse(question.policy.share).layout
     if layout and question.policy.mode is SharingMode.MIG:
-        from slurm_colloc.planning.mig.instance_packs import plan_on_layout
+        from slurm_colloc.planning.instance_packs import plan_on_layout
 
         return plan_on_layout(question, compute_needs(question, indices), layout)
     if question.policy.rule is Rule.CSUB and (

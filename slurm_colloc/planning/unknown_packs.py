@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Plan, Policy, Rule, SharingMode
-from slurm_colloc.model.sbatch.quantities import format_mb, format_time_limit
+from slurm_colloc.model.quantities import format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
     Need,
@@ -34,7 +34,7 @@ from slurm_colloc.planning.pack_request import (
 )
 
 if TYPE_CHECKING:
-    from slurm_colloc.planning.mig.planned_gpu import PlannedGpu
+    from slurm_colloc.planning.planned_gpu import PlannedGpu
 
 
 _NAMED_MOST = 8
@@ -189,7 +189,7 @@ def build_unknown_pack(
 def _build_on_instances(question: Question, needs: Sequence[Need], closing_reason: str) -> PackPlan:
     """The pack of these jobs on the layout that suits what is known of them."""
     # Only packs with MIG instances wait for it.
-    from slurm_colloc.planning.mig.instance_packs import build_instance_pack, plan_seats
+    from slurm_colloc.planning.instance_packs import build_instance_pack, plan_seats
 
     subjects = [build_subject(question, need.index) for need in needs]
     cut = find_cut_gpu(question, [need.index for need in needs])

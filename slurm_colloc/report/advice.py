@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import EndCause, MemberState
-from slurm_colloc.model.sbatch.quantities import format_mb
+from slurm_colloc.model.quantities import format_mb
 from slurm_colloc.report.headline import (
     compute_gain,
     count_room,

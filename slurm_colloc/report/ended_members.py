@@ -22,7 +22,7 @@ from slurm_colloc.report.queue_rows import (
     list_argument_words,
 )
 from slurm_colloc.store.all_packs import StateReader
-from slurm_colloc.store.pack.pack_directory import read_end_limit, read_end_time
+from slurm_colloc.store.pack_directory import read_end_limit, read_end_time
 
 HEADER = ("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
+from slurm_colloc.model.job_values import describe
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, effective_state
-from slurm_colloc.model.sbatch.job_values import describe
 from slurm_colloc.report.member_views import MemberView, PackView, find_stale, show_once
 from slurm_colloc.slurm.slurm_commands import SlurmJob, find_job_of
 from slurm_colloc.store.all_packs import (
@@ -23,21 +23,21 @@ from slurm_colloc.store.all_packs import (
     list_member_files,
 )
 from slurm_colloc.store.atomic_files import find_missing_directories, is_there, read_json
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     PARKED,
     StateRecord,
     name_member,
     read_attempt,
     read_state,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     PackRecord,
     is_local_alive,
     read_ended,
     read_moved,
     read_slurm_job_id,
 )
-from slurm_colloc.store.pack.written_ends import find_kill, find_written_end
+from slurm_colloc.store.written_ends import find_kill, find_written_end
 
 _OVER = (SlurmJobState.ABSENT, SlurmJobState.PENDING, SlurmJobState.COMPLETED)
 LOOKS_MOST = 2
@@ -187,7 +187,7 @@ def _list_parked(state: StateReader, view: PackView) -> frozenset[int]:
     if view.attempt == 0 or view.slurm_state in _OVER:
         return frozenset()
     # Packs that have ended, all that a report is of, need none of it.
-    from slurm_colloc.store.pack.runner_requests import read_degree
+    from slurm_colloc.store.runner_requests import read_degree
 
     with contextlib.suppress(StateError):
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
@@ -293,7 +293,7 @@ def _list_patterns(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:
     if is_held:
-        # Its runner holds what it must not start yet, see runtime.queue.may_start.
+        # Its runner holds what it must not start yet, see runtime.may_start.
         waits = record is not None and record.reason.startswith("Dependency")
         return record.reason if record is not None and waits else HELD
     if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.sbatch.quantities import format_time_limit
-from slurm_colloc.planning.explain.explanation import (
+from slurm_colloc.model.quantities import format_time_limit
+from slurm_colloc.planning.explanation import (
     MemberExplanation,
     PackExplanation,
     PairExplanation,
@@ -26,6 +26,7 @@ from slurm_colloc.planning.explain.explanation import (
     SeatExplanation,
 )
 from slurm_colloc.planning.job_needs import label_jobs
+from slurm_colloc.report.report_sentences import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
     Column,
     build_table,
@@ -34,7 +35,6 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
-from slurm_colloc.report.words.report_sentences import PEAK_SOURCE_WORDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,6 +12,7 @@ from slurm_colloc.model.usage_profile import (
     RunningStatistics,
     ShrunkenMean,
 )
+from slurm_colloc.report.report_sentences import PEAK_SOURCE_WORDS
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -23,7 +24,6 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     render,
 )
-from slurm_colloc.report.words.report_sentences import PEAK_SOURCE_WORDS
 
 SIGNATURE_SHOWN = 12
 """As many digits of a signature as are shown; they select it, too."""

@@ -16,10 +16,10 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.report.speed_words import format_to_end
 from slurm_colloc.report.terminal_tables import describe_arguments
-from slurm_colloc.report.words.speed_words import format_to_end
 
 ARGUMENTS_MOST = 60
 """Longer arguments are cut; `--format=JobID,Arguments` and `--json` have all."""

@@ -18,8 +18,13 @@ from slurm_colloc.model.result_metrics import is_less_better
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_views import name_pack
+from slurm_colloc.report.report_sentences import (
+    build_sentences,
+    format_energy,
+    say_attribution,
+)
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -31,11 +36,6 @@ from slurm_colloc.report.terminal_tables import (
     format_slowdown,
     render,
     tell_members_apart,
-)
-from slurm_colloc.report.words.report_sentences import (
-    build_sentences,
-    format_energy,
-    say_attribution,
 )
 
 if TYPE_CHECKING:

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import ShareRequest, format_parameters
 from slurm_colloc.model.job_ids import name_members
+from slurm_colloc.model.job_values import PatternValues, choose_output_paths, expand_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest, SharingMode
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.sbatch.job_values import PatternValues, choose_output_paths, expand_pattern
-from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb
+from slurm_colloc.model.quantities import format_elapsed, format_mb
 from slurm_colloc.ownership import name_user
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import format_elapsed_of, format_where
+from slurm_colloc.report.speed_words import describe_cost, describe_degree
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -32,16 +33,15 @@ from slurm_colloc.report.terminal_tables import (
     format_mb_figure,
     format_share,
 )
-from slurm_colloc.report.words.speed_words import describe_cost, describe_degree
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_bytes
-from slurm_colloc.store.pack.member_states import GpuUse
-from slurm_colloc.store.pack.pack_directory import Setup, read_setup
-from slurm_colloc.store.pack.runner_requests import read_degree
-from slurm_colloc.store.pack.written_ends import list_kills
+from slurm_colloc.store.member_states import GpuUse
+from slurm_colloc.store.pack_directory import Setup, read_setup
+from slurm_colloc.store.runner_requests import read_degree
+from slurm_colloc.store.written_ends import list_kills
 
 if TYPE_CHECKING:
-    from slurm_colloc.store.pack.pack_directory import PackRecord
+    from slurm_colloc.store.pack_directory import PackRecord
 
 
 _LOG_BYTES_MOST = 256 << 20

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_elapsed, format_mb, format_time_limit
+from slurm_colloc.model.quantities import format_elapsed, format_mb, format_time_limit
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
 from slurm_colloc.report.show_view import find_input_path, find_log_paths

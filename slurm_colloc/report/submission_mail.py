@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError
+from slurm_colloc.model.job_values import MailEvent
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.job_values import MailEvent
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.headline import list_last_tries, tell_headline
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import PackView
-from slurm_colloc.report.summary.summary_file import Summary, find_summary
+from slurm_colloc.report.summary_file import Summary, find_summary
 from slurm_colloc.report.terminal_tables import (
     count_states,
     format_figure,
@@ -21,7 +21,7 @@ from slurm_colloc.report.terminal_tables import (
     tell_members_apart,
 )
 from slurm_colloc.store.all_packs import StateReader
-from slurm_colloc.store.pack.report_files import write_mail_text
+from slurm_colloc.store.report_files import write_mail_text
 
 HEADER = ("MEMBER", "STATE", "EXIT", "TIME", "STEPS/S", "SLOWDOWN", "ARGS")
 ROWS_MOST = 500

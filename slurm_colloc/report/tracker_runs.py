@@ -22,9 +22,9 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.report.summary.pack_samples import read_table
-from slurm_colloc.report.summary.summary_file import Summary
-from slurm_colloc.store.pack.report_files import (
+from slurm_colloc.report.pack_samples import read_table
+from slurm_colloc.report.summary_file import Summary
+from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
     MEMBER_COLUMNS,
     TrackerRun,

@@ -12,7 +12,7 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.preallocation import find_taken_at_once
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     RunningMember,
@@ -31,15 +31,15 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
-from slurm_colloc.report.words.speed_words import (
+from slurm_colloc.report.speed_words import (
     describe_degree,
     describe_limit,
     describe_pace,
     explain_kept_waiting,
 )
-from slurm_colloc.report.words.waiting_reasons import describe_reason, find_reason
-from slurm_colloc.store.pack.pack_directory import PackRecord
-from slurm_colloc.store.pack.runner_requests import DegreeRecord
+from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
+from slurm_colloc.store.pack_directory import PackRecord
+from slurm_colloc.store.runner_requests import DegreeRecord
 
 _ALONE = "runs alone: "
 _TAKES_NO_MORE = "takes no more members"
@@ -203,7 +203,7 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
 
 
 def _explain_held(member: MemberView) -> str:
-    # Its runner holds what it must not start yet, see runtime.queue.may_start.
+    # Its runner holds what it must not start yet, see runtime.may_start.
     facts = StartFacts(is_held=True, dependency=read_dependency(member.reason))
     return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
 
@@ -223,7 +223,7 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
         needs = describe_request(facts.fields)
         said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
     elif word == "Dependency" and read_dependency(member.reason):
-        # Slurm waits for the pack of a member, see model.sbatch.job_values.
+        # Slurm waits for the pack of a member, see model.job_values.
         said = f"waits for {read_dependency(member.reason)} (Dependency)"
     elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
         said = f"waits for {facts.fields['Dependency']} (Dependency)"

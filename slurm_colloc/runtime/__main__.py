@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
+from slurm_colloc.runtime.guard import GuardPipe, stand_guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     local = argv[2] if len(argv) > 2 and argv[1] == "--local" else ""
     guard = None if local else put_under_guard(pack, read_plan(pack))
     if guard is not None and has_several_sets(read_plan(pack)):
-        from slurm_colloc.runtime.pack.start_runners import become_runner
+        from slurm_colloc.runtime.start_runners import become_runner
 
         pack = become_runner(pack, guard)
     from slurm_colloc.runtime.attempt import run_attempt
@@ -76,7 +76,7 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
 
 def requeue_pack(pack: str, number: int, killed_at: float) -> bool | None:
     """Have a job started again one of whose runners was killed; called in the guard."""
-    from slurm_colloc.runtime.pack.requeue_after_kill import requeue_pack as ask_slurm
+    from slurm_colloc.runtime.requeue_after_kill import requeue_pack as ask_slurm
 
     return ask_slurm(pack, number, killed_at)
 
@@ -90,7 +90,7 @@ def resume_paused(pack: str) -> None:
 
 def leave_node(pack: str) -> bool:
     """See to what the step of another node has left; called in the guard."""
-    from slurm_colloc.runtime.pack.start_runners import leave_node as see_to_it
+    from slurm_colloc.runtime.start_runners import leave_node as see_to_it
 
     return see_to_it(pack)
 

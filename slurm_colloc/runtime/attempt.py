@@ -27,18 +27,18 @@ from slurm_colloc.model.member import (
     effective_state,
     is_guest,
 )
-from slurm_colloc.runtime.gpu.divide_gpus import wait_for_gpu
+from slurm_colloc.runtime.allocation import Allocation, read_allocation
+from slurm_colloc.runtime.divide_gpus import wait_for_gpu
 from slurm_colloc.runtime.guarded_steps import Journal, insist
-from slurm_colloc.runtime.pack.serve_requests import Fenced
-from slurm_colloc.runtime.queue.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.runner import Runner
+from slurm_colloc.runtime.serve_requests import Fenced
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, write_job_index
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     is_held,
@@ -47,7 +47,7 @@ from slurm_colloc.store.pack.member_states import (
     remove_environment,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     PackRecord,
     drop_unfinished,
     forget_ended,
@@ -58,7 +58,7 @@ from slurm_colloc.store.pack.pack_directory import (
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.pack.written_ends import RunnerProcess, read_settled, write_runner
+from slurm_colloc.store.written_ends import RunnerProcess, read_settled, write_runner
 
 JOINER_WAIT_S = 5.0
 

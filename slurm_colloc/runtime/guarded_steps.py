@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import CollocError, StateError
 from slurm_colloc.model.member import is_guest
-from slurm_colloc.store.pack.member_states import name_member
+from slurm_colloc.store.member_states import name_member
 
 # ---- The pack's log for people (events.jsonl): one writer, never read back -----------------------
 

@@ -26,11 +26,11 @@ from slurm_colloc.host.system.node_processes import (
 )
 from slurm_colloc.model.plan import Rule
 from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED, RENEW_S
-from slurm_colloc.runtime.queue.members import Member
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.pack.member_states import MEASURED, PARKED, append_change
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store.member_states import MEASURED, PARKED, append_change
+from slurm_colloc.store.pack_directory import PackRecord
 
 # ----
 # Packs and programs that are not paused: by settings, and as far as their processes show it.

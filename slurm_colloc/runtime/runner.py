@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import RETRY_S, GivenUp, GiveUp, Journal, insist, is_passing
-from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import make_places
+from slurm_colloc.runtime.members import make_places
+from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store import inbox
+from slurm_colloc.store.member_states import begin_attempt
+from slurm_colloc.store.pack_directory import PackRecord
 
 IDLE_WAIT_S = 1.0
 STARTING_WAIT_S = 0.02

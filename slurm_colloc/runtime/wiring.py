@@ -13,47 +13,47 @@ from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
-from slurm_colloc.runtime.gpu.divide_gpus import find_own_problem
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
-from slurm_colloc.runtime.launch.start_member import MemberStarter, StartCollector
-from slurm_colloc.runtime.launch.stop_member import InnerSteps, MemberControl
-from slurm_colloc.runtime.outcome.blame import BlameFinder
-from slurm_colloc.runtime.outcome.collect_ends import EndCollector, MemberEnds, SlurmDecision
-from slurm_colloc.runtime.outcome.member_mails import MemberMails
-from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.outcome.write_states import CancellationLines, StateWriter
-from slurm_colloc.runtime.pack.end_pack import LastWork, PackEnd
-from slurm_colloc.runtime.pack.member_dependencies import Dependents, judge_own_dependency
-from slurm_colloc.runtime.pack.requeue_after_kill import find_killed_before
-from slurm_colloc.runtime.pack.serve_requests import AttemptFence, RequestHandler
-from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
-from slurm_colloc.runtime.queue.allocation import (
+from slurm_colloc.runtime.allocation import (
     Allocation,
     read_kill_wait_s,
     requeues_jobs,
     signals_tasks_alone,
 )
-from slurm_colloc.runtime.queue.door import Doors
-from slurm_colloc.runtime.queue.fill_places import MemberIntake, PlaceFiller
-from slurm_colloc.runtime.queue.may_start import StartQueue
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackMembers
-from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
-from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
-from slurm_colloc.runtime.queue.sister_packs import EmptiedJobs, JobSets, count_waiting_in_sisters
-from slurm_colloc.runtime.queue.take_over_members import MemberTakeOver
-from slurm_colloc.runtime.watch.member_progress import (
+from slurm_colloc.runtime.blame import BlameFinder
+from slurm_colloc.runtime.collect_ends import EndCollector, MemberEnds, SlurmDecision
+from slurm_colloc.runtime.divide_gpus import find_own_problem
+from slurm_colloc.runtime.door import Doors
+from slurm_colloc.runtime.end_pack import LastWork, PackEnd
+from slurm_colloc.runtime.fill_places import MemberIntake, PlaceFiller
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.may_start import StartQueue
+from slurm_colloc.runtime.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.member_dependencies import Dependents, judge_own_dependency
+from slurm_colloc.runtime.member_mails import MemberMails
+from slurm_colloc.runtime.member_progress import (
     KnownCurves,
     ProgressReader,
     WindowRates,
     choose_common_bound,
 )
-from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.pack_monitor import PackMonitor
+from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
+from slurm_colloc.runtime.pause_windows import ProbeWindow
+from slurm_colloc.runtime.requeue_after_kill import find_killed_before
+from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
+from slurm_colloc.runtime.serve_requests import AttemptFence, RequestHandler
+from slurm_colloc.runtime.sister_packs import EmptiedJobs, JobSets, count_waiting_in_sisters
+from slurm_colloc.runtime.start_member import MemberStarter, StartCollector
+from slurm_colloc.runtime.stop_member import InnerSteps, MemberControl
+from slurm_colloc.runtime.take_over_members import MemberTakeOver
+from slurm_colloc.runtime.verdict import StopReason
+from slurm_colloc.runtime.write_states import CancellationLines, StateWriter
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store.pack_directory import PackRecord
 
 
 class RunnerParts:

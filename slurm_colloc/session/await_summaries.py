@@ -2,7 +2,7 @@
 
 Also: what is done once a pack has ended: its summary, what is learned, and what others are told.
 
-At its end a pack holds its GPU for its summary only for a moment (runtime.pack.end_pack).
+At its end a pack holds its GPU for its summary only for a moment (runtime.end_pack).
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def finish_pack(state: State, pack_id: str, settings: Settings) -> list[str]:
 
 def _tell_site(state: State, pack_id: str, spool: Path) -> None:
     from slurm_colloc.report.member_survey import survey_packs
-    from slurm_colloc.report.summary.summary_file import find_summary
-    from slurm_colloc.report.sums.pack_entry import report_to_site
+    from slurm_colloc.report.pack_entry import report_to_site
+    from slurm_colloc.report.summary_file import find_summary
 
     for view in survey_packs(state, [pack_id], None):
         summary = find_summary(state, view)

@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
-from slurm_colloc.model.sbatch.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.report.terminal_tables import render_lines
 from slurm_colloc.session.session import Session, freeze, note, say
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import withdraw_moving
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import withdraw_moving
+from slurm_colloc.store.member_states import (
     being_cancelled,
     cancel_left,
     remove_environment,
     was_left,
 )
-from slurm_colloc.store.pack.pack_directory import list_members
-from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
-from slurm_colloc.store.pack.written_ends import is_of_another_host, read_runner
+from slurm_colloc.store.pack_directory import list_members
+from slurm_colloc.store.runner_requests import Action, Request, write_request
+from slurm_colloc.store.written_ends import is_of_another_host, read_runner
 from slurm_colloc.submission.upkeep.ended_packs import OVER
 
 if TYPE_CHECKING:

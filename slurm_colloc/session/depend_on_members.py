@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_colloc.errors import SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, parse_job_id
-from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
-from slurm_colloc.model.sbatch.job_values import (
+from slurm_colloc.model.job_values import (
     AFTERCORR,
     MEMBER_KINDS,
     Condition,
@@ -25,11 +24,12 @@ from slurm_colloc.model.sbatch.job_values import (
     reduce_dependency,
     render_for_slurm,
 )
+from slurm_colloc.model.member import LAST, MemberId, Selection, SlurmJobState
 from slurm_colloc.report.member_survey import find_last
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.session.cancel_and_requeue import wake_runner
 from slurm_colloc.session.session import Session, note
-from slurm_colloc.store.pack.runner_requests import Dependent, write_dependent
+from slurm_colloc.store.runner_requests import Dependent, write_dependent
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.jobs.job_options import parse_option
 from slurm_colloc.submission.packs.submit_batch import Submitted

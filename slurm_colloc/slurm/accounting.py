@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.plan import USUAL, Association, PastJob, Qos, QosTable
-from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 
 QOS_WAIT_S = 2.0

@@ -17,7 +17,7 @@ from typing import Protocol
 from slurm_colloc.errors import SlurmError, SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.slurm.run_command import (
     HINT_AFTER_NO_ANSWER,
     QUERY_TIMEOUT_S,

@@ -39,10 +39,10 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
+from slurm_colloc.store.inbox import OVER, parse_mark
 from slurm_colloc.store.indexes import JobIndex, build_pack_id
-from slurm_colloc.store.pack.inbox import OVER, parse_mark
-from slurm_colloc.store.pack.member_states import HELD, LEFT
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.member_states import HELD, LEFT
+from slurm_colloc.store.pack_directory import (
     ENTRY,
     NewPack,
     PackRecord,

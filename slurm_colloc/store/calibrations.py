@@ -21,7 +21,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Calibration, ModeModel
 from slurm_colloc.store.atomic_files import make_directory, read_bytes, write_atomic
 from slurm_colloc.store.foreign_files import parse_foreign, show_foreign
-from slurm_colloc.store.learned.profiles import slug_gpu_model
+from slurm_colloc.store.profiles import slug_gpu_model
 
 # ----
 # The JSON form of a calibration: numbers in sane ranges, one sentence where one is not; pure.

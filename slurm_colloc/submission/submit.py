@@ -22,8 +22,8 @@ from slurm_colloc.store.atomic_files import (
     make_directory,
     write_atomic,
 )
-from slurm_colloc.store.pack.member_states import forget_hold
-from slurm_colloc.store.pack.pack_directory import PackRecord, is_local_alive
+from slurm_colloc.store.member_states import forget_hold
+from slurm_colloc.store.pack_directory import PackRecord, is_local_alive
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.build_packs import SbatchOptions, build_packs
 from slurm_colloc.submission.packs.call_batches import find_later_place, find_place, list_parts

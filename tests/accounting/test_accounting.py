@@ -16,7 +16,7 @@ import pytest
 
 from slurm_colloc.administration.fleet_spool import collect
 from slurm_colloc.administration.fleet_sums import build_blob
-from slurm_colloc.cli.admin.admin_fleet import write_comment, write_comments
+from slurm_colloc.cli.admin_fleet import write_comment, write_comments
 from slurm_colloc.errors import NodeError
 from slurm_colloc.model.fleet_record import FleetRecord, build_mapping
 from slurm_colloc.model.plan import LEAST_JOBS

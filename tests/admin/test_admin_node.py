@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.__main__ import run
 from slurm_colloc.administration.slurm_conf import BASE_VARIABLE, Places
-from slurm_colloc.cli.admin.admin_node import (
+from slurm_colloc.cli.admin_node import (
     describe_policy_state,
     describe_recovered_job,
     render_status,

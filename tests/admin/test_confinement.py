@@ -11,8 +11,8 @@ import pytest
 from slurm_colloc.administration.node_files import NodeFile, install_files
 from slurm_colloc.administration.slurm_conf import Places
 from slurm_colloc.administration.verify_hooks import Verification
-from slurm_colloc.cli.admin import admin_hooks
-from slurm_colloc.cli.admin.admin_hooks import check_limits, check_tracing
+from slurm_colloc.cli import admin_hooks
+from slurm_colloc.cli.admin_hooks import check_limits, check_tracing
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.system.control_groups import read_hierarchies

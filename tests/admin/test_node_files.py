@@ -22,7 +22,7 @@ from slurm_colloc.administration.node_files import (
     render_hook,
 )
 from slurm_colloc.administration.slurm_conf import BASE_VARIABLE, HookPlan, Places
-from slurm_colloc.cli.admin.admin_hooks import CHANGE_NEEDED
+from slurm_colloc.cli.admin_hooks import CHANGE_NEEDED
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.resources import data_path

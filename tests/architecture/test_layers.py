@@ -67,7 +67,7 @@ PLANTED_IMPORTS = (
     ("runtime", "import slurm_colloc.monitor", LAYERS),
     ("report", "import slurm_colloc.monitor", LAYERS),
     ("report", "import slurm_colloc.learning", LAYERS),
-    ("report", "import slurm_colloc.store.learned.profile_updates", READING),
+    ("report", "import slurm_colloc.store.profile_updates", READING),
     ("metrics", "import slurm_colloc.planning", LAYERS),
     ("metrics", "import slurm_colloc.report", LAYERS),
     ("metrics", "import os", PURE),

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.usage_profile import Load, ModeModel
-from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.planning.contention import predict_slowdowns
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc_lab.calibration.calibrated_gpu import check_packages
 from slurm_colloc_lab.calibration.calibration_words import render_fit

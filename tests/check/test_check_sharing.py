@@ -8,7 +8,7 @@ import pytest
 
 from slurm_colloc.check.check_script import SharingFit, compute_sharing, find_request_findings
 from slurm_colloc.check.collisions import ScriptFinding, merge_findings
-from slurm_colloc.cli.submit.check_command import build_json, render
+from slurm_colloc.cli.check_command import build_json, render
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.session.cancel_and_requeue import signal_runner
-from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
+from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 
 @pytest.fixture

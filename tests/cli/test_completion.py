@@ -20,10 +20,10 @@ from slurm_colloc.cli.command_groups import GROUPS
 from slurm_colloc.cli.complete import OPTIONS, list_candidates
 from slurm_colloc.cli.man_page import escape_roff
 from slurm_colloc.cli.subcommands import build_app
-from slurm_colloc.report.words.state_meanings import explain_word
+from slurm_colloc.report.state_meanings import explain_word
 from slurm_colloc.slurm.options import OWN_OPTIONS
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub
 from ..report.generated import Truth, make_pack

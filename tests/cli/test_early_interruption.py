@@ -26,7 +26,7 @@ MOMENTS = (
     "slurm_colloc.session.standard_streams",
     "slurm_colloc.errors",
     "slurm_colloc.model.printable",
-    "slurm_colloc.cli.submit.submit_command",
+    "slurm_colloc.cli.submit_command",
     "slurm_colloc.slurm.options",
 )
 

@@ -24,8 +24,8 @@ from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.store.pack.member_states import read_state, write_state
-from slurm_colloc.store.pack.pack_directory import read_pack, read_spec, write_record, write_spec
+from slurm_colloc.store.member_states import read_state, write_state
+from slurm_colloc.store.pack_directory import read_pack, read_spec, write_record, write_spec
 
 from ..calls import run_csub
 from ..report.generated import Truth, make_pack
@@ -293,7 +293,7 @@ def test_only_one_place_writes_for_people() -> None:
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_rows_in_place_of_slurms_are_harmless_on_a_terminal_alone(is_terminal: bool) -> None:
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
-    program = "import sys; from slurm_colloc.cli.in_place.tasks_listed import write_rows; "
+    program = "import sys; from slurm_colloc.cli.tasks_listed import write_rows; "
     subprocess.run(
         [sys.executable, "-c", f"{program}write_rows(sys.argv[1:])", EVIL, "b\udcff"],
         stdout=theirs,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_values import parse_dependency
 from slurm_colloc.model.member import MemberId
-from slurm_colloc.model.sbatch.job_values import parse_dependency
 from slurm_colloc.session.depend_on_members import DependencyTargets
 from slurm_colloc.store.all_packs import State
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.look.top_command import scroll
+from slurm_colloc.cli.top_command import scroll
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.member import MemberId, MemberState
+from slurm_colloc.report.speed_words import format_to_end
 from slurm_colloc.report.terminal_tables import count_states, describe_arguments, group_rows
-from slurm_colloc.report.words.speed_words import format_to_end
 from slurm_colloc.store.atomic_files import hold_lock
 
 from ..calls import run_csub

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.submit.plan_command import parse_changes, split_command
+from slurm_colloc.cli.plan_command import parse_changes, split_command
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.usage_profile import Calibration, Completion, ModeModel, Observation
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
-from slurm_colloc.store.learned.profile_updates import add_completions, add_observations
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profile_updates import add_completions, add_observations
+from slurm_colloc.store.profiles import (
     compute_family,
     compute_kind,
     compute_signature,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.cli.submit.plan_command import parse_changes
+from slurm_colloc.cli.plan_command import parse_changes
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.submission.jobs.job_options import parse_slowdown

@@ -29,8 +29,8 @@ from slurm_colloc.model.usage_profile import (
     ShrunkenMean,
 )
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.store.learned.profile_updates import add_observations, import_profiles
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profile_updates import add_observations, import_profiles
+from slurm_colloc.store.profiles import (
     build_profile_mapping,
     compute_family,
     compute_kind,

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.report.summary.summary_file import summary_path
+from slurm_colloc.report.summary_file import summary_path
 from slurm_colloc.store.atomic_files import hold_lock
 
 from ..calls import run_csub

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.learned.profile_updates import add_observations
+from slurm_colloc.store.profile_updates import add_observations
 
 from .test_profile import observe
 

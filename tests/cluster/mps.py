@@ -37,7 +37,7 @@ _LAUNCHER = """\
 # The runner, less patient than a real one. Called as `python -I -m slurm_colloc.runtime PACK`.
 import functools, sys
 from slurm_colloc.runtime import __main__ as entry, wiring
-from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
+from slurm_colloc.runtime.settled_mode import GpuPatience
 wiring.GpuMode = functools.partial(wiring.GpuMode, patience=GpuPatience(**{waits!r}))
 sys.exit(entry.main(sys.argv[4:]))
 """

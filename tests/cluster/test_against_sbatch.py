@@ -17,12 +17,12 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import parse_array
-from slurm_colloc.model.sbatch.job_values import (
+from slurm_colloc.model.job_values import (
     compute_captured,
     parse_dependency,
     parse_mail_types,
 )
-from slurm_colloc.model.sbatch.quantities import (
+from slurm_colloc.model.quantities import (
     parse_gpu_request,
     parse_host_memory_mb,
     parse_signal_request,

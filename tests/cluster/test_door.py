@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from slurm_colloc.store.pack.member_states import AT_DOOR, read_pauses
+from slurm_colloc.store.member_states import AT_DOOR, read_pauses
 
 from ..wait_until import wait_until
 from .conftest import CsubUser

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.store.pack.pack_directory import read_division
-from slurm_colloc.store.pack.written_ends import read_runner
+from slurm_colloc.store.pack_directory import read_division
+from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until

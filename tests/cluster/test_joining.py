@@ -14,7 +14,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.usage_profile import Observation, ProfileRecord
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profiles import (
     build_profile_mapping,
     compute_family,
     compute_signature,

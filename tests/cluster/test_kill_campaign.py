@@ -37,9 +37,9 @@ from slurm_colloc.host.system.node_processes import (
 from slurm_colloc.model.member import ExitRecord
 from slurm_colloc.runtime.pause_members import list_wrappers
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S
-from slurm_colloc.store.pack.member_states import read_attempt, read_pauses, read_state
-from slurm_colloc.store.pack.pack_directory import read_spec
-from slurm_colloc.store.pack.written_ends import read_runner
+from slurm_colloc.store.member_states import read_attempt, read_pauses, read_state
+from slurm_colloc.store.pack_directory import read_spec
+from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until

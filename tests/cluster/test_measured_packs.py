@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.host.system.node_processes import read_process
-from slurm_colloc.store.pack.member_states import read_pauses
+from slurm_colloc.store.member_states import read_pauses
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, administrate

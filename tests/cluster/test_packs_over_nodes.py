@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.pack.pack_directory import read_division, read_pack
-from slurm_colloc.store.pack.written_ends import read_runner
+from slurm_colloc.store.pack_directory import read_division, read_pack
+from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until

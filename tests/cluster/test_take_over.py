@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.pack.member_states import read_emptied
-from slurm_colloc.store.pack.pack_directory import read_slurm_job_id
-from slurm_colloc.store.pack.written_ends import read_runner
+from slurm_colloc.store.member_states import read_emptied
+from slurm_colloc.store.pack_directory import read_slurm_job_id
+from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
@@ -48,7 +48,7 @@ _LAUNCHER = """\
 #!{python}
 # The runner, in which room for more was measured.
 import sys
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.measured_degree import MeasuredDegree
 MeasuredDegree.find_room = lambda self: max(0, {room} - len(self.members.running()))
 from slurm_colloc.runtime import __main__ as entry
 sys.exit(entry.main(sys.argv[4:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store.pack_directory import PackRecord
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.store.learned.profiles import compute_signature, note_culprit
+from slurm_colloc.store.profiles import compute_signature, note_culprit
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm

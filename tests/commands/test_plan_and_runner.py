@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.runtime.pack_monitor import find_obstacle
 from slurm_colloc.runtime.pause_members import find_measuring_obstacle
-from slurm_colloc.runtime.watch.pack_monitor import find_obstacle
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 

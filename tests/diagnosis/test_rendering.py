@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slurm_colloc.cli.look.doctor_command import build_json, render, render_summary
+from slurm_colloc.cli.doctor_command import build_json, render, render_summary
 from slurm_colloc.diagnosis.login_findings import JobOutcome, green, red, unknown, yellow
 
 FINDINGS = [

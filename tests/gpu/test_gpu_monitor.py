@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.pack_summary import build_summary
 
 from .bed import HERE, Bed, read_number, running_bed
 from .compared import (

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.host.system.node_processes import list_processes
-from slurm_colloc.store.pack.report_files import list_sample_files
+from slurm_colloc.store.report_files import list_sample_files
 
 from .bed import HERE, Bed
 from .comparison import parse_compute_apps, parse_processes_xml, sum_by_member

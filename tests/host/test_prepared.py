@@ -20,7 +20,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
     read_prepared,
 )
 from slurm_colloc.host.mps.mps_state import MpsOptions
-from slurm_colloc.runtime.gpu.node_daemon import choose_daemon, find_prepared
+from slurm_colloc.runtime.node_daemon import choose_daemon, find_prepared
 
 from .conftest import GPU, write_program
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_colloc.runtime.watch.pack_monitor import injected_environment
-from slurm_colloc.store.pack.progress_counters import MemberProgress, read_member_progress
+from slurm_colloc.runtime.pack_monitor import injected_environment
+from slurm_colloc.store.progress_counters import MemberProgress, read_member_progress
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.instrument import layout
-from slurm_colloc.store.pack.progress_counters import (
+from slurm_colloc.store.progress_counters import (
     ProcessProgress,
     add_up,
     parse_counters,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.pack.progress_counters import read_member_progress
+from slurm_colloc.store.progress_counters import read_member_progress
 
 from .bed import build_environment, run_python
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.store.pack.report_files import keep_metrics, read_metrics
+from slurm_colloc.store.report_files import keep_metrics, read_metrics
 
 from .bed import ROOT, build_environment, run, run_python
 from .test_progress import find_modern_pythons

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.runtime.watch.pack_monitor import SITE_DIRECTORY, injected_environment
+from slurm_colloc.runtime.pack_monitor import SITE_DIRECTORY, injected_environment
 
 from .bed import ROOT, build_environment, run_python
 

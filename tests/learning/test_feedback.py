@@ -14,12 +14,12 @@ from slurm_colloc.learning.learn_from_pack import build_feedback, learn_from_pac
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
 from slurm_colloc.model.usage_profile import ProfileRecord
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.report.member_figures import compute_figures, find_groups
+from slurm_colloc.report.pack_run import PackRun, read_run
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.report.summary.member_figures import compute_figures, find_groups
-from slurm_colloc.report.summary.pack_run import PackRun, read_run
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.pack_directory import read_spec, write_spec
+from slurm_colloc.store.profiles import list_profiles
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.plan.known_jobs import gather_knowledge
 

@@ -8,11 +8,11 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import read_run
-from slurm_colloc.report.summary.pack_summary import build_summary, write_summary
-from slurm_colloc.report.summary.summary_file import read_summary
-from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.report.member_figures import compute_figures
+from slurm_colloc.report.pack_run import read_run
+from slurm_colloc.report.pack_summary import build_summary, write_summary
+from slurm_colloc.report.summary_file import read_summary
+from slurm_colloc.store.profiles import list_profiles
 
 from ..report.generated import Truth, make_pack
 

@@ -15,8 +15,8 @@ from slurm_colloc.model.usage_profile import MeasuredBy, ProfileRecord
 from slurm_colloc.planning.job_needs import Question, build_subject
 from slurm_colloc.planning.known_packs import is_known
 from slurm_colloc.report.profile_view import render_profile
-from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.runner_requests import write_degree
+from slurm_colloc.store.profiles import list_profiles
+from slurm_colloc.store.runner_requests import write_degree
 
 from ..planning.known_jobs import CALIBRATION, POLICY, ROOMY, build_job
 from ..report.generated import T0, Truth, make_gpu_rows, make_pack, write_stops

@@ -19,14 +19,14 @@ from slurm_colloc.model.measured_curve import (
 )
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.report.profile_view import render_list, render_profile
-from slurm_colloc.store.learned.curves import (
+from slurm_colloc.store.curves import (
     add_curves,
     forget_curves,
     list_curves,
     read_curves,
 )
-from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.profiles import list_profiles
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
 from ..report.generated import T0, Truth, make_pack
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.sbatch.job_values import (
+from slurm_colloc.model.job_values import (
     Condition,
     ConditionOutlook,
     Dependency,
@@ -16,6 +15,7 @@ from slurm_colloc.model.sbatch.job_values import (
     remove_job,
     render_for_slurm,
 )
+from slurm_colloc.model.member import MemberState
 
 OK, ANY = "afterok", "afterany"
 

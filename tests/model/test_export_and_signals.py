@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.job import SignalRequest
-from slurm_colloc.model.sbatch.job_values import compute_captured, split_export
-from slurm_colloc.model.sbatch.quantities import parse_signal, parse_signal_request
+from slurm_colloc.model.job_values import compute_captured, split_export
+from slurm_colloc.model.quantities import parse_signal, parse_signal_request
 
 ENVIRONMENT = {"HOME": "/home/ada", "PATH": "/bin", "SPACE": "a b", "EMPTY": ""}
 

@@ -36,7 +36,7 @@ def compare(source: str, residuals: Mapping[str, float | None]) -> Feedback:
 
 
 def correct(records: Mapping[str, ProfileRecord], name: str, others: Sequence[str]) -> float:
-    """What planning adds to the model's slowdown (planning.predict.contention)."""
+    """What planning adds to the model's slowdown (planning.contention)."""
     profiles = {key: record.for_planning() for key, record in records.items()}
     pressed = sum(profiles[other].pressure for other in others) / len(others)
     return profiles[name].sensitivity + pressed

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.sbatch.quantities import GpuRequest, parse_gpu_request
+from slurm_colloc.model.quantities import GpuRequest, parse_gpu_request
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.model.sbatch.job_values import (
+from slurm_colloc.model.job_values import (
     MailEvent,
     MailRequest,
     build_subject,
@@ -15,6 +14,7 @@ from slurm_colloc.model.sbatch.job_values import (
     format_mail_time,
     parse_mail_types,
 )
+from slurm_colloc.model.member import ExitCode, MemberState
 
 
 @pytest.mark.parametrize(

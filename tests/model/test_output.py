@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.sbatch.job_values import PatternValues, choose_output_paths, expand_pattern
+from slurm_colloc.model.job_values import PatternValues, choose_output_paths, expand_pattern
 
 VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.sbatch.quantities import (
+from slurm_colloc.model.quantities import (
     format_elapsed,
     format_mb,
     format_time_limit,

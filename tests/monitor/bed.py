@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.runtime.launch.step_command import WRAPPER
-from slurm_colloc.store.pack.pack_directory import Setup, write_setup
-from slurm_colloc.store.pack.report_files import latest_path, list_sample_files, monitor_path
+from slurm_colloc.runtime.step_command import WRAPPER
+from slurm_colloc.store.pack_directory import Setup, write_setup
+from slurm_colloc.store.report_files import latest_path, list_sample_files, monitor_path
 
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until

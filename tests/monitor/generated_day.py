@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
 from slurm_colloc.monitor.sampling_loop import read_own_memory_mb, read_rss_peak_mb
-from slurm_colloc.store.pack.report_files import report_directory
+from slurm_colloc.store.report_files import report_directory
 
 TICKS_PER_PIECE = 10
 BEGIN = 1_750_000_000.0

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.report.data.data_tables import render_csv
-from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.data_tables import render_csv
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
-from slurm_colloc.store.pack.pack_directory import NewPack, Setup, write_ended, write_setup
+from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
 
 from ..instrument.bed import ROOT, build_environment
 from ..report.generated import render_report

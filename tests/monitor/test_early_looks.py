@@ -16,7 +16,7 @@ from slurm_colloc.monitor.member_progress import Members
 from slurm_colloc.monitor.member_reading import EARLY_S
 from slurm_colloc.monitor.nvml_reading import NvmlSample
 from slurm_colloc.monitor.sampling_loop import Gaps, Loop, MonitorRecord, Periods
-from slurm_colloc.store.pack.progress_counters import read_member_progress
+from slurm_colloc.store.progress_counters import read_member_progress
 
 from ..wait_until import wait_until
 from .bed import Bed

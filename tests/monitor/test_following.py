@@ -10,7 +10,7 @@ import pytest
 
 from slurm_colloc.monitor.member_progress import Follower, Following
 from slurm_colloc.store.atomic_files import TooSlow, limited_cpu
-from slurm_colloc.store.pack.progress_counters import (
+from slurm_colloc.store.progress_counters import (
     FollowRequest,
     read_follow_request,
     read_member_progress,

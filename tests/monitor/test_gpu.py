@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.store.pack.report_files import GPU_COLUMNS
+from slurm_colloc.store.report_files import GPU_COLUMNS
 
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until

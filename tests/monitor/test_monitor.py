@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from slurm_colloc.instrument import layout
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.watch import pack_monitor
-from slurm_colloc.store.pack.report_files import GPU_COLUMNS, MEMBER_COLUMNS
+from slurm_colloc.runtime import pack_monitor
+from slurm_colloc.runtime.step_command import StartedProcess
+from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..wait_until import wait_until
 from .bed import Bed

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from slurm_colloc.monitor import parquet_pieces
 from slurm_colloc.monitor.parquet_pieces import SampleFiles
-from slurm_colloc.store.pack.report_files import (
+from slurm_colloc.store.report_files import (
     MEMBER_COLUMNS,
     TABLES,
     Piece,

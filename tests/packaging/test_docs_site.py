@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 import typer
 
-from slurm_colloc.cli.admin.admin_command import build_parser
+from slurm_colloc.cli.admin_command import build_parser
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 

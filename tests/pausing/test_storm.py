@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.system.node_processes import ProcessId
+from slurm_colloc.runtime.pack_monitor import injected_environment
 from slurm_colloc.runtime.pause_members import StepProcesses, resume
-from slurm_colloc.runtime.watch.pack_monitor import injected_environment
-from slurm_colloc.store.pack.progress_counters import read_member_progress
+from slurm_colloc.store.progress_counters import read_member_progress
 
 from ..wait_until import wait_until
 from .running_member import RunningMember

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Policy, UsageProfile
-from slurm_colloc.planning.explain.explanation import PairExplanation, PlanExplanation
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explanation import PairExplanation, PlanExplanation
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, build_call
 
 

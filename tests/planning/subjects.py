@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning import pack_search
 from slurm_colloc.planning.hard_limits import Limits, Subject
-from slurm_colloc.planning.predict.pack_pricing import Key, Pricing
-from slurm_colloc.planning.search import pack_search
+from slurm_colloc.planning.pack_pricing import Key, Pricing
 from tests.planning.coefficients import CALIBRATION, LIMITS
 
 BOTH = (SharingMode.MPS, SharingMode.TIMESLICE)

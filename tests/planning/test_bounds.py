@@ -7,7 +7,7 @@ import dataclasses
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode, UsageProfile
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.join.join_fit import (
+from slurm_colloc.planning.join_fit import (
     RunningPack,
     merge_policies,
     plan_pending_join,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.usage_profile import Load
-from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.planning.contention import predict_slowdowns
 
 from .coefficients import CALIBRATION
 from .subjects import loads

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, Goal, Plan, UsageProfile
-from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.hard_limits import Subject
+from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pack_search import SUBJECTS_MAX, partition
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.search.pack_search import SUBJECTS_MAX, partition
+from slurm_colloc.planning.plan_reasons import build_explanation
 from tests.planning import coefficients, known_jobs
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_job
 from tests.planning.subjects import make_pricing, make_subjects

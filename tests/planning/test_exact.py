@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning import pack_search
 from slurm_colloc.planning.hard_limits import Limits, Subject
-from slurm_colloc.planning.predict.pack_pricing import Costs, Pricing
-from slurm_colloc.planning.search import pack_search
-from slurm_colloc.planning.search.subset_costs import find_cheapest_partition
+from slurm_colloc.planning.pack_pricing import Costs, Pricing
+from slurm_colloc.planning.subset_costs import find_cheapest_partition
 from tests.planning.coefficients import CALIBRATION
 from tests.planning.subjects import (
     add_up,

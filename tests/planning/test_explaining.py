@@ -18,14 +18,14 @@ from slurm_colloc.model.plan import (
     UsageProfile,
 )
 from slurm_colloc.planning.broken_limits import Weighing, predict_setting
-from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.explain.pair_reasons import PAIRS_MOST
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.hard_limits import Broken, Limits, Setting, Subject
 from slurm_colloc.planning.job_needs import build_limits, build_subject
+from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pair_reasons import PAIRS_MOST
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.predict.sharing_ways import SETUP_S, compute_ends_s
+from slurm_colloc.planning.plan_reasons import build_explanation
+from slurm_colloc.planning.sharing_ways import SETUP_S, compute_ends_s
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

@@ -18,14 +18,14 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.join.join_fit import (
+from slurm_colloc.planning.join_fit import (
     RunningPack,
     compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
     plan_running_join,
 )
-from slurm_colloc.planning.join.same_kind import compute_contradiction
+from slurm_colloc.planning.same_kind import compute_contradiction
 from tests.planning.known_jobs import (
     CALIBRATION,
     LARGE,

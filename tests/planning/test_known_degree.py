@@ -21,9 +21,9 @@ from slurm_colloc.model.plan import (
     SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.known_degree import find_degree
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 
 from .known_jobs import CALIBRATION, H200, build_job
 

@@ -10,9 +10,9 @@ import dataclasses
 import pytest
 
 from slurm_colloc.model.plan import KnownBy, PackPlan, Policy, Rule
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.hard_limits import Subject
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 from tests.planning.known_jobs import (
     CALIBRATION,
     H100,

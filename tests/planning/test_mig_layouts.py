@@ -16,11 +16,12 @@ from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile
 from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Load
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.choose_layout import choose_layout, find_misfit, list_layouts
 from slurm_colloc.planning.hard_limits import Subject
-from slurm_colloc.planning.mig.choose_layout import choose_layout, find_misfit, list_layouts
-from slurm_colloc.planning.mig.planned_gpu import PlannedGpu, choose_planned_gpu
-from slurm_colloc.planning.mig.seats import (
+from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
+from slurm_colloc.planning.planned_gpu import PlannedGpu, choose_planned_gpu
+from slurm_colloc.planning.seats import (
     Seat,
     Seating,
     build_seats,
@@ -28,7 +29,6 @@ from slurm_colloc.planning.mig.seats import (
     fits,
     read_seats,
 )
-from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.report.plan_view import render_plan
 
 from .known_jobs import (

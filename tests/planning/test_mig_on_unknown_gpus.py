@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Plan, Policy, Rule, SharingMode, UsageProfile
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
-from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
+from slurm_colloc.planning.planned_gpu import choose_planned_gpu
 
 from .known_jobs import CALIBRATION, ROOMY, SMALL, build_call, build_job, build_profile
 

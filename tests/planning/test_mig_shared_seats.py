@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
+from slurm_colloc.planning.choose_layout import predict_neighbours, share_seats
 from slurm_colloc.planning.hard_limits import Subject
 from slurm_colloc.planning.job_needs import build_load
-from slurm_colloc.planning.mig.choose_layout import predict_neighbours, share_seats
-from slurm_colloc.planning.mig.planned_gpu import choose_planned_gpu
-from slurm_colloc.planning.mig.seats import read_seats
+from slurm_colloc.planning.planned_gpu import choose_planned_gpu
+from slurm_colloc.planning.seats import read_seats
 
 from .known_jobs import CALIBRATION, LARGE, ROOMY, SMALL, build_call, build_job
 from .test_mig_layouts import make

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, Goal, Policy, SharingMode, UsageProfile
 from slurm_colloc.planning.broken_limits import Weighing, format_above
-from slurm_colloc.planning.explain.pair_reasons import PairReasons, count_pairs_apart, explain_pairs
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.hard_limits import Limits, Subject
 from slurm_colloc.planning.job_needs import build_limits, build_subject
+from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pair_reasons import PairReasons, count_pairs_apart, explain_pairs
 from slurm_colloc.planning.plan_packs import TIME_RATIO, ask, find_keys, plan
-from slurm_colloc.planning.predict.pack_pricing import Pricing
+from slurm_colloc.planning.plan_reasons import build_explanation
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.hard_limits import Limits, Setting, Subject
-from slurm_colloc.planning.predict.pack_pricing import Pricing
-from slurm_colloc.planning.predict.sharing_ways import compute_ends_s
+from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.sharing_ways import compute_ends_s
 from tests.planning.coefficients import CALIBRATION, LIMITS
 from tests.planning.subjects import (
     ALL,
@@ -98,8 +98,8 @@ def test_the_bound_holds_with_the_margin_on_top() -> None:
 
 @pytest.mark.parametrize("margins", [(0.0, 0.0), (0.1, 0.1), (0.0, 0.1), (0.1, 0.0)])
 def test_a_pack_ends_in_time_with_the_margin_on_top(margins: tuple[float, float]) -> None:
-    from slurm_colloc.planning.predict.cost_columns import Columns
-    from slurm_colloc.planning.search.subset_costs import compute_subset_costs
+    from slurm_colloc.planning.cost_columns import Columns
+    from slurm_colloc.planning.subset_costs import compute_subset_costs
 
     longer = dataclasses.replace(SMALL, run_s=1001.0)
     chosen = [
@@ -233,8 +233,8 @@ def test_mig_gives_equal_instances_with_memory_of_their_own() -> None:
 def test_all_ways_of_pricing_agree(
     chosen: list[Subject], limit: Limits, goal: Goal, of_modes: list[SharingMode]
 ) -> None:
-    from slurm_colloc.planning.predict.cost_columns import Columns
-    from slurm_colloc.planning.search.subset_costs import compute_subset_costs
+    from slurm_colloc.planning.cost_columns import Columns
+    from slurm_colloc.planning.subset_costs import compute_subset_costs
 
     pricing = Pricing(chosen, limit, CALIBRATION, goal=goal, modes=of_modes)
     key = tuple(sorted(pricing.kind_of))
@@ -280,7 +280,7 @@ def test_all_ways_of_pricing_agree(
 
 
 def test_a_rough_price_counts_what_setting_up_takes() -> None:
-    from slurm_colloc.planning.predict.cost_columns import Columns
+    from slurm_colloc.planning.cost_columns import Columns
 
     # Faster by MPS, but for so short a time that starting it takes longer than that saves.
     brief = [
@@ -301,7 +301,7 @@ def test_a_rough_price_counts_what_setting_up_takes() -> None:
     [Limits(cpus=4), Limits(host_memory_mb=4000), Limits(gpu_memory_mb=400), Limits(members=4)],
 )
 def test_packs_of_all_sizes_keep_the_limits_when_priced_together(limit: Limits) -> None:
-    from slurm_colloc.planning.predict.cost_columns import Columns
+    from slurm_colloc.planning.cost_columns import Columns
 
     tiny = [
         Subject(i, 1, 1000, 100, 1000.0 + i, Load(0.02, 0.01, 0.005), 5.0, 0.0) for i in range(8)
@@ -321,9 +321,9 @@ def test_packs_of_all_sizes_keep_the_limits_when_priced_together(limit: Limits) 
 def test_jobs_that_were_in_packs_and_others_are_priced_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from slurm_colloc.planning.predict import cost_columns
-    from slurm_colloc.planning.predict.cost_columns import Columns
-    from slurm_colloc.planning.predict.sharing_ways import predict_in
+    from slurm_colloc.planning import cost_columns
+    from slurm_colloc.planning.cost_columns import Columns
+    from slurm_colloc.planning.sharing_ways import predict_in
 
     asked: list[int] = []
 
@@ -384,8 +384,8 @@ def test_the_order_of_the_subjects_changes_no_price() -> None:
 def test_a_single_job_loads_no_numpy() -> None:
     program = (
         "import sys\n"
-        "from slurm_colloc.planning.predict.pack_pricing import Pricing\n"
-        "from slurm_colloc.planning.search.pack_search import partition\n"
+        "from slurm_colloc.planning.pack_pricing import Pricing\n"
+        "from slurm_colloc.planning.pack_search import partition\n"
         "from slurm_colloc.planning.hard_limits import Limits, Subject\n"
         "from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel\n"
         "model = ModeModel(waiting=0.3)\n"

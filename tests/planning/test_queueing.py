@@ -14,7 +14,7 @@ from slurm_colloc.model.plan import (
     WaitTable,
     build_wait_table,
 )
-from slurm_colloc.planning.predict.pack_pricing import choose_by_queue, foresee
+from slurm_colloc.planning.pack_pricing import choose_by_queue, foresee
 
 WAITS = build_wait_table(
     [PastJob(1, 3600, 60.0)] * 20 + [PastJob(1, 86400, 7200.0)] * 20,

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Capacity, Policy, Rule, SharingMode, UsageProfile
-from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.hard_limits import (
     MIG_MEMBERS_MAX,
     compute_gpu_memory_limit_mb,
@@ -19,6 +18,7 @@ from slurm_colloc.planning.hard_limits import (
 from slurm_colloc.planning.job_needs import build_subject
 from slurm_colloc.planning.known_packs import weigh
 from slurm_colloc.planning.plan_packs import ask, plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.report.plan_view import compute_plan_figures
 from tests.planning import known_jobs
 from tests.planning.known_jobs import (

@@ -8,10 +8,10 @@ import pytest
 
 from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Policy, Rule, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.join.join_fit import plan_pending_join
+from slurm_colloc.planning.join_fit import plan_pending_join
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 from tests.planning.known_jobs import CALIBRATION, POLICY, ROOMY, SMALL, build_call
 
 A100 = "NVIDIA A100-SXM4-40GB"

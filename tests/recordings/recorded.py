@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from slurm_colloc.store.all_packs import write_job_index
-from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.pack_directory import read_pack
 
 from ..gpu.comparison import parse_counters, read_between
 

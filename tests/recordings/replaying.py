@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.pack_summary import build_summary
+from slurm_colloc.report.summary_file import Summary
 
 from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window

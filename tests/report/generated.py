@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
 from slurm_colloc.report.report_view import render_reports
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.store.all_packs import State, name_gpu_set
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     MEASURED,
     GpuUse,
     StateRecord,
@@ -25,8 +25,8 @@ from slurm_colloc.store.pack.member_states import (
     begin_attempt,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import NewPack, Setup, write_ended, write_setup
-from slurm_colloc.store.pack.report_files import GPU_COLUMNS, MEMBER_COLUMNS
+from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
+from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..store.builders import build_member, build_pack
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.timelines import PageSource
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.summary_file import Summary
 
 from ..recordings.recorded import H200, RECORDED
 from ..recordings.replaying import Replay

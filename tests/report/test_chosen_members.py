@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.pack_summary import build_summary
 
 from .generated import Truth, make_pack, render_report
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary, summary_path
-from slurm_colloc.store.pack.report_files import GPU_METRICS
+from slurm_colloc.report.pack_summary import build_summary
+from slurm_colloc.report.summary_file import Summary, summary_path
+from slurm_colloc.store.report_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table, count_by_program, cut_short, find_window

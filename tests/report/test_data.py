@@ -14,7 +14,7 @@ import pytest
 from slurm_colloc.errors import NotFound, UsageProblem
 from slurm_colloc.model.member import ExitCode
 from slurm_colloc.report import load_packs
-from slurm_colloc.report.data.data_tables import (
+from slurm_colloc.report.data_tables import (
     MEMBER_COLUMNS,
     PACK_COLUMNS,
     render_csv,
@@ -22,10 +22,10 @@ from slurm_colloc.report.data.data_tables import (
     write_parquet,
 )
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.summary_file import Summary, find_summary
+from slurm_colloc.report.summary_file import Summary, find_summary
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import read_state, write_state
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.member_states import read_state, write_state
+from slurm_colloc.store.pack_directory import read_spec, write_spec
 
 from .generated import T0, UUID, Truth, make_pack
 

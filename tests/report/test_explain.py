@@ -8,9 +8,9 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import FINAL_STATES, EndCause, MemberState
+from slurm_colloc.report.state_meanings import CAUSES, HELD, MEANINGS, explain_word
+from slurm_colloc.report.waiting_reasons import REASONS, describe_reason, find_reason
 from slurm_colloc.report.why_line import describe_request, read_start
-from slurm_colloc.report.words.state_meanings import CAUSES, HELD, MEANINGS, explain_word
-from slurm_colloc.report.words.waiting_reasons import REASONS, describe_reason, find_reason
 
 
 @pytest.mark.parametrize("state", MemberState)

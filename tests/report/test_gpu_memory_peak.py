@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 
 from slurm_colloc.model.plan import PeakSource
-from slurm_colloc.report.summary.member_figures import (
+from slurm_colloc.report.member_figures import (
     CONTEXT_ASSUMED_MB,
     GpuMemoryPeak,
     choose_highest,
     find_gpu_memory_peak,
 )
-from slurm_colloc.report.summary.pack_samples import StartSamples
+from slurm_colloc.report.pack_samples import StartSamples
 
 
 def read_peak(values: list[float | None], row_s: float = 1.0) -> float | None:

@@ -8,14 +8,14 @@ import pytest
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import compute_gain, compute_part_gain, tell_headline
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
+from slurm_colloc.report.report_sentences import WORDS, find_word
 from slurm_colloc.report.report_view import group_submissions, render_reports
+from slurm_colloc.report.state_meanings import explain_word
 from slurm_colloc.report.submission_mail import render_mail
-from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.report.terminal_tables import show_arguments
-from slurm_colloc.report.words.report_sentences import WORDS, find_word
-from slurm_colloc.report.words.state_meanings import explain_word
 
 from .generated import Truth, make_pack
 from .situations import DOCUMENT, ROOT, SITUATIONS, build_document, describe, is_there, make_summary

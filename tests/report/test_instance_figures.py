@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from slurm_colloc.metrics.presence import Attribution
-from slurm_colloc.report.summary.member_figures import attribute_instance_sm, build_instance
-from slurm_colloc.report.summary.pack_run import MemberRun, PackRun
-from slurm_colloc.report.summary.pack_samples import GpuSamples
-from slurm_colloc.report.summary.solo_rates import was_limited
-from slurm_colloc.store.pack.member_states import GpuUse
+from slurm_colloc.report.member_figures import attribute_instance_sm, build_instance
+from slurm_colloc.report.pack_run import MemberRun, PackRun
+from slurm_colloc.report.pack_samples import GpuSamples
+from slurm_colloc.report.solo_rates import was_limited
+from slurm_colloc.store.member_states import GpuUse
 
 UUID = "MIG-00000000-0000-0000-0000-000000000001"
 ON_INSTANCE = GpuUse(

@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import find_instance_word, list_setup
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import fits_summary
+from slurm_colloc.report.summary_file import fits_summary
 from slurm_colloc.store.atomic_files import read_json, write_json
-from slurm_colloc.store.pack.member_states import GpuUse, read_state, write_state
-from slurm_colloc.store.pack.pack_directory import Setup, SetupInstance, read_setup, write_setup
+from slurm_colloc.store.member_states import GpuUse, read_state, write_state
+from slurm_colloc.store.pack_directory import Setup, SetupInstance, read_setup, write_setup
 
 from ..store.builders import build_member
 from .generated import MODEL, UUID, Truth, make_gpu_rows, make_pack, write_samples

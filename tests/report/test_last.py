@@ -11,8 +11,8 @@ import pytest
 from slurm_colloc.errors import NotFound
 from slurm_colloc.report.member_survey import find_last
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.inbox import claim_number, enter
-from slurm_colloc.store.pack.pack_directory import NewPack, write_joiner
+from slurm_colloc.store.inbox import claim_number, enter
+from slurm_colloc.store.pack_directory import NewPack, write_joiner
 
 from ..store.builders import build_member, build_pack
 

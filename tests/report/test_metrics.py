@@ -16,13 +16,13 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.report import load_packs
-from slurm_colloc.report.data.data_tables import render_csv
+from slurm_colloc.report.data_tables import render_csv
+from slurm_colloc.report.member_summary import BYTES_MOST
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.report_view import Ranking, choose_ranking, render_reports
-from slurm_colloc.report.summary.member_summary import BYTES_MOST
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary, fits_summary
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
-from slurm_colloc.store.pack.report_files import keep_metrics, keep_own_outputs
+from slurm_colloc.report.summary_file import Summary, fits_summary
+from slurm_colloc.store.pack_directory import read_spec, write_spec
+from slurm_colloc.store.report_files import keep_metrics, keep_own_outputs
 
 from .generated import Truth, make_pack
 from .test_data import set_arguments

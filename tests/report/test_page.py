@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.page_values import ROWS_MOST
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.series import (
@@ -30,9 +31,8 @@ from slurm_colloc.report.page.series import (
     thin,
 )
 from slurm_colloc.report.page.timelines import PageSource
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.store.pack.member_states import AT_DOOR, PARKED, read_pauses
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.store.member_states import AT_DOOR, PARKED, read_pauses
+from slurm_colloc.store.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub
 from ..wait_until import wait_until

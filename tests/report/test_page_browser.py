@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import build_week, render_page, render_week
 from slurm_colloc.report.page.timelines import PageSource
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.store.pack.member_states import MEASURED
+from slurm_colloc.store.member_states import MEASURED
 
 from .generated import T0, Truth, make_pack, write_stops
 from .generated_days import write_days

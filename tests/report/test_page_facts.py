@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.report.pack_entry import PackEntry, ScriptPart
 from slurm_colloc.report.page.page_values import list_facts, list_failures
 from slurm_colloc.report.page.render_page import Owned, build_week, render_page, render_week
 from slurm_colloc.report.page.timelines import Fact, PageSource, build_time_line
-from slurm_colloc.report.sums.pack_entry import PackEntry, ScriptPart
-from slurm_colloc.report.sums.sums_view import Grouping
+from slurm_colloc.report.sums_view import Grouping
 
 from .generated import T0
 from .situations import SITUATIONS, make_summary

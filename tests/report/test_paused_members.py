@@ -15,12 +15,12 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.report.summary.member_figures import compute_figures
-from slurm_colloc.report.summary.pack_run import read_run
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.solo_rates import find_briefly_alone_start
-from slurm_colloc.store.pack.member_states import NAME, PARKED, append_change
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.report.member_figures import compute_figures
+from slurm_colloc.report.pack_run import read_run
+from slurm_colloc.report.pack_summary import build_summary
+from slurm_colloc.report.solo_rates import find_briefly_alone_start
+from slurm_colloc.store.member_states import NAME, PARKED, append_change
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
 from .generated import T0, Truth, make_gpu_rows, make_pack, render_report, write_stops
 

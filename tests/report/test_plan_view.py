@@ -9,9 +9,9 @@ import re
 import pytest
 
 from slurm_colloc.model.plan import PeakSource, Policy, Rule, SharingMode, UsageProfile
-from slurm_colloc.planning.explain.explanation import PlanExplanation
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
+from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.plan_packs import plan
+from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.report.plan_view import (
     build_plan_json,
     compute_plan_figures,

@@ -16,7 +16,7 @@ from slurm_colloc.metrics.presence import Stay, compute_phases, find_alone
 from slurm_colloc.metrics.rates import CounterReadings, compute_rate, select_within, settle
 from slurm_colloc.model.measurement import BY_ITSELF, ProbeProgress, judge_window
 from slurm_colloc.monitor.latest_figures import LatestFigures
-from slurm_colloc.report.summary.solo_rates import ALONE_LEAST_S
+from slurm_colloc.report.solo_rates import ALONE_LEAST_S
 
 BEGIN = 1000.0
 UNEVEN = Path(__file__).parents[1] / "recordings" / "h200" / "uneven.csv"

@@ -11,10 +11,10 @@ import pytest
 
 from slurm_colloc.model.usage_profile import MeasuredBy
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.summary.member_summary import add_times
-from slurm_colloc.report.summary.pack_run import read_run
-from slurm_colloc.report.summary.summary_file import read_summary
-from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.report.member_summary import add_times
+from slurm_colloc.report.pack_run import read_run
+from slurm_colloc.report.summary_file import read_summary
+from slurm_colloc.store.profiles import list_profiles
 
 from ..gpu.comparison import (
     compute_mean,

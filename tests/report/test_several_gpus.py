@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.look.top_command import LatestReading, render_top
+from slurm_colloc.cli.top_command import LatestReading, render_top
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.usage_profile import NVLINK_MIB_S
 from slurm_colloc.report.headline import tell_headline
+from slurm_colloc.report.pack_run import look_at_pack
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.show_view import render_pack
-from slurm_colloc.report.summary.pack_run import look_at_pack
-from slurm_colloc.report.summary.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.learned.profiles import list_profiles
+from slurm_colloc.store.profiles import list_profiles
 
 from .generated import T0, Truth, make_gpu_rows, make_pack, render_report
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.cli.in_place.tasks_listed import PackedTasks
+from slurm_colloc.cli.tasks_listed import PackedTasks
 from slurm_colloc.model.member import GUESTS_FROM, MemberState, SlurmJobState
 from slurm_colloc.report.slurm_tasks import (
     SlurmTask,
@@ -20,15 +20,15 @@ from slurm_colloc.report.slurm_tasks import (
 from slurm_colloc.session.session import Session
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     HomeRecord,
     StateRecord,
     begin_attempt,
     write_home,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import write_moved
+from slurm_colloc.store.pack_directory import write_moved
 
 from ..store.builders import build_pack
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.report.data.data_tables import render_csv
-from slurm_colloc.report.summary.pack_summary import build_summary
+from slurm_colloc.report.data_tables import render_csv
+from slurm_colloc.report.pack_summary import build_summary
 
 from .generated import Truth, make_gpu_rows, make_pack, render_report
 

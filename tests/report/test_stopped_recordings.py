@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary
-from slurm_colloc.store.pack.member_states import append_change
+from slurm_colloc.report.pack_summary import build_summary
+from slurm_colloc.report.summary_file import Summary
+from slurm_colloc.store.member_states import append_change
 
 from ..recordings.recorded import H200, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table

@@ -15,15 +15,15 @@ from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_survey import survey_packs
+from slurm_colloc.report.pack_samples import read_samples
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.show_view import render_pack
-from slurm_colloc.report.summary.pack_samples import read_samples
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import read_summary, summary_path
+from slurm_colloc.report.summary_file import read_summary, summary_path
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.learned.profiles import list_profiles
-from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.report_files import GPU_COLUMNS, MEMBER_COLUMNS
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.member_states import begin_attempt
+from slurm_colloc.store.profiles import list_profiles
+from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
 from .generated import (
     T0,
@@ -369,7 +369,7 @@ def test_a_long_run_is_thinned_without_losing_totals_or_peaks(
     rows[333]["gpu_memory_mb"] = 5000.0
     write_samples(pack, rows, make_gpu_rows(900))
     exact = build_summary(pack, tmp_path)
-    monkeypatch.setattr("slurm_colloc.report.summary.pack_samples.ROWS_PER_MEMBER", 100)
+    monkeypatch.setattr("slurm_colloc.report.pack_samples.ROWS_PER_MEMBER", 100)
     samples = read_samples(pack)
     assert samples.stride_s > 8
     assert all(s.table.num_rows < 120 for starts in samples.starts.values() for s in starts)

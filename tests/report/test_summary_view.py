@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.report.data.data_tables import render_csv
-from slurm_colloc.report.summary.pack_summary import build_summary
-from slurm_colloc.report.summary.summary_file import Summary
+from slurm_colloc.report.data_tables import render_csv
+from slurm_colloc.report.pack_summary import build_summary
+from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.report.terminal_tables import Column, build_table, format_span, render
 
 from .generated import Truth, make_pack, render_report

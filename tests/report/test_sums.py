@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.summary.summary_file import summary_path
-from slurm_colloc.report.sums.sums_view import find_entries
+from slurm_colloc.report.summary_file import summary_path
+from slurm_colloc.report.sums_view import find_entries
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.indexes import read_index
 

@@ -17,10 +17,10 @@ import pytest
 
 import slurm_colloc.instrument
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary.summary_file import Summary, find_summary
+from slurm_colloc.report.summary_file import Summary, find_summary
 from slurm_colloc.report.tracker_runs import TrackerValues, build_values, choose_name, track_pack
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.report_files import TrackerRun, keep_tracker_runs, read_tracker_runs
+from slurm_colloc.store.report_files import TrackerRun, keep_tracker_runs, read_tracker_runs
 
 from .generated import Truth, make_pack
 from .test_data import set_arguments

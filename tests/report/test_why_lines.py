@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.cli.look.top_command import LatestReading, render_top
+from slurm_colloc.cli.top_command import LatestReading, render_top
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.measured_curve import (
     CurvePoint,
@@ -30,6 +30,7 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import build_member_json, build_table
 from slurm_colloc.report.show_view import render_pack
+from slurm_colloc.report.state_meanings import explain_member
 from slurm_colloc.report.why_line import (
     Facts,
     describe_closed,
@@ -37,10 +38,9 @@ from slurm_colloc.report.why_line import (
     explain_why,
     fold_lines,
 )
-from slurm_colloc.report.words.state_meanings import explain_member
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     PARKED,
     Retries,
     StateRecord,
@@ -49,9 +49,9 @@ from slurm_colloc.store.pack.member_states import (
     write_held,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import read_spec, write_ended, write_spec
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
-from slurm_colloc.store.pack.written_ends import RunnerKill, write_kill
+from slurm_colloc.store.pack_directory import read_spec, write_ended, write_spec
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.written_ends import RunnerKill, write_kill
 
 from ..store.builders import build_pack
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
+from slurm_colloc.runtime.step_command import StartedProcess, start_process
 
 from .runner_bed import Bed
 

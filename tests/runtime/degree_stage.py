@@ -12,27 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
-from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.collect_ends import SlurmDecision
+from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.outcome.collect_ends import SlurmDecision
-from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.may_start import StartQueue
+from slurm_colloc.runtime.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
+from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.pause_members import MemberPauser
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.may_start import StartQueue
-from slurm_colloc.runtime.queue.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
-from slurm_colloc.runtime.watch.member_progress import ProgressReader, StepCount, WindowRates
+from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
+from slurm_colloc.runtime.step_command import StartedProcess
+from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.member_states import GpuUse, StateRecord, begin_attempt
-from slurm_colloc.store.pack.pack_directory import read_spec
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
+from slurm_colloc.store.member_states import GpuUse, StateRecord, begin_attempt
+from slurm_colloc.store.pack_directory import read_spec
+from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
 from ..store.builders import build_pack
 from .runner_bed import NOBODY

@@ -13,12 +13,12 @@ from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy
-from slurm_colloc.runtime.outcome.verdict import Verdict
+from slurm_colloc.runtime.verdict import Verdict
 from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.store.all_packs import name_gpu_set
 from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack.pack_directory import NewPack, list_members
-from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
+from slurm_colloc.store.pack_directory import NewPack, list_members
+from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 from ..store.builders import build_member, build_pack
 from .submission_bed import GROUP, Submission, run_plainly

@@ -15,17 +15,17 @@ from typing import Any
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import PackRequest
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.runtime.members import Member, PackPlace
+from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.inbox import format_number, take
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, read_pack
+from slurm_colloc.store.inbox import format_number, take
+from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
+from slurm_colloc.store.pack_directory import NewMember, NewPack, read_pack
 
 from ..store.builders import build_pack
 from ..wait_until import wait_until

@@ -15,16 +15,16 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PackRequest, Policy
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.pack_directory import NewPack, list_members, read_pack
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.member_states import begin_attempt
+from slurm_colloc.store.pack_directory import NewPack, list_members, read_pack
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
 from ..store.builders import build_member, build_pack
 from ..wait_until import wait_until

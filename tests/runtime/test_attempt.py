@@ -21,11 +21,11 @@ from slurm_colloc.runtime.attempt import (
     run_attempt,
     run_pack,
 )
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.pack.serve_requests import AttemptFence, Fenced
+from slurm_colloc.runtime.serve_requests import AttemptFence, Fenced
+from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.store.atomic_files import hold_lock
-from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.pack_directory import read_pack
+from slurm_colloc.store.member_states import begin_attempt
+from slurm_colloc.store.pack_directory import read_pack
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.member import EndCause, ExitCode, MemberState
-from slurm_colloc.runtime.outcome.blame import (
+from slurm_colloc.runtime.blame import (
     FAULT_RESTARTS_MAX,
     Blame,
     Circumstances,
@@ -17,8 +17,8 @@ from slurm_colloc.runtime.outcome.blame import (
     Sign,
     judge_blame,
 )
-from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.store.pack.member_states import Retries
+from slurm_colloc.runtime.verdict import Verdict
+from slurm_colloc.store.member_states import Retries
 
 FAILED = Verdict(MemberState.FAILED, ExitCode(1), "exit code 1")
 KILLED = Verdict(MemberState.FAILED, ExitCode(0, 9), "ended by signal 9")

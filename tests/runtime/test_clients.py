@@ -14,12 +14,12 @@ from slurm_colloc.host.keeper.keeper_messages import Fault, ServerClients, Statu
 from slurm_colloc.host.mps.mps_control import ListedClient
 from slurm_colloc.host.system import node_processes
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.gpu import mps_clients as module
-from slurm_colloc.runtime.gpu.mps_clients import MpsClients
-from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
+from slurm_colloc.runtime import mps_clients as module
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import StateRecord
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.mps_clients import MpsClients
+from slurm_colloc.runtime.settled_mode import GpuPatience
+from slurm_colloc.store.member_states import StateRecord
 
 from .test_members import SPEC
 

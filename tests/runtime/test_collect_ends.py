@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime import guarded_steps
-from slurm_colloc.runtime.launch.stop_member import read_exit
-from slurm_colloc.runtime.outcome import collect_ends
-from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
-from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime import collect_ends, guarded_steps
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.stop_member import read_exit
+from slurm_colloc.runtime.verdict import StopReason, Verdict
 
 from ..wait_until import wait_until
 from .runner_bed import NOBODY, Bed

@@ -12,11 +12,11 @@ import pytest
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_state import StopReport
-from slurm_colloc.runtime.gpu import pack_daemon as module
-from slurm_colloc.runtime.gpu.mps_clients import MpsClients
-from slurm_colloc.runtime.gpu.pack_daemon import DAEMONS_MAX, PackDaemon
-from slurm_colloc.runtime.gpu.settled_mode import GpuPatience
+from slurm_colloc.runtime import pack_daemon as module
 from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.mps_clients import MpsClients
+from slurm_colloc.runtime.pack_daemon import DAEMONS_MAX, PackDaemon
+from slurm_colloc.runtime.settled_mode import GpuPatience
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))

@@ -18,13 +18,13 @@ import pytest
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.job import Job, SignalRequest
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.member_states import AT_DOOR, read_pauses
-from slurm_colloc.store.pack.pack_directory import Setup
+from slurm_colloc.store.member_states import AT_DOOR, read_pauses
+from slurm_colloc.store.pack_directory import Setup
 
 from .runner_bed import NOBODY, Bed, PlainProcess
 from .test_fill_places import follow_starts

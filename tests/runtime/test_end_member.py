@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.blame import BlameFinder
+from slurm_colloc.runtime.collect_ends import MemberEnds
+from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
-from slurm_colloc.runtime.outcome.blame import BlameFinder
-from slurm_colloc.runtime.outcome.collect_ends import MemberEnds
-from slurm_colloc.runtime.outcome.verdict import StopReason, Verdict
-from slurm_colloc.runtime.outcome.write_states import StateWriter
+from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.pause_members import MemberPauser
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.verdict import StopReason, Verdict
+from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, read_state
-from slurm_colloc.store.pack.pack_directory import read_spec
+from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
+from slurm_colloc.store.pack_directory import read_spec
 
 from ..store.builders import build_pack
 

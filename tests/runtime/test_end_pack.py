@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.runtime.outcome.verdict import PackVerdict
-from slurm_colloc.runtime.pack.end_pack import LET_GO_SHARE
-from slurm_colloc.store.pack.inbox import list_waiting
-from slurm_colloc.store.pack.member_states import write_held
-from slurm_colloc.store.pack.pack_directory import read_ended
+from slurm_colloc.runtime.end_pack import LET_GO_SHARE
+from slurm_colloc.runtime.verdict import PackVerdict
+from slurm_colloc.store.inbox import list_waiting
+from slurm_colloc.store.member_states import write_held
+from slurm_colloc.store.pack_directory import read_ended
 
 from .runner_bed import CONFIG, Bed
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.launch.member_environment import (
+from slurm_colloc.runtime.member_environment import (
     STEP_SCRUB,
     MemberContext,
     build_step_environment,
@@ -17,7 +17,7 @@ from slurm_colloc.runtime.launch.member_environment import (
     compute_own_resources,
     parse_pairs,
 )
-from slurm_colloc.store.pack.pack_directory import build_environment_block, parse_environment_block
+from slurm_colloc.store.pack_directory import build_environment_block, parse_environment_block
 
 JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.runtime.outcome.blame import MPS_SIGNS, OutputFinding, Sign, find_signs
+from slurm_colloc.runtime.blame import MPS_SIGNS, OutputFinding, Sign, find_signs
 from slurm_colloc_lab.simgpu.training import cuda_errors
 from slurm_colloc_lab.simgpu.training.failure_output import render_failure
 

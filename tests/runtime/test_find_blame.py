@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.gpu.mps_clients import MpsMember
-from slurm_colloc.runtime.outcome.blame import (
+from slurm_colloc.runtime.blame import (
     OUTPUT_LIMIT,
     Circumstances,
     OutputFinding,
@@ -17,8 +16,9 @@ from slurm_colloc.runtime.outcome.blame import (
     add_seen,
     read_end_of_output,
 )
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import StateRecord
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.mps_clients import MpsMember
+from slurm_colloc.store.member_states import StateRecord
 
 from .test_members import SPEC
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu import discover_gpus
-from slurm_colloc.runtime.gpu.discover_gpus import GpuFinding
+from slurm_colloc.runtime import discover_gpus
+from slurm_colloc.runtime.discover_gpus import GpuFinding
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

@@ -12,7 +12,7 @@ import pytest
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import MpsPrograms
 from slurm_colloc.host.nvml.nvml_query import Gpu, GpuProcess, NvmlAnswer
-from slurm_colloc.runtime.gpu.discover_gpus import (
+from slurm_colloc.runtime.discover_gpus import (
     BackgroundCall,
     find_gpus,
     judge_finding,
@@ -90,8 +90,8 @@ def test_without_the_programs_nvml_is_not_even_asked(
     def refuse(path: str) -> MpsPrograms:
         raise NodeError(f"there is no nvidia-cuda-mps-control in {path}")
 
-    monkeypatch.setattr("slurm_colloc.runtime.gpu.discover_gpus.find_programs", refuse)
-    monkeypatch.setattr("slurm_colloc.runtime.gpu.discover_gpus.probe_gpus", None)
+    monkeypatch.setattr("slurm_colloc.runtime.discover_gpus.find_programs", refuse)
+    monkeypatch.setattr("slurm_colloc.runtime.discover_gpus.probe_gpus", None)
     finding = find_gpus({"PATH": str(tmp_path)}, 1.0)
     assert finding.problem == f"there is no nvidia-cuda-mps-control in {tmp_path}"
     assert finding.uuids == ()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
-from slurm_colloc.runtime.gpu.divide_gpus import (
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.divide_gpus import (
     GpuSetWant,
     JobGpu,
     assign_gpus,
@@ -21,8 +22,7 @@ from slurm_colloc.runtime.gpu.divide_gpus import (
     parse_cpu_list,
     read_near_cpus,
 )
-from slurm_colloc.runtime.queue.allocation import Allocation
-from slurm_colloc.store.pack.pack_directory import GpuSetShare
+from slurm_colloc.store.pack_directory import GpuSetShare
 
 UUIDS = tuple(f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in range(8))
 

@@ -20,8 +20,8 @@ ROOT = Path(slurm_colloc.__file__).parents[1]
 
 _RUN = """
 import os, signal, sys, time
-from slurm_colloc.runtime.pack import guard
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime import guard
+from slurm_colloc.runtime.guard import stand_guard
 heard = []
 def requeue(pack, number, at):
     print(f"{pack} killed by", number, flush=True)
@@ -203,7 +203,7 @@ def test_orphans_of_a_living_runner_are_collected() -> None:
     # An orphan that ended, and would stay as a zombie below a guard that does not look.
     program = """
 import os, sys, time
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime.guard import stand_guard
 stand_guard("p", lambda *_: False)
 read_end, write_end = os.pipe()
 if os.fork() == 0:
@@ -232,7 +232,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
     told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(
         ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.pack",
-         "slurm_colloc.runtime.pack.guard", "slurm_colloc.runtime.__main__"]
+         "slurm_colloc.runtime.guard", "slurm_colloc.runtime.__main__"]
     )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
 
 _SETS = """
 import os, signal, sys, time
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime.guard import stand_guard
 def requeue(pack, number, at):
     print(f"{pack} killed by", number, flush=True)
     return sys.argv[1] == "ends"
@@ -320,7 +320,7 @@ def test_where_slurm_ends_the_job_the_others_hear_of_it_and_are_waited_for() -> 
 
 _NODES = """
 import os, sys, time
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime.guard import stand_guard
 def leave(pack):
     print("left", pack, flush=True)
     return sys.argv[1] == "goes on"
@@ -362,7 +362,7 @@ def test_the_first_node_s_guard_waits_for_the_others_and_sees_to_what_they_leave
 def test_a_starter_that_fails_ends_it_as_a_runner_would() -> None:
     program = """
 import sys
-from slurm_colloc.runtime.pack.guard import stand_guard
+from slurm_colloc.runtime.guard import stand_guard
 stand_guard("s", lambda *_: False, has_starter=True)
 sys.exit(6)
 """

@@ -10,20 +10,20 @@ import pytest
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import Goal, Policy
-from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.runtime.queue import sister_packs as job_sets_module
-from slurm_colloc.runtime.queue.sister_packs import SisterPack
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import is_idle
-from slurm_colloc.store.pack.member_states import read_emptied, read_state, write_held
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.runtime import sister_packs as job_sets_module
+from slurm_colloc.runtime.sister_packs import SisterPack
+from slurm_colloc.runtime.verdict import Verdict
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import is_idle
+from slurm_colloc.store.member_states import read_emptied, read_state, write_held
+from slurm_colloc.store.pack_directory import (
     GpuDivision,
     GpuSetShare,
     list_members,
     read_pack,
     write_division,
 )
-from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
+from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
 from .gpu_set_bed import GpuSetJob, begin_sets

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from slurm_colloc.runtime.launch.step_command import start_process
-from slurm_colloc.runtime.outcome.member_mails import LAST_WAIT_S, MemberMails
-from slurm_colloc.runtime.pack.end_pack import LAST_WORK_S, LastWork
-from slurm_colloc.runtime.pack.member_dependencies import Dependents
-from slurm_colloc.runtime.watch.pack_monitor import PackMonitor
+from slurm_colloc.runtime.end_pack import LAST_WORK_S, LastWork
+from slurm_colloc.runtime.member_dependencies import Dependents
+from slurm_colloc.runtime.member_mails import LAST_WAIT_S, MemberMails
+from slurm_colloc.runtime.pack_monitor import PackMonitor
+from slurm_colloc.runtime.step_command import start_process
 from slurm_colloc.store.indexes import is_due, list_due
 
 from ..wait_until import wait_until

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.pause_windows import ProbeWindow
-from slurm_colloc.runtime.watch.member_progress import AHEAD_S, is_sound, read_latest
+from slurm_colloc.runtime.member_progress import AHEAD_S, is_sound, read_latest
+from slurm_colloc.runtime.pause_windows import ProbeWindow
+from slurm_colloc.runtime.step_command import StartedProcess
 
 from .degree_stage import RATE, Stage
 
@@ -133,7 +133,7 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("slurm_colloc.runtime.queue.pause_windows.judge_window", fail)
+    monkeypatch.setattr("slurm_colloc.runtime.pause_windows.judge_window", fail)
     window.work()
     assert ended == [1]
     (event,) = stage.list_events("probed")

@@ -13,17 +13,17 @@ import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime import sister_packs as job_sets_module
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.outcome.collect_ends import SlurmDecision
-from slurm_colloc.runtime.pack.serve_requests import AttemptFence, Fenced
-from slurm_colloc.runtime.pack.start_runners import LeftNode
-from slurm_colloc.runtime.queue import sister_packs as job_sets_module
-from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.serve_requests import AttemptFence, Fenced
+from slurm_colloc.runtime.start_runners import LeftNode
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import read_state
-from slurm_colloc.store.pack.pack_directory import GpuDivision, write_division
-from slurm_colloc.store.pack.written_ends import RunnerKill, list_kills, write_kill
+from slurm_colloc.store import inbox
+from slurm_colloc.store.member_states import read_state
+from slurm_colloc.store.pack_directory import GpuDivision, write_division
+from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
 from .gpu_set_bed import GpuSetJob, begin_sets
 from .submission_bed import run_plainly
@@ -203,7 +203,7 @@ def test_a_runner_that_is_cut_off_ends_its_members(
     start(job, monkeypatch)
     ended: list[int] = []
     monkeypatch.setattr(
-        "slurm_colloc.runtime.pack.serve_requests.kill", lambda member: ended.append(member.number)
+        "slurm_colloc.runtime.serve_requests.kill", lambda member: ended.append(member.number)
     )
     fence = AttemptFence(job.path(1), 1, job.parts[1].members, 0)
     fence.check()

@@ -14,10 +14,10 @@ before = set(sys.modules)
 from pathlib import Path
 import slurm_colloc.runtime.__main__
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.queue.allocation import Allocation
+from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.store.pack_directory import PackRecord
 import dataclasses
 mode, share, lone, folder = sys.argv[1:]
 fields = {field.name: None for field in dataclasses.fields(PackRecord)}

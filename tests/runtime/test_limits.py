@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.host.mps.mps_control import CONTEXT_MB
-from slurm_colloc.runtime.gpu.member_limits import SharedGpu, place_under_mps
+from slurm_colloc.runtime.member_limits import SharedGpu, place_under_mps
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 H200_MB = 143771

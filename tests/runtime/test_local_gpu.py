@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.runtime.gpu import divide_gpus
-from slurm_colloc.runtime.gpu.divide_gpus import choose_gpus, list_gpu_uuids, wait_for_gpu
+from slurm_colloc.runtime import divide_gpus
+from slurm_colloc.runtime.divide_gpus import choose_gpus, list_gpu_uuids, wait_for_gpu
 
 A, B = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-1e5b24c0-0000-4106-c12f-20bd9faed9f6"
 MIG = "MIG-41b3359c-e721-56e5-8009-12e5797ed514"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.model.member import EndCause, ExitCode, MemberState
-from slurm_colloc.runtime.gpu.lost_gpu import ASK_AGAIN_S, LostGpu, find_lost
-from slurm_colloc.runtime.outcome.blame import FAULT_RESTARTS_MAX, Circumstances, judge_blame
-from slurm_colloc.runtime.outcome.verdict import Verdict
-from slurm_colloc.store.pack.member_states import Retries
+from slurm_colloc.runtime.blame import FAULT_RESTARTS_MAX, Circumstances, judge_blame
+from slurm_colloc.runtime.lost_gpu import ASK_AGAIN_S, LostGpu, find_lost
+from slurm_colloc.runtime.verdict import Verdict
+from slurm_colloc.store.member_states import Retries
 
 THERE, GONE = (f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (0, 1))
 ANSWER = NvmlAnswer(gpus=(Gpu(0, THERE), Gpu(1)))

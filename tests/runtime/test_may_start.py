@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.model.why_not_now import is_time_reason
-from slurm_colloc.runtime.queue.may_start import PASSES_MOST, PATIENCE_S, StartQueue
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.runtime.queue.room import GpuMemoryRoom, TimeLeft
-from slurm_colloc.store.pack.member_states import is_held, remove_held, was_left, write_held
-from slurm_colloc.store.pack.pack_directory import read_ended, write_moved
+from slurm_colloc.runtime.may_start import PASSES_MOST, PATIENCE_S, StartQueue
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
+from slurm_colloc.store.member_states import is_held, remove_held, was_left, write_held
+from slurm_colloc.store.pack_directory import read_ended, write_moved
 
 from .runner_bed import Bed
 

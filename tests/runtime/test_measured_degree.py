@@ -11,10 +11,10 @@ from slurm_colloc.model.measured_curve import DegreeState, KnownCurve, KnownPoin
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.runtime.launch.step_command import StartedProcess
+from slurm_colloc.runtime.member_progress import GpuMemoryUse, StepCount
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
-from slurm_colloc.runtime.watch.member_progress import GpuMemoryUse, StepCount
-from slurm_colloc.store.pack.member_states import read_pauses
+from slurm_colloc.runtime.step_command import StartedProcess
+from slurm_colloc.store.member_states import read_pauses
 
 from .degree_stage import RATE, Stage, share, steady
 

@@ -15,14 +15,13 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import EndCause, ExitCode, MemberState
 from slurm_colloc.model.why_not_now import TOO_LITTLE_TIME
-from slurm_colloc.runtime import guarded_steps
-from slurm_colloc.runtime.queue import fill_places
-from slurm_colloc.runtime.queue.fill_places import MemberIntake
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack import inbox, written_ends
-from slurm_colloc.store.pack.inbox import list_taken, take
-from slurm_colloc.store.pack.member_states import GpuUse, Retries, StateRecord, write_state
-from slurm_colloc.store.pack.written_ends import RunnerKill
+from slurm_colloc.runtime import fill_places, guarded_steps
+from slurm_colloc.runtime.fill_places import MemberIntake
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.store import inbox, written_ends
+from slurm_colloc.store.inbox import list_taken, take
+from slurm_colloc.store.member_states import GpuUse, Retries, StateRecord, write_state
+from slurm_colloc.store.written_ends import RunnerKill
 
 from .runner_bed import Bed
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.launch.stop_member import (
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.programs import enter
+from slurm_colloc.runtime.programs.wrapper import write_record
+from slurm_colloc.runtime.stop_member import (
     LOG_LIMIT,
     clean,
     ends_before_its_srun,
@@ -23,10 +26,7 @@ from slurm_colloc.runtime.launch.stop_member import (
     read_started,
     terminate,
 )
-from slurm_colloc.runtime.programs import enter
-from slurm_colloc.runtime.programs.wrapper import write_record
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import StateRecord
+from slurm_colloc.store.member_states import StateRecord
 
 from ..wait_until import wait_until
 from .runner_bed import PlainProcess

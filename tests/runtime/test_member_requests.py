@@ -14,7 +14,7 @@ from slurm_colloc.runtime.programs.member_requests import (
     divide_scontrol,
     refuse_other_steps,
 )
-from slurm_colloc.store.pack.runner_requests import Action, Request
+from slurm_colloc.store.runner_requests import Action, Request
 
 MEMBER = OwnMember(
     "/state/packs/p/members/0003",

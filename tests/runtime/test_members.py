@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.launch.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
-from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.store.pack.member_states import StateRecord
-from slurm_colloc.store.pack.pack_directory import MemberSpec
+from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
+from slurm_colloc.store.member_states import StateRecord
+from slurm_colloc.store.pack_directory import MemberSpec
 
 SPEC = MemberSpec(Job(1, "job", "job.sh", (), "/tmp"), MemberPlan(0, 1, None, None), 0o022)
 

@@ -15,9 +15,10 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
-from slurm_colloc.runtime.gpu.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu.node_daemon import RUN_VARIABLE, find_instances
-from slurm_colloc.runtime.gpu.pack_instances import (
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.node_daemon import RUN_VARIABLE, find_instances
+from slurm_colloc.runtime.pack_instances import (
     MigChange,
     PackInstances,
     ask_for_change,
@@ -25,7 +26,6 @@ from slurm_colloc.runtime.gpu.pack_instances import (
 )
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
-from slurm_colloc.runtime.queue.members import Member
 
 from ..wait_until import wait_until
 from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance

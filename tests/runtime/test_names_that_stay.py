@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import slurm_colloc
-from slurm_colloc.runtime.launch.path_shims import write_shims
-from slurm_colloc.runtime.launch.step_command import WRAPPER
+from slurm_colloc.runtime.path_shims import write_shims
+from slurm_colloc.runtime.step_command import WRAPPER
 
 PACKAGE = Path(slurm_colloc.__file__).parent
 ROOT = PACKAGE.parent

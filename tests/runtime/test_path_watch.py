@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from slurm_colloc.runtime.guarded_steps import Journal
-from slurm_colloc.runtime.launch.path_shims import PathWatch, find_shims, write_shims
+from slurm_colloc.runtime.path_shims import PathWatch, find_shims, write_shims
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

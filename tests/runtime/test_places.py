@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_colloc.runtime.queue.allocation import find_user_name
-from slurm_colloc.runtime.queue.members import make_places
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
+from slurm_colloc.runtime.allocation import find_user_name
+from slurm_colloc.runtime.members import make_places
+from slurm_colloc.store.pack_directory import read_spec, write_spec
 
 from .runner_bed import Bed
 

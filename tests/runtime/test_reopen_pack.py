@@ -9,14 +9,14 @@ import pytest
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.runtime.attempt import reopen
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     read_state,
     remove_environment,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import read_ended, write_ended, write_moved
+from slurm_colloc.store.pack_directory import read_ended, write_ended, write_moved
 
 from ..store.builders import build_pack
 

@@ -11,7 +11,8 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.pack.requeue_after_kill import (
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.requeue_after_kill import (
     ALL_ENDED,
     ASK_FOR_S,
     JobStanding,
@@ -21,19 +22,18 @@ from slurm_colloc.runtime.pack.requeue_after_kill import (
     judge_standing,
     tell_of_restart,
 )
-from slurm_colloc.runtime.queue.allocation import Allocation
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     leave_behind,
     write_held,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import write_pack, write_record
-from slurm_colloc.store.pack.written_ends import RunnerKill, list_kills, write_kill
+from slurm_colloc.store.pack_directory import write_pack, write_record
+from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
 from ..pausing.running_member import RunningMember
 from ..store.builders import build_pack

@@ -10,13 +10,13 @@ import pytest
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.guarded_steps import GIVE_UP_AFTER_S, GivenUp
-from slurm_colloc.runtime.pack.serve_requests import Fenced
-from slurm_colloc.runtime.queue.members import PackPlace
+from slurm_colloc.runtime.members import PackPlace
 from slurm_colloc.runtime.runner import Runner
+from slurm_colloc.runtime.serve_requests import Fenced
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import list_waiting
-from slurm_colloc.store.pack.member_states import begin_attempt
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import list_waiting
+from slurm_colloc.store.member_states import begin_attempt
 
 from .runner_bed import Bed, PlainProcess
 
@@ -122,7 +122,7 @@ def test_no_step_that_fails_keeps_the_others_from_theirs(
 def test_mails_that_fail_cost_no_state(
     build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
-    from slurm_colloc.runtime.outcome.member_mails import MemberMails
+    from slurm_colloc.runtime.member_mails import MemberMails
 
     monkeypatch.setattr(MemberMails, listener, fail_with(ValueError("no such mail")))
     turns = Turns(build_bed())

@@ -9,10 +9,10 @@ import signal
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.queue import fill_places
-from slurm_colloc.store.pack.inbox import list_waiting
-from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
+from slurm_colloc.runtime import fill_places
+from slurm_colloc.runtime.verdict import StopReason
+from slurm_colloc.store.inbox import list_waiting
+from slurm_colloc.store.runner_requests import Action, Request, list_requests, write_request
 
 from .runner_bed import Bed
 from .test_member_intake import fail_with

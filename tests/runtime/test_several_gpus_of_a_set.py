@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu.gpu_share import GpuShare
-from slurm_colloc.runtime.gpu.place_member import (
+from slurm_colloc.runtime.gpu_share import GpuShare
+from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.place_member import (
     count_on_one_gpu,
     place_on_shared_gpu,
     place_without_mps,
 )
-from slurm_colloc.runtime.queue.members import Member, PackMembers, PackPlace
-from slurm_colloc.runtime.queue.room import GpuMemoryRoom
-from slurm_colloc.store.pack.member_states import GpuUse, StateRecord
-from slurm_colloc.store.pack.pack_directory import Setup
+from slurm_colloc.runtime.room import GpuMemoryRoom
+from slurm_colloc.store.member_states import GpuUse, StateRecord
+from slurm_colloc.store.pack_directory import Setup
 
 from ..store.builders import build_member, build_pack
 from .runner_bed import PlainProcess

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.keeper.keeper_messages import Fault
-from slurm_colloc.runtime.gpu.instance_daemons import InstanceDaemons
-from slurm_colloc.runtime.gpu.mps_clients import InstanceClients, MpsClients
-from slurm_colloc.runtime.gpu.pack_instances import MigSeats, PackInstances, match_places
-from slurm_colloc.runtime.queue.members import Member
+from slurm_colloc.runtime.instance_daemons import InstanceDaemons
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
+from slurm_colloc.runtime.pack_instances import MigSeats, PackInstances, match_places
 
 from .mig_bench import build_gpu, name_instance
 from .runner_bed import Bed

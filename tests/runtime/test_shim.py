@@ -14,7 +14,7 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import MemberPlan
-from slurm_colloc.runtime.launch.path_shims import (
+from slurm_colloc.runtime.path_shims import (
     SHIMMED,
     build_bash_variables,
     find_shims,
@@ -25,8 +25,8 @@ from slurm_colloc.runtime.launch.path_shims import (
 from slurm_colloc.runtime.programs import member_commands
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.pack_directory import MemberSpec, build_spec_mapping
-from slurm_colloc.store.pack.runner_requests import (
+from slurm_colloc.store.pack_directory import MemberSpec, build_spec_mapping
+from slurm_colloc.store.runner_requests import (
     Action,
     Request,
     forget_request,
@@ -223,7 +223,7 @@ def test_outside_of_any_job_a_shim_is_the_real_command(inside: Inside) -> None:
 def test_below_the_member_s_wrapper_a_cleared_environment_is_no_other_job(
     inside: Inside, tmp_path: Path
 ) -> None:
-    # As runtime.launch.step_command starts it; what it runs has nothing in its environment.
+    # As runtime.step_command starts it; what it runs has nothing in its environment.
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text("import subprocess, sys; sys.exit(subprocess.run(sys.argv[2:]).returncode)")
     launch = str(inside.folder / "run.1.1.launch")

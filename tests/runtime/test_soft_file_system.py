@@ -17,11 +17,11 @@ import pytest
 from slurm_colloc.host.system.node_processes import list_processes
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.model.plan import MemberPlan
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import read_attempt, read_pauses, read_state
-from slurm_colloc.store.pack.pack_directory import NewMember, NewPack, write_joiner
-from slurm_colloc.store.pack.runner_requests import Action, Request, list_requests, write_request
+from slurm_colloc.store.member_states import read_attempt, read_pauses, read_state
+from slurm_colloc.store.pack_directory import NewMember, NewPack, write_joiner
+from slurm_colloc.store.runner_requests import Action, Request, list_requests, write_request
 
 from ..store.builders import build_pack
 from ..wait_until import wait_until

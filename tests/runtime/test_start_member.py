@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.runtime.launch import start_member
-from slurm_colloc.runtime.launch.start_member import PORTS
-from slurm_colloc.runtime.launch.step_command import build_srun_argv, build_wrapper_argv
+from slurm_colloc.runtime import start_member
+from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.programs.member_commands import OwnMember
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import HomeRecord, write_held
+from slurm_colloc.runtime.start_member import PORTS
+from slurm_colloc.runtime.step_command import build_srun_argv, build_wrapper_argv
+from slurm_colloc.store.member_states import HomeRecord, write_held
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurm_colloc.store.pack.pack_directory import read_division
+from slurm_colloc.store.pack_directory import read_division
 
 from .gpu_set_bed import GpuSetJob
 
@@ -17,7 +17,7 @@ _RUN = """
 import json, os, sys
 from slurm_colloc.runtime.__main__ import put_under_guard, read_plan
 guard = put_under_guard(sys.argv[1], read_plan(sys.argv[1]))
-from slurm_colloc.runtime.pack.start_runners import become_runner
+from slurm_colloc.runtime.start_runners import become_runner
 pack = become_runner(sys.argv[1], guard)
 told = {"pack": os.path.basename(pack), "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)),
         "environment": {n: v for n, v in os.environ.items() if n.startswith(("SLURM", "CUDA"))}}

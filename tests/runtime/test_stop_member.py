@@ -15,11 +15,11 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable, StateError
 from slurm_colloc.model.job import Job, SignalRequest
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.runtime.launch import stop_member
-from slurm_colloc.runtime.launch.step_command import StartedProcess, start_process
-from slurm_colloc.runtime.outcome.verdict import StopReason
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.runtime import stop_member
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.step_command import StartedProcess, start_process
+from slurm_colloc.runtime.verdict import StopReason
+from slurm_colloc.store.runner_requests import Action, Request, write_request
 
 from ..wait_until import wait_until
 from .runner_bed import Bed

@@ -12,24 +12,24 @@ from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.attempt import close_pack, end_emptied, leave_out_absent
-from slurm_colloc.runtime.pack.serve_requests import Fenced
-from slurm_colloc.runtime.queue.members import PackPlace
-from slurm_colloc.runtime.queue.sister_packs import needs_its_end
+from slurm_colloc.runtime.members import PackPlace
+from slurm_colloc.runtime.serve_requests import Fenced
+from slurm_colloc.runtime.sister_packs import needs_its_end
+from slurm_colloc.store import inbox
 from slurm_colloc.store.atomic_files import hold_lock
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     begin_attempt,
     being_cancelled,
     read_emptied,
     read_state,
     write_held,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     read_pack,
     write_ended,
 )
-from slurm_colloc.store.pack.runner_requests import (
+from slurm_colloc.store.runner_requests import (
     Action,
     DegreeRecord,
     Dependent,

@@ -16,11 +16,11 @@ from slurm_colloc.report.member_survey import (
 )
 from slurm_colloc.report.member_views import find_stale, show_once
 from slurm_colloc.settings import Settings
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, build_takers_path, remove_pack, remove_remains
 from slurm_colloc.store.atomic_files import hold_lock
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     HomeRecord,
     StateRecord,
     begin_attempt,
@@ -29,8 +29,8 @@ from slurm_colloc.store.pack.member_states import (
     write_home,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import list_members
-from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.store.pack_directory import list_members
+from slurm_colloc.store.runner_requests import Action, Request, write_request
 from slurm_colloc.submission.packs.call_batches import Batch
 from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.upkeep import resubmit_members

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from slurm_colloc.cli.look.why_and_explain import Inquiry
+from slurm_colloc.cli.why_and_explain import Inquiry
 from slurm_colloc.model.job import ArrayTask
+from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.member import ExitCode, MemberId, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.plan import Goal, Policy, SharingMode
-from slurm_colloc.model.sbatch.job_values import MailRequest
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.why_line import explain_why
 from slurm_colloc.runtime.attempt import leave_out_absent
-from slurm_colloc.runtime.outcome.member_mails import Mail
-from slurm_colloc.runtime.pack.member_dependencies import find_member_place
-from slurm_colloc.runtime.queue.sister_packs import explain_difference
+from slurm_colloc.runtime.member_dependencies import find_member_place
+from slurm_colloc.runtime.member_mails import Mail
+from slurm_colloc.runtime.sister_packs import explain_difference
 from slurm_colloc.session import cancel_and_requeue
 from slurm_colloc.session.cancel_and_requeue import Problems
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import find_guest, group_by_home, read_emptied, read_home
-from slurm_colloc.store.pack.pack_directory import list_members
-from slurm_colloc.store.pack.runner_requests import (
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import find_guest, group_by_home, read_emptied, read_home
+from slurm_colloc.store.pack_directory import list_members
+from slurm_colloc.store.runner_requests import (
     Action,
     DegreeRecord,
     Request,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_colloc.model.preallocation import PART_AT_ONCE, describe_taken_at_once
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.runtime.watch.member_progress import (
+from slurm_colloc.runtime.member_progress import (
     AT_ONCE_S,
     GpuMemoryUse,
     ProgressReader,
     StepCount,
 )
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.step_command import StartedProcess
 
 from .degree_stage import Counters, Stage
 

@@ -10,8 +10,8 @@ import pytest
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.member import RESUBMISSIONS
 from slurm_colloc.model.why_not_now import is_time_reason
-from slurm_colloc.runtime.queue.room import END_MARGIN_S, TimeLeft
-from slurm_colloc.store.pack.member_states import write_held
+from slurm_colloc.runtime.room import END_MARGIN_S, TimeLeft
+from slurm_colloc.store.member_states import write_held
 
 from .runner_bed import Bed
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.outcome.verdict import (
+from slurm_colloc.runtime.verdict import (
     PackVerdict,
     StopReason,
     Verdict,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.sbatch.job_values import ConditionOutlook
 from slurm_colloc.model.why_not_now import (
     PREPARING_GPU,
     RunningMember,
@@ -28,14 +28,14 @@ from slurm_colloc.report.member_views import (
     PackView,
 )
 from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
-from slurm_colloc.runtime.launch.step_command import StartedProcess
-from slurm_colloc.runtime.queue import may_start
-from slurm_colloc.runtime.queue.members import Member, PackPlace
+from slurm_colloc.runtime import may_start
+from slurm_colloc.runtime.members import Member, PackPlace
+from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import Retries, remove_held, write_held
-from slurm_colloc.store.pack.pack_directory import read_spec, write_spec
-from slurm_colloc.store.pack.runner_requests import read_degree
+from slurm_colloc.store.member_states import Retries, remove_held, write_held
+from slurm_colloc.store.pack_directory import read_spec, write_spec
+from slurm_colloc.store.runner_requests import read_degree
 
 from .degree_stage import Stage, share
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.runtime.launch.step_command import build_launch, build_wrapper_argv
 from slurm_colloc.runtime.programs import own_processes, wrapper
+from slurm_colloc.runtime.step_command import build_launch, build_wrapper_argv
 
 from ..wait_until import wait_until
 

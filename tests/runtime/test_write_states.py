@@ -8,9 +8,9 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.outcome.write_states import LAST_WRITE_S, StateWriter
-from slurm_colloc.runtime.queue.members import Member
-from slurm_colloc.store.pack.member_states import StateRecord
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.write_states import LAST_WRITE_S, StateWriter
+from slurm_colloc.store.member_states import StateRecord
 
 from .runner_bed import Bed
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Association, Qos, QosTable
 from slurm_colloc.slurm.accounting import parse_associations, parse_partitions, parse_qos, read_qos
-from slurm_colloc.store.learned.kept_answers import keep, read_kept
+from slurm_colloc.store.kept_answers import keep, read_kept
 from slurm_colloc.submission.plan.target_nodes import look_up_max_wall_s
 
 QOS = """\

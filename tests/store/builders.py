@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
 from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
 from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack.pack_directory import MemberSpec, NewMember, NewPack, PackRecord
+from slurm_colloc.store.pack_directory import MemberSpec, NewMember, NewPack, PackRecord
 
 SCRIPT = b"#!/bin/sh\necho hello\n"
 ENVIRONMENT = b"HOME=/home/ada\0SECRET=\xff\xfe"

@@ -1,7 +1,7 @@
 """A model of the inbox protocol's world: a directory tree that fails, and actors that are
 interleaved at every single call and may crash between any two of them.
 
-The functions of `slurm_colloc.store.pack.inbox` run unchanged on the tree. An actor is a generator
+The functions of `slurm_colloc.store.inbox` run unchanged on the tree. An actor is a generator
 that yields calls. The scheduler executes a call one file system operation at a time: it runs it
 again from its beginning with the answers that it has had so far, and stops it before the next.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_colloc.store.pack import inbox
+from slurm_colloc.store import inbox
 
 PACK = "p"
 STEP_LIMIT = 3000

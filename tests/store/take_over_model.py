@@ -1,6 +1,6 @@
 """A model of packs of two submissions whose runners take waiting members over from each other.
 
-The functions of `slurm_colloc.store.pack.inbox` and `take_over` run unchanged on a directory tree
+The functions of `slurm_colloc.store.inbox` and `take_over` run unchanged on a directory tree
 that loses answers. Runners, cancels, sweeps and Slurm are actors as in `protocol_model`: they are
 interleaved at every single call, and may crash between any two.
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import choose_guest_number, find_next_number
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import choose_guest_number, find_next_number
 
 from .protocol_model import Faults, Tree, Violation, _Replay, _Suspended, ensure
 

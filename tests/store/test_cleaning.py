@@ -15,6 +15,7 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.report.member_survey import (
     survey_packs,
 )
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import (
     State,
     build_index_path,
@@ -22,9 +23,8 @@ from slurm_colloc.store.all_packs import (
     remove_pack,
     remove_remains,
 )
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import StateRecord, begin_attempt, write_state
-from slurm_colloc.store.pack.pack_directory import write_ended
+from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
+from slurm_colloc.store.pack_directory import write_ended
 
 from ..calls import run_csub
 from .builders import build_pack

@@ -22,7 +22,7 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
 )
 from slurm_colloc.store.indexes import JobIndex
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     is_held,
     leave_behind,
     may_have_begun,
@@ -30,7 +30,7 @@ from slurm_colloc.store.pack.member_states import (
     was_left,
     write_held,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     drop_unentered,
     has_entered,
     is_unanswered,
@@ -38,14 +38,14 @@ from slurm_colloc.store.pack.pack_directory import (
     read_moved,
     write_moved,
 )
-from slurm_colloc.store.pack.report_files import keep_tracker_runs, read_tracker_runs
-from slurm_colloc.store.pack.runner_requests import (
+from slurm_colloc.store.record_files import read_record
+from slurm_colloc.store.report_files import keep_tracker_runs, read_tracker_runs
+from slurm_colloc.store.runner_requests import (
     Action,
     Request,
     is_cancel_asked,
     write_request,
 )
-from slurm_colloc.store.record_files import read_record
 
 from .builders import build_pack
 

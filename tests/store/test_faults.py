@@ -11,7 +11,7 @@ from hypothesis import given
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import ArrayTask, Job
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profiles import (
     compute_signature,
     find_culprit,
     forget_culprit,

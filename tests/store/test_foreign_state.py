@@ -21,8 +21,8 @@ from slurm_colloc.store.atomic_files import (
     write_all,
     write_json,
 )
-from slurm_colloc.store.learned.kept_answers import keep
-from slurm_colloc.store.pack.pack_directory import read_end_limit, write_ended
+from slurm_colloc.store.kept_answers import keep
+from slurm_colloc.store.pack_directory import read_end_limit, write_ended
 
 from .builders import build_pack
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.store.pack import member_states
+from slurm_colloc.store import member_states
 
 
 @pytest.fixture

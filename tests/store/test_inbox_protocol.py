@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import DirectoryOperations, format_number
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import DirectoryOperations, format_number
 
 from .protocol_model import Protocol, Violation, explore
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack.written_ends import (
+from slurm_colloc.store.written_ends import (
     RunnerKill,
     find_kill,
     forget_kill,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.store.pack import member_states
-from slurm_colloc.store.pack.member_states import MemberPause, append_change, read_pauses
+from slurm_colloc.store import member_states
+from slurm_colloc.store.member_states import MemberPause, append_change, read_pauses
 
 
 def test_a_pause_has_a_begin_and_an_end(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from slurm_colloc.model.comment_token import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmCommands, SlurmJob
-from slurm_colloc.store import all_packs
+from slurm_colloc.store import all_packs, inbox
 from slurm_colloc.store.all_packs import State, make_submission_id
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     is_local_alive,
     list_members,
     read_ended,

@@ -17,8 +17,8 @@ from slurm_colloc.model.usage_profile import (
     RunningStatistics,
 )
 from slurm_colloc.store.atomic_files import hold_lock
-from slurm_colloc.store.learned.profile_updates import add_observations, forget_profiles
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profile_updates import add_observations, forget_profiles
+from slurm_colloc.store.profiles import (
     ProfileNames,
     list_profiles,
     profile_path,
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(
     def refuse(path: object) -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("slurm_colloc.store.learned.profiles.os.listdir", refuse)
+    monkeypatch.setattr("slurm_colloc.store.profiles.os.listdir", refuse)
     told = f"cannot read {folder}: Permission denied"
     names = ProfileNames(tmp_path)
     assert list_profiles(tmp_path, names) == ([], [told])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     MemberSpec,
     PackRecord,
     build_environment_block,

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberState
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     GpuUse,
     Retries,
     StateRecord,
     read_state,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import Setup, read_setup, write_setup
+from slurm_colloc.store.pack_directory import Setup, read_setup, write_setup
 
 SETUP = Setup(
     attempt=2,

@@ -21,7 +21,7 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
     write_json,
 )
-from slurm_colloc.store.pack.written_ends import RunnerProcess, write_runner
+from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 from slurm_colloc.submission.upkeep.sweep import look_at_open_packs, sweep
 
 from .builders import build_pack

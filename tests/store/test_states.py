@@ -12,7 +12,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.store import record_files
 from slurm_colloc.store.atomic_files import read_json
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     read_attempt,
@@ -20,7 +20,7 @@ from slurm_colloc.store.pack.member_states import (
     remove_environment,
     write_state,
 )
-from slurm_colloc.store.pack.runner_requests import (
+from slurm_colloc.store.runner_requests import (
     Action,
     Request,
     forget_request,

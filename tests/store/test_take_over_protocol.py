@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import DirectoryOperations, format_number
-from slurm_colloc.store.pack.member_states import choose_guest_number
+from slurm_colloc.store import inbox
+from slurm_colloc.store.inbox import DirectoryOperations, format_number
+from slurm_colloc.store.member_states import choose_guest_number
 
 from .protocol_model import Violation
 from .take_over_model import Rules, explore

@@ -15,6 +15,7 @@ import pytest
 import slurm_colloc
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import ArrayTask, SignalRequest
+from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.measured_curve import (
     CurvePoint,
     DegreeDecision,
@@ -27,19 +28,17 @@ from slurm_colloc.model.measured_curve import (
 )
 from slurm_colloc.model.member import ExitCode, MemberState, effective_state, is_known
 from slurm_colloc.model.plan import Policy, SharingMode
-from slurm_colloc.model.sbatch.job_values import MailRequest
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.indexes import JobIndex
-from slurm_colloc.store.learned.profiles import FaultRecord
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     EmptiedRecord,
     GpuUse,
     HomeRecord,
     Retries,
     StateRecord,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     GpuDivision,
     GpuSetShare,
     MemberSpec,
@@ -50,12 +49,13 @@ from slurm_colloc.store.pack.pack_directory import (
     build_pack_mapping,
     build_spec_mapping,
 )
-from slurm_colloc.store.pack.progress_counters import FollowRequest
-from slurm_colloc.store.pack.report_files import KeptMetrics, OwnOutputs, ReportedMetric
-from slurm_colloc.store.pack.runner_requests import Action, DegreeRecord, Dependent, Request
-from slurm_colloc.store.pack.written_ends import RunnerKill, RunnerProcess, find_written_end
+from slurm_colloc.store.profiles import FaultRecord
+from slurm_colloc.store.progress_counters import FollowRequest
 from slurm_colloc.store.record_files import build_record, parse_record, read_record
+from slurm_colloc.store.report_files import KeptMetrics, OwnOutputs, ReportedMetric
+from slurm_colloc.store.runner_requests import Action, DegreeRecord, Dependent, Request
 from slurm_colloc.store.snapshots import SnapshotRecord
+from slurm_colloc.store.written_ends import RunnerKill, RunnerProcess, find_written_end
 
 from .builders import build_pack
 

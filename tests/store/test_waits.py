@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.plan import PastJob, WaitTable, build_wait_table
-from slurm_colloc.store.learned.kept_answers import KEPT_S, keep, read_kept
+from slurm_colloc.store.kept_answers import KEPT_S, keep, read_kept
 
 TABLE = build_wait_table([PastJob(1, 3600, float(n)) for n in range(30)])
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import SlurmRefused, UsageProblem
+from slurm_colloc.model.job_values import add_condition, join_conditions
 from slurm_colloc.model.plan import Capacity, Policy
-from slurm_colloc.model.sbatch.job_values import add_condition, join_conditions
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 from slurm_colloc.submission.packs.build_packs import build_options

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.store.pack.pack_directory import write_pack
+from slurm_colloc.store.pack_directory import write_pack
 from slurm_colloc.submission.packs.submit_batch import (
     CARRIED_PREFIX,
     build_archive,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb, parse_time_limit_s
+from slurm_colloc.model.quantities import parse_host_memory_mb, parse_time_limit_s
 from slurm_colloc.slurm.options import merge_options, parse_command_line, read_environment
 from slurm_colloc.submission.jobs.directives import check_script, parse_directives
 

@@ -13,15 +13,15 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     StateRecord,
     begin_attempt,
     read_state,
     write_held,
     write_state,
 )
-from slurm_colloc.store.pack.pack_directory import write_moved
-from slurm_colloc.store.pack.written_ends import write_down_ends
+from slurm_colloc.store.pack_directory import write_moved
+from slurm_colloc.store.written_ends import write_down_ends
 from slurm_colloc.submission.upkeep.ended_packs import list_held, list_never_started
 
 from ..store.builders import build_pack

@@ -14,14 +14,14 @@ from slurm_colloc.model.measured_curve import KnownCurve, KnownPoint
 from slurm_colloc.model.plan import KnownBy, SharingMode, UsageProfile
 from slurm_colloc.model.usage_profile import Completion, MeasuredBy, Observation
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.learned import profiles
-from slurm_colloc.store.learned.curves import add_curves
-from slurm_colloc.store.learned.profile_updates import (
+from slurm_colloc.store import profiles
+from slurm_colloc.store.curves import add_curves
+from slurm_colloc.store.profile_updates import (
     add_completions,
     add_observations,
     forget_profiles,
 )
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profiles import (
     ProfileNames,
     compute_family,
     compute_kind,

@@ -10,10 +10,10 @@ import pytest
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.usage_profile import Observation
-from slurm_colloc.planning.join.join_fit import merge_policies
+from slurm_colloc.planning.join_fit import merge_policies
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.learned.profile_updates import add_observations
-from slurm_colloc.store.learned.profiles import compute_family, compute_kind, compute_signature
+from slurm_colloc.store.profile_updates import add_observations
+from slurm_colloc.store.profiles import compute_family, compute_kind, compute_signature
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.plan_call import as_probe, compute_measure_s

@@ -11,9 +11,9 @@ from slurm_colloc.model.plan import PackRequest, Policy, SharingMode
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.member_states import begin_attempt
-from slurm_colloc.store.pack.pack_directory import NewPack, Setup, read_pack, write_setup
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.member_states import begin_attempt
+from slurm_colloc.store.pack_directory import NewPack, Setup, read_pack, write_setup
+from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 from slurm_colloc.submission.join.join_pack import Chosen, Joiner, Prospect
 from slurm_colloc.submission.plan.target_nodes import Destinations
 

@@ -13,7 +13,7 @@ from slurm_colloc.model.job_ids import format_task_runs
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.pack.pack_directory import PackRecord
+from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.build_packs import COMMANDS_MAX, choose_requests, shorten
 from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches

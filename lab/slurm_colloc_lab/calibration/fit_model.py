@@ -2,7 +2,7 @@
 
 Least squares of normalised progress (predicted less measured), with a loss in which odd packs weigh
 less (soft L1); every pack weighs as one, however many members it has. The model itself stands in
-`planning.predict.contention` and is only called, for all packs at once.
+`planning.contention` and is only called, for all packs at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_colloc.errors import NodeError, UsageProblem
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
-from slurm_colloc.planning.predict.contention import predict_slowdowns
+from slurm_colloc.planning.contention import predict_slowdowns
 from slurm_colloc_lab.calibration.measured_packs import MODES, MeasuredPack, Measurements
 
 NEAR = 2.5

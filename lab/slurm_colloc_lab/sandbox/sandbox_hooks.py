@@ -17,7 +17,7 @@ from slurm_colloc.host.hooks.epilog import JobUndo
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.resources import data_path
-from slurm_colloc.runtime.gpu.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
+from slurm_colloc.runtime.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
 from slurm_colloc_lab.sandbox.sandbox_record import write_file
 from slurm_colloc_lab.sandbox.sandbox_spec import Layout
 

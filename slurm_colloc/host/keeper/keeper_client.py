@@ -29,7 +29,7 @@ from slurm_colloc.host.system.signals import end_child
 _ROOT = os.path.dirname(os.path.dirname(slurm_colloc.__file__))
 # Without site packages, so that it is up in a few milliseconds; the package's own place comes last
 # on the path, so that nothing next to it can stand in for the standard library. For -B see
-# runtime.launch.step_command.
+# runtime.step_command.
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop()); "
     "from slurm_colloc.host.keeper.keeper import main; sys.exit(main())"

@@ -576,7 +576,7 @@ def read_named_start(pid: int, pack: bytes) -> tuple[int, int] | None:
     words = dict(pair.partition(b"=")[::2] for pair in block.split(b"\0"))
     if words.get(b"SLURM_COLLOC_PACK") != pack:
         return None
-    # PACK/members/NNNN/run.A.M: see runtime.launch.member_environment.
+    # PACK/members/NNNN/run.A.M: see runtime.member_environment.
     folder, _, run = os.fsdecode(words.get(b"SLURM_COLLOC_START", b"")).rpartition("/")
     number, start = folder.rpartition("/")[2], run.rpartition(".")[2]
     return (int(number), int(start)) if number.isdigit() and start.isdigit() else None

@@ -69,7 +69,7 @@ from slurm_colloc.report.terminal_tables import (
     format_span,
     tell_members_apart,
 )
-from slurm_colloc.store.pack.member_states import read_pauses
+from slurm_colloc.store.member_states import read_pauses
 
 # ---- What a page tells first: how long, how fast, whether sharing paid, and what failed; pure ----
 

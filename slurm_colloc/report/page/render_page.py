@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc import __version__
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.headline import BAD_STATES
+from slurm_colloc.report.pack_entry import PackEntry
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.timelines import Fact, PageSource
-from slurm_colloc.report.sums.pack_entry import PackEntry
-from slurm_colloc.report.sums.sums_view import Grouping, PackSums, sum_packs
+from slurm_colloc.report.report_sentences import WORDS
+from slurm_colloc.report.sums_view import Grouping, PackSums, sum_packs
 from slurm_colloc.report.terminal_tables import UNKNOWN, format_figure, format_share
-from slurm_colloc.report.words.report_sentences import WORDS
 
 if TYPE_CHECKING:
     from markupsafe import Markup

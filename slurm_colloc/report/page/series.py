@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.rates import OwnTime
-from slurm_colloc.report.summary.pack_samples import GpuSamples, join_gpus, read_table
-from slurm_colloc.store.pack.member_states import MemberPause
-from slurm_colloc.store.pack.report_files import list_sample_files
+from slurm_colloc.report.pack_samples import GpuSamples, join_gpus, read_table
+from slurm_colloc.store.member_states import MemberPause
+from slurm_colloc.store.report_files import list_sample_files
 
 if TYPE_CHECKING:
     import pyarrow as pa

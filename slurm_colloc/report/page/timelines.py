@@ -20,7 +20,7 @@ from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu
 from slurm_colloc.report.terminal_tables import format_span
 from slurm_colloc.store.atomic_files import read_bytes
-from slurm_colloc.store.pack.member_states import AT_DOOR, MEASURED, MemberPause
+from slurm_colloc.store.member_states import AT_DOOR, MEASURED, MemberPause
 
 RUNS, MEASURING, PARKED, LOADED = 0, 1, 2, 3
 _KINDS = {MEASURED: MEASURING, AT_DOOR: LOADED}

@@ -38,16 +38,16 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
-from slurm_colloc.runtime.gpu.discover_gpus import judge_finding
-from slurm_colloc.runtime.gpu.node_daemon import (
+from slurm_colloc.runtime.discover_gpus import judge_finding
+from slurm_colloc.runtime.guard import GuardPipe, stand_guard
+from slurm_colloc.runtime.member_environment import build_step_environment
+from slurm_colloc.runtime.node_daemon import (
     POLICY_VARIABLE,
     RUN_VARIABLE,
     PreparedFinding,
     find_prepared,
 )
-from slurm_colloc.runtime.launch.member_environment import build_step_environment
-from slurm_colloc.runtime.launch.step_command import build_srun_argv
-from slurm_colloc.runtime.pack.guard import GuardPipe, stand_guard
+from slurm_colloc.runtime.step_command import build_srun_argv
 from slurm_colloc.store.atomic_files import read_bytes, read_json, write_json
 
 STEP_TIMEOUT_S = 20.0
@@ -59,7 +59,7 @@ _POLICY = "/etc/slurm_colloc/node.toml"
 def main(directory: str) -> int:
     """Look, and write down what was seen."""
     asked = read_json(f"{directory}/asked.json") or {}
-    # A cancelled job leaves no MPS daemon: see runtime.pack.guard.
+    # A cancelled job leaves no MPS daemon: see runtime.guard.
     guarded = stand_guard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
@@ -204,7 +204,7 @@ def try_mps(
     finding = judge_finding(programs, answer, environ)
     trial = MpsTrial(control=programs.control, notes=finding.notes)
     uuids = finding.uuids or prepared.gpus
-    # As in runtime.gpu.gpu_mode: what NVML does not tell the job, it may have told root.
+    # As in runtime.gpu_mode: what NVML does not tell the job, it may have told root.
     if finding.problem and (finding.uuids or not prepared.gpus):
         return dataclasses.replace(trial, problem=finding.problem)
     options = MpsOptions(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Whose shim this is, and whether its member's own job is meant: by its path, not by variables.
 #
 # A program may have cleared its environment, and a job that a member submits inherits it. What a
-# shim knows stands in a file in its member's directory (runtime.launch.path_shims).
+# shim knows stands in a file in its member's directory (runtime.path_shims).
 #
 # Imports nothing but os and time, for the sake of the shims that start often.
 
@@ -43,7 +43,7 @@ class OwnMember:
 
     Args:
         folder: The member's directory, PACK/members/NNNN.
-        values: What stands in its file `inside`; runtime.launch.path_shims says what.
+        values: What stands in its file `inside`; runtime.path_shims says what.
     """
 
     def __init__(self, folder: str, values: Mapping[str, str]) -> None:
@@ -163,7 +163,7 @@ def find_launch_file() -> str | None:
                 pid = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             return None
-        # See runtime.launch.step_command.build_wrapper_argv.
+        # See runtime.step_command.build_wrapper_argv.
         if len(words) > 1 and any(word.endswith(b"/wrapper.py") for word in words):
             for word in words:
                 if word.endswith(b".launch"):
@@ -206,7 +206,7 @@ def main(shim: str, arguments: Sequence[str]) -> int:
         if status is not None:
             return status
     if name in _SUBMITTING:
-        from slurm_colloc.model.sbatch.job_values import remove_member_variables
+        from slurm_colloc.model.job_values import remove_member_variables
 
         environment = remove_member_variables(environment)
     return become(real, call, environment)

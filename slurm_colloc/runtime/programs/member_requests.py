@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.sbatch.job_values import remove_member_variables
-from slurm_colloc.model.sbatch.quantities import parse_signal
+from slurm_colloc.model.job_values import remove_member_variables
+from slurm_colloc.model.quantities import parse_signal
 from slurm_colloc.runtime.programs.member_commands import (
     OwnMember,
     is_other_task,
@@ -28,8 +28,8 @@ from slurm_colloc.runtime.programs.member_commands import (
 from slurm_colloc.settings_files import STATE_VARIABLE
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.slurm.scontrol_records import CommandOptions, parse_scontrol
-from slurm_colloc.store.pack.pack_directory import read_spec
-from slurm_colloc.store.pack.runner_requests import Action, Request, write_request
+from slurm_colloc.store.pack_directory import read_spec
+from slurm_colloc.store.runner_requests import Action, Request, write_request
 
 # ----
 # What a member's program asks of other members: csub does it, under the name of Slurm's command.

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.sbatch.quantities import parse_host_memory_mb
+from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.planning.hard_limits import format_cpu_mask
-from slurm_colloc.runtime.launch.member_environment import STEP_SCRUB, build_step_environment
+from slurm_colloc.runtime.member_environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.programs.member_commands import OwnMember, become
 from slurm_colloc.slurm.option_table import ask_argument
 from slurm_colloc.slurm.options import (

@@ -7,7 +7,7 @@ exactly the environment it was handed and writes down how it ended.
     wrapper.py LAUNCH_FILE
 
 The launch file (JSON, removed as soon as it was read, it holds the environment) says everything:
-runtime.launch.step_command.build_launch. Next to it go PREFIX.started and PREFIX.exit.
+runtime.step_command.build_launch. Next to it go PREFIX.started and PREFIX.exit.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from pathlib import Path
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.job_ids import ArraySpec, parse_array
-from slurm_colloc.model.result_metrics import parse_metrics
-from slurm_colloc.model.sbatch.job_values import compute_captured
-from slurm_colloc.model.sbatch.quantities import (
+from slurm_colloc.model.job_values import compute_captured
+from slurm_colloc.model.quantities import (
     parse_gpu_memory_mb,
     parse_signal_request,
     parse_time_limit_s,
 )
+from slurm_colloc.model.result_metrics import parse_metrics
 from slurm_colloc.slurm.options import (
     Concern,
     Given,

@@ -280,7 +280,7 @@ def learn_site_options(wanted: str, environ: Mapping[str, str]) -> tuple[Option,
     from slurm_colloc.settings import load_settings
     from slurm_colloc.slurm.option_table import ask_site_options
     from slurm_colloc.slurm.real_command import find_real_command
-    from slurm_colloc.store.learned.kept_answers import keep, read_kept
+    from slurm_colloc.store.kept_answers import keep, read_kept
 
     root = load_settings().state_path
     command = find_real_command("sbatch", environ.get("PATH"))

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.job_values import (
+from slurm_colloc.model.job_values import (
     MailRequest,
     PatternValues,
     choose_batch_export,
@@ -27,7 +26,8 @@ from slurm_colloc.model.sbatch.job_values import (
     names_singleton,
     parse_mail_types,
 )
-from slurm_colloc.model.sbatch.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
+from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
 from slurm_colloc.model.setting_values import SLOWDOWN_MOST
 from slurm_colloc.slurm.options import Concern, Options
 

@@ -14,7 +14,7 @@ from typing import Any
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Policy
-from slurm_colloc.model.sbatch.quantities import (
+from slurm_colloc.model.quantities import (
     parse_gpu_memory_mb,
     parse_host_memory_mb,
     parse_time_limit_s,
@@ -22,9 +22,9 @@ from slurm_colloc.model.sbatch.quantities import (
 from slurm_colloc.slurm.options import Concern, Given, Options
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import explain_os_errors
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import PUT_ASIDE
-from slurm_colloc.store.pack.pack_directory import MemberSpec, parse_environment_block
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import PUT_ASIDE
+from slurm_colloc.store.pack_directory import MemberSpec, parse_environment_block
 from slurm_colloc.store.snapshots import ProjectFiles, check_size, list_project, take_snapshot
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_option

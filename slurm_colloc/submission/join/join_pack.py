@@ -23,10 +23,10 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.member import MemberId, SlurmJobState
 from slurm_colloc.model.plan import Capacity, MemberPlan, PackPlan, Policy, SharingMode
-from slurm_colloc.model.sbatch.quantities import parse_time_limit_s
+from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.model.why_not_now import say_no_more
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.join.join_fit import (
+from slurm_colloc.planning.join_fit import (
     RunningPack,
     compute_reason_not_to_join,
     merge_policies,
@@ -34,15 +34,15 @@ from slurm_colloc.planning.join.join_fit import (
     plan_running_join,
     settle_bound,
 )
-from slurm_colloc.planning.join.same_kind import compute_contradiction, find_difference
+from slurm_colloc.planning.same_kind import compute_contradiction, find_difference
 from slurm_colloc.planning.unknown_packs import keep_open
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.atomic_files import Lock, hold_lock
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.member_states import (
     find_next_number,
     is_held,
     name_member,
@@ -50,7 +50,7 @@ from slurm_colloc.store.pack.member_states import (
     read_state,
     remove_environment,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     MemberSpec,
     NewMember,
     PackRecord,
@@ -66,7 +66,7 @@ from slurm_colloc.store.pack.pack_directory import (
     write_record,
     write_spec,
 )
-from slurm_colloc.store.pack.runner_requests import DegreeRecord, read_degree
+from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import list_output_files
 from slurm_colloc.submission.packs.build_packs import encode_environment

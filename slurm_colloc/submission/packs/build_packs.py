@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
+from slurm_colloc.model.job_values import add_condition, expand_array_id
 from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.plan import PackRequest, Policy
-from slurm_colloc.model.sbatch.job_values import add_condition, expand_array_id
-from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.setting_values import RunnerSettings
-from slurm_colloc.planning.join.join_fit import compute_reason_not_to_join
-from slurm_colloc.planning.join.same_kind import compute_own_meaning
+from slurm_colloc.planning.join_fit import compute_reason_not_to_join
+from slurm_colloc.planning.same_kind import compute_own_meaning
 from slurm_colloc.slurm.options import takes_value
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State, name_gpu_set
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     MemberSpec,
     NewMember,
     NewPack,
@@ -119,7 +119,7 @@ def build_options(
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     wait = find_wait(batch.elements[0])
     if wait is not None:
-        # Slurm knows no members: see model.sbatch.job_values.
+        # Slurm knows no members: see model.job_values.
         group["dependency"] = wait
     if after_job:
         group["dependency"] = add_condition(group.get("dependency", ""), f"afterany:{after_job}")

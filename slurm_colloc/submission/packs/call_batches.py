@@ -21,8 +21,8 @@ from slurm_colloc.model.comment_token import (
     append_token,
     parse_token,
 )
+from slurm_colloc.model.job_values import join_conditions
 from slurm_colloc.model.plan import PackPlan, PackRequest, SharingMode
-from slurm_colloc.model.sbatch.job_values import join_conditions
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import name_gpu_set
 from slurm_colloc.submission.plan.plan_call import PlannedPack

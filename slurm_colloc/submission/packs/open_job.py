@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmRefused
 from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
-from slurm_colloc.model.sbatch.quantities import format_time_limit, parse_host_memory_mb
+from slurm_colloc.model.quantities import format_time_limit, parse_host_memory_mb
 from slurm_colloc.planning.billing import compute_billing, read_billing_rule
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.unknown_packs import NOT_OPEN, plan_opened

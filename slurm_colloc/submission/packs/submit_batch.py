@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import Interrupted, SlurmError, StateError, UsageProblem
+from slurm_colloc.model.job_values import remove_member_variables
 from slurm_colloc.model.plan import Policy
-from slurm_colloc.model.sbatch.job_values import remove_member_variables
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.resources import data_path
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, build_client_environment
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import read_json, write_atomic, write_json
-from slurm_colloc.store.pack.member_states import remove_environment
-from slurm_colloc.store.pack.pack_directory import NewPack, PackRecord
+from slurm_colloc.store.member_states import remove_environment
+from slurm_colloc.store.pack_directory import NewPack, PackRecord
 from slurm_colloc.submission.packs.build_packs import build_options, build_packs, shorten
 from slurm_colloc.submission.packs.call_batches import (
     MAX_ARRAY_SIZE,

@@ -25,7 +25,7 @@ from slurm_colloc.model.usage_profile import (
 from slurm_colloc.planning.job_needs import build_load, has_only_rate
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.calibrations import find_calibration, match_slugs
-from slurm_colloc.store.learned.profiles import (
+from slurm_colloc.store.profiles import (
     ProfileNames,
     compute_family,
     compute_kind,
@@ -421,7 +421,7 @@ def _find_curves(
     if not families:
         return (), ()
     # Only plans that need it wait for it.
-    from slurm_colloc.store.learned.curves import read_curves
+    from slurm_colloc.store.curves import read_curves
 
     return read_curves(root, gpu_model, families)
 

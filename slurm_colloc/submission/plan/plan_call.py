@@ -30,19 +30,12 @@ from slurm_colloc.model.plan import (
     build_wait_table,
 )
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.sbatch.quantities import format_time_limit
-from slurm_colloc.planning.explain.explanation import (
+from slurm_colloc.model.quantities import format_time_limit
+from slurm_colloc.planning.explanation import (
     PackExplanation,
     PairExplanation,
     PlanExplanation,
 )
-from slurm_colloc.planning.explain.pair_reasons import (
-    PAIRS_MOST,
-    count_pairs_apart,
-    explain_pairs,
-    merge_alike,
-)
-from slurm_colloc.planning.explain.plan_reasons import build_explanation
 from slurm_colloc.planning.gpu_set_packs import (
     choose_gpus_per_pack,
     number_slurm_jobs,
@@ -50,6 +43,12 @@ from slurm_colloc.planning.gpu_set_packs import (
 )
 from slurm_colloc.planning.job_needs import Question, label_jobs
 from slurm_colloc.planning.pack_request import build_lone_pack
+from slurm_colloc.planning.pair_reasons import (
+    PAIRS_MOST,
+    count_pairs_apart,
+    explain_pairs,
+    merge_alike,
+)
 from slurm_colloc.planning.plan_packs import (
     ask,
     compute_reason_to_run_alone,
@@ -58,10 +57,11 @@ from slurm_colloc.planning.plan_packs import (
     find_first,
     plan,
 )
+from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_history
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
-from slurm_colloc.store.learned.kept_answers import keep, read_kept
+from slurm_colloc.store.kept_answers import keep, read_kept
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
 from slurm_colloc.submission.jobs.job_options import refuse_shared_files
 from slurm_colloc.submission.plan.known_jobs import Knowledge
@@ -225,7 +225,7 @@ def _plan_part(
     if slurm is not None and (smaller is not None or looks_at_queue):
         waits = look_up_waits(dict(part.jobs[0].group).get("partition"), settings.state_path)
         if smaller is not None and waits.cells:
-            from slurm_colloc.planning.predict.pack_pricing import choose_by_queue
+            from slurm_colloc.planning.pack_pricing import choose_by_queue
 
             other = _plan(part, smaller)
             chosen, reason = choose_by_queue((chosen, other), waits)
@@ -460,7 +460,7 @@ def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
     """
     if not may_measure(settings):
         return False
-    from slurm_colloc.store.learned.profiles import ProfileNames, tells_of_family
+    from slurm_colloc.store.profiles import ProfileNames, tells_of_family
 
     asked = [
         candidate

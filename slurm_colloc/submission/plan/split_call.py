@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from slurm_colloc.errors import NoPackPossible, SlurmUnreachable
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import Capacity, KnownBy, UsageProfile
-from slurm_colloc.model.sbatch.quantities import format_time_limit
+from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import NodeShape
 from slurm_colloc.submission.jobs.call_jobs import Candidate

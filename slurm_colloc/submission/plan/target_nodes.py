@@ -19,8 +19,8 @@ from slurm_colloc.slurm.accounting import read_qos
 from slurm_colloc.slurm.slurm_commands import NodeShape, SlurmAccess
 from slurm_colloc.slurm.slurm_nodes import ask_cluster_name, describe_client, read_cluster_name
 from slurm_colloc.store.calibrations import match_slugs
-from slurm_colloc.store.learned.kept_answers import keep, read_kept
-from slurm_colloc.store.learned.profiles import slug_gpu_model
+from slurm_colloc.store.kept_answers import keep, read_kept
+from slurm_colloc.store.profiles import slug_gpu_model
 
 # ---- The name of the cluster on which csub is called, at the price of one question an hour -------
 

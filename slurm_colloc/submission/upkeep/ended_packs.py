@@ -16,14 +16,14 @@ from pathlib import Path
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError
 from slurm_colloc.model.job_ids import format_task_ids
 from slurm_colloc.model.member import RESUBMISSIONS, MemberState, SlurmJobState, is_guest
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, StateReader, list_member_files
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
-from slurm_colloc.store.pack import inbox
-from slurm_colloc.store.pack.inbox import format_number
-from slurm_colloc.store.pack.member_states import (
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import (
     CANCELLING,
     begin_attempt,
     cancel_left,
@@ -35,7 +35,7 @@ from slurm_colloc.store.pack.member_states import (
     read_state,
     remove_environment,
 )
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     PackRecord,
     drop_unfinished,
     list_members,
@@ -45,8 +45,8 @@ from slurm_colloc.store.pack.pack_directory import (
     read_spec,
     write_ended,
 )
-from slurm_colloc.store.pack.runner_requests import Action, is_cancel_asked, list_requests
-from slurm_colloc.store.pack.written_ends import write_down_ends
+from slurm_colloc.store.runner_requests import Action, is_cancel_asked, list_requests
+from slurm_colloc.store.written_ends import write_down_ends
 
 # ---- What the packs of a submission hold for each other, looked at once for a whole sweep --------
 #

@@ -19,8 +19,8 @@ from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack.member_states import read_home
-from slurm_colloc.store.pack.pack_directory import MemberSpec, PackRecord, read_spec, write_moved
+from slurm_colloc.store.member_states import read_home
+from slurm_colloc.store.pack_directory import MemberSpec, PackRecord, read_spec, write_moved
 from slurm_colloc.submission.jobs.stored_jobs import SERVED, read_stored_job
 from slurm_colloc.submission.packs.call_batches import group_into_batches
 from slurm_colloc.submission.packs.submit_batch import submit_batch

@@ -17,7 +17,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.model.sbatch.quantities import format_members
+from slurm_colloc.model.quantities import format_members
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import (
     SlurmAccess,
@@ -27,7 +27,7 @@ from slurm_colloc.slurm.slurm_commands import (
 )
 from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, find_submission
 from slurm_colloc.store.atomic_files import hold_lock
-from slurm_colloc.store.pack.pack_directory import (
+from slurm_colloc.store.pack_directory import (
     PackRecord,
     is_local_alive,
     is_unanswered,
@@ -35,7 +35,7 @@ from slurm_colloc.store.pack.pack_directory import (
     read_slurm_job_id,
     write_record,
 )
-from slurm_colloc.store.pack.written_ends import is_of_another_host, write_down_ends
+from slurm_colloc.store.written_ends import is_of_another_host, write_down_ends
 from slurm_colloc.submission.upkeep.ended_packs import (
     OVER,
     Ending,

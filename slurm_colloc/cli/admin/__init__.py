@@ -1,1 +1,0 @@
-"""`csub admin`: what an administrator does on a node; standard library only."""

@@ -1,1 +1,0 @@
-"""Subcommands that change something, or wait for it; the work is done elsewhere."""

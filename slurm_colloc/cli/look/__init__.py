@@ -1,1 +1,0 @@
-"""Subcommands that look and change nothing; the words come from report."""

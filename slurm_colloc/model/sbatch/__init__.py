@@ -1,1 +1,0 @@
-"""Values of sbatch's options as Slurm writes them: parsing, and writing back."""

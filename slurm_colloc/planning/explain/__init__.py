@@ -1,1 +1,0 @@
-"""Why a plan looks as it does, and why jobs are apart, for people; nothing here chooses."""

@@ -1,1 +1,0 @@
-"""Whether one more job fits into a pack that exists; new packs are search."""

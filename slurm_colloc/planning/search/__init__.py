@@ -1,1 +1,0 @@
-"""Dividing jobs into packs: exact for few, local for many."""

@@ -1,0 +1,283 @@
+"""What sums need of one pack: an entry of the index of summaries.
+
+Also: what a pack tells the site: made of its summary, without names, arguments and paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.fleet_record import (
+    RATES_MOST,
+    FleetRecord,
+    build_mapping,
+    parse_fleet_record,
+)
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.report.headline import has_shared
+from slurm_colloc.report.member_views import PackView
+from slurm_colloc.report.solo_rates import ALONE, PAUSING, THIS_RUN
+from slurm_colloc.store.atomic_files import drop_file, read_bytes
+from slurm_colloc.store.profiles import compute_signature
+from slurm_colloc.store.record_files import build_record
+
+WASTED = frozenset(
+    {
+        MemberState.FAILED,
+        MemberState.LOST,
+        MemberState.NODE_FAIL,
+        MemberState.OUT_OF_MEMORY,
+        MemberState.TIMEOUT,
+    }
+)
+"""Ends after which the work counts as lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptPart:
+    """What the members of one script had of a pack.
+
+    Attributes:
+        script: Its path, made whole where the directory is known.
+        members: How many ran.
+        present_s: Their time there, summed.
+        wasted_s: That of those that failed.
+        slowdowns: The sum of the slowdowns that are known.
+        known: How many are known.
+    """
+
+    script: str
+    members: int = 0
+    present_s: float = 0.0
+    wasted_s: float = 0.0
+    slowdowns: float = 0.0
+    known: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PackEntry:
+    """A pack that has ended, as sums take it; None stands for what is not known.
+
+    Attributes:
+        pack: Its id.
+        ended_at: Its last end, in seconds since the epoch.
+        gpu: Model of its GPU.
+        mode: How its members shared the GPU; `exclusive` for one alone.
+        shared: Members of it were there at the same time.
+        gpu_s: From its first start to its last end, once for each of its GPUs.
+        saved_s: GPU time that sharing saved.
+        energy_j: Of its GPU.
+        saved_kwh: Energy that sharing saved.
+        sm_active: Mean activity of the GPU's SMs, 0 to 1.
+        parts: Its members by script.
+    """
+
+    pack: str
+    ended_at: float
+    gpu: str | None
+    mode: str
+    shared: bool
+    gpu_s: float
+    saved_s: float | None
+    energy_j: float | None
+    saved_kwh: float | None
+    sm_active: float | None
+    parts: tuple[ScriptPart, ...]
+
+
+def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a pack's summary, as JSON; one without `parts` where no member has run.
+
+    Args:
+        summary: It.
+    """
+    pack_id, window = str(summary["pack_id"]), summary["window"]
+    if window is None:
+        return {"pack": pack_id}
+    pack, setup = summary["pack"], summary["setup"]
+    members = [member for member in summary["members"] if member["started_at"] is not None]
+    gpus = {uuid for member in members for uuid in member["gpu_uuids"]}
+    mode = (setup or {}).get("mode") or next(
+        (member["mode"] for member in members if member["mode"]), "exclusive"
+    )
+    sm = summary["gpu_use"].get("sm_active")
+    hours = pack["gpu_hours_saved"]
+    entry = PackEntry(
+        pack=pack_id,
+        ended_at=window["to"],
+        gpu=summary["gpu"]["model"],
+        mode="exclusive" if len(members) == 1 else mode,
+        shared=has_shared([dict(summary)]),
+        gpu_s=(window["to"] - window["from"]) * max(1, len(gpus)),
+        saved_s=None if hours is None else hours * 3600,
+        energy_j=summary["energy_j"],
+        saved_kwh=pack["kwh_saved"],
+        sm_active=None if sm is None else sm["mean"],
+        parts=tuple(_divide(members)),
+    )
+    return dataclasses.asdict(entry)
+
+
+def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
+    found: dict[str, ScriptPart] = {}
+    for member in members:
+        script = _name_script(member)
+        part = found.get(script, ScriptPart(script))
+        ended = member["ended_at"]
+        present_s = 0.0
+        if ended is not None:
+            present_s = max(0.0, ended - member["started_at"] - (member["stopped_s"] or 0.0))
+        slowdown = member["slowdown"]
+        found[script] = ScriptPart(
+            script,
+            part.members + 1,
+            part.present_s + present_s,
+            part.wasted_s + (present_s if member["state"] in WASTED else 0.0),
+            part.slowdowns + (slowdown or 0.0),
+            part.known + (slowdown is not None),
+        )
+    yield from found.values()
+
+
+def _name_script(member: Mapping[str, Any]) -> str:
+    script = member["script"] or member["name"]
+    return posixpath.normpath(posixpath.join(member["directory"] or "", script))
+
+
+def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
+    """An entry of the index; None for a pack in which nothing has run.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return build_record(PackEntry, value) if "parts" in value else None
+
+
+# ---- What a pack tells the site: made of its summary, without names, arguments and paths ---------
+
+_MEASURED = frozenset({ALONE, PAUSING, THIS_RUN})
+
+
+def report_to_site(spool: Path, summary: Mapping[str, Any], view: PackView) -> bool:
+    """Put what the site is to know of a pack into its spool.
+
+    Args:
+        spool: The site's directory.
+        summary: The pack's, complete.
+        view: The pack.
+
+    Returns:
+        False where there is nothing to tell: no member ran, or without Slurm.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    record = build_fleet_record(summary, view)
+    if record is None:
+        return False
+    value = build_mapping(record)
+    try:
+        parse_fleet_record(json.loads(json.dumps(value)))
+    except ValueError as error:
+        raise StateError(f"the site would not take it: {error}") from error
+    drop_file(spool, json.dumps(value, separators=(",", ":")).encode())
+    return True
+
+
+def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecord | None:
+    """The record of a pack; None where there is nothing to tell."""
+    window, pack = summary["window"], summary["pack"]
+    members = [member for member in summary["members"] if member["started_at"] is not None]
+    if window is None or not members or view.record.local or not summary["job"]:
+        return None
+    present = [_count_present_s(member) for member in members]
+    failed = [member["state"] in WASTED for member in members]
+    slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
+    use = summary["gpu_use"]
+    hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
+    mode = (summary["setup"] or {}).get("mode") or members[0]["mode"] or "exclusive"
+    return FleetRecord(
+        job_id=summary["job"],
+        cluster=view.record.cluster,
+        attempt=int(summary["attempt"]),
+        node=summary["node"] or members[0].get("node") or "unknown",
+        gpu_model=summary["gpu"]["model"],
+        gpu_uuid=summary["gpu"]["uuid"],
+        gpu_memory_mb=summary["gpu"]["memory_mb"],
+        mode="exclusive" if len(members) == 1 else mode,
+        gpus=gpus,
+        started_at=window["from"],
+        ended_at=window["to"],
+        members=len(members),
+        failed=sum(failed),
+        wasted_share=_compute_share(
+            sum(s for s, is_lost in zip(present, failed, strict=True) if is_lost), sum(present)
+        ),
+        saved_s=None if hours is None or not gpus else hours * 3600,
+        slowdown=sum(slowdowns) / len(slowdowns) if slowdowns else None,
+        slowdown_of=len(slowdowns),
+        energy_j=summary["energy_j"],
+        saved_kwh=pack["kwh_saved"],
+        sm_active=_read(use, "sm_active", "mean"),
+        utilization=_read(use, "utilization", "mean"),
+        gpu_memory_used_mb=_read(use, "gpu_memory_mb", "max"),
+        cpus=sum(member.spec.plan.cpus for member in view.members),
+        cpu_s=_sum_known(members, "cpu_s"),
+        host_memory_mb=_sum_known(members, "host_memory_peak_mb"),
+        rates=_list_rates(summary, view),
+        gpu_set=view.record.gpu_set,
+    )  # fmt: skip
+
+
+def _count_gpus(summary: Mapping[str, Any], members: list[Any]) -> int:
+    """The pack's GPUs: those that are known, else as many as its members asked for."""
+    asked = (member["request"]["gpus"] for member in members)
+    return len(summary["gpus"]) or max(asked)
+
+
+def _count_present_s(member: Mapping[str, Any]) -> float:
+    if member["ended_at"] is None:
+        return 0.0
+    ended, started = float(member["ended_at"]), float(member["started_at"])
+    return max(0.0, ended - started - float(member["stopped_s"] or 0.0))
+
+
+def _compute_share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0
+
+
+def _read(use: Mapping[str, Any], metric: str, figure: str) -> float | None:
+    found = use.get(metric)
+    return None if found is None else float(found[figure])
+
+
+def _sum_known(members: list[Any], name: str) -> float | None:
+    values = [member[name] for member in members]
+    return None if None in values else float(sum(values))
+
+
+def _list_rates(summary: Mapping[str, Any], view: PackView) -> tuple[tuple[str, float], ...]:
+    """The rates of jobs that were measured alone in this pack, by signature."""
+    alone = summary["pack"]["members_most"] == 1
+    by_number = {member.place: member for member in view.members}
+    found: dict[str, float] = {}
+    for entry in summary["members"]:
+        solo = entry["solo"]
+        rate = entry["rate"]["steps_per_s"] if alone else None
+        if rate is None and solo is not None and solo["source"] in _MEASURED:
+            rate = solo["steps_per_s"]
+        member = by_number.get(entry["member"])
+        if not rate or member is None:
+            continue
+        try:
+            script = read_bytes(f"{member.files.path}/script")
+            found[compute_signature(script, member.spec.job)] = float(rate)
+        except (OSError, StateError):
+            continue
+    return tuple(found.items())[:RATES_MOST]

@@ -1,0 +1,479 @@
+"""Members whose processes have ended: the verdict, which may have to wait for Slurm's decision.
+
+Also: the end of one start of a member, from top to bottom; what becomes of a pack after a signal
+that its runner did not send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+import time
+from functools import partial
+
+from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.member import EndCause, MemberState
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.blame import Blame, BlameFinder
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.pause_members import MemberPauser
+from slurm_colloc.runtime.start_member import MemberStarter, StartCollector
+from slurm_colloc.runtime.stop_member import (
+    LOG_LIMIT,
+    InnerSteps,
+    clean,
+    ends_before_its_srun,
+    outlives_its_srun,
+    read_exit,
+    read_log,
+)
+from slurm_colloc.runtime.verdict import (
+    PackVerdict,
+    StopReason,
+    Verdict,
+    judge_pack,
+    judge_process_end,
+    read_kill_reason,
+)
+from slurm_colloc.runtime.write_states import StateWriter
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, expand_node_list
+
+# ---- The end of one start of a member, from top to bottom ----------------------------------------
+#
+# collect_ends has judged how its processes ended. Here follow: whose fault it was, what that means
+# for its neighbours, its place, its state, and with the state the mails. The jobs that wait for the
+# member are let go in the same turn of the runner (pack.member_dependencies).
+
+
+class MemberEnds:
+    """Does all that the end of a member calls for.
+
+    Args:
+        members: The members.
+        blame_finder: Says whose fault an end was.
+        states: Writes states; the mails hear of each.
+        pauser: Forgets members that have ended.
+        journal: The pack's log.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: PackMembers,
+        blame_finder: BlameFinder,
+        states: StateWriter,
+        pauser: MemberPauser,
+        journal: Journal,
+    ) -> None:
+        self._members = members
+        self._blame_finder = blame_finder
+        self._states = states
+        self._pauser = pauser
+        self._journal = journal
+
+    def end(self, member: Member, verdict: Verdict) -> None:
+        """Everything from a verdict on, in this order.
+
+        Args:
+            member: The member; its processes have ended, or it could not be started.
+            verdict: How they ended, with a state.
+        """
+        blame = self._blame_finder.find(member, verdict)
+        self._blame_finder.publish(member, blame)
+        blame = _try_again(member, blame)
+        if blame.verdict.state is MemberState.PENDING and member.asked is StopReason.CANCEL:
+            # Whatever would have it run again: it is not wanted any more.
+            verdict = dataclasses.replace(
+                blame.verdict, state=MemberState.CANCELLED, reason=StopReason.CANCEL.value
+            )
+            blame = dataclasses.replace(blame, verdict=verdict, cause=EndCause.CANCELLED)
+        self.free(member)
+        if blame.verdict.state is MemberState.PENDING:
+            self._wait_again(member, blame)
+        else:
+            self._end_for_good(member, blame)
+
+    def end_unjudged(self, member: Member, reason: str) -> None:
+        """End a member of which nothing can be found out but that its processes have ended.
+
+        Args:
+            member: The member.
+            reason: Why, for people.
+        """
+        self.free(member)
+        self._states.write_end(member, MemberState.FAILED, None, reason)
+        self._journal.write("member_end", member=member.number, state="FAILED", reason=reason)
+
+    def free(self, member: Member) -> None:
+        """Forget a member's process and what was asked of it, and free its place."""
+        member.process = None
+        member.asked = None
+        member.pid = member.wrapper_pid = None
+        member.deadline = member.signal_at = None
+        member.end_by = member.ended_at = None
+        member.is_orphan = member.is_parked = member.is_at_door = False
+        member.reserved_mb = None
+        member.paused_s = 0.0
+        self._pauser.forget(member)
+        self._members.vacate(member.number)
+        clean(member)
+
+    def _wait_again(self, member: Member, blame: Blame) -> None:
+        reason = blame.verdict.reason
+        self._states.write(
+            member, MemberState.PENDING, reason=reason, exit_code=None, **_tell(member, blame)
+        )
+        if blame.cause is None:
+            self._members.waiting.append(member.number)
+        else:
+            # It has lost its turn; one that has had none yet is submitted again, if time runs out.
+            self._members.waiting.appendleft(member.number)
+        self._journal.write("requeue", member=member.number, reason=reason)
+
+    def _end_for_good(self, member: Member, blame: Blame) -> None:
+        verdict, told = blame.verdict, _tell(member, blame)
+        assert verdict.state is not None
+        self._states.write_end(
+            member,
+            verdict.state,
+            verdict.exit_code,
+            verdict.reason,
+            ended_at=verdict.ended_at,
+            **told,
+        )
+        self._journal.write(
+            "member_end",
+            member=member.number,
+            state=verdict.state,
+            exit=verdict.exit_code,
+            cause=told["cause"],
+        )
+
+
+def _try_again(member: Member, blame: Blame) -> Blame:
+    """The same, but it runs again where it failed by itself and has retries left (`--retries`)."""
+    verdict, retries = blame.verdict, blame.retries
+    most = member.spec.job.retries
+    is_own = not (verdict.never_started or verdict.without_script or blame.is_culprit)
+    if verdict.state is not MemberState.FAILED or not is_own or retries.failures >= most:
+        return blame
+    tries = retries.failures + 1
+    reason = f"{verdict.reason or 'it failed'}; it runs again, retry {tries} of {most}"
+    return dataclasses.replace(
+        blame,
+        verdict=dataclasses.replace(verdict, state=MemberState.PENDING, reason=reason),
+        retries=dataclasses.replace(retries, failures=tries),
+    )
+
+
+def _tell(member: Member, blame: Blame) -> dict[str, object]:
+    """What its state says of an end besides the verdict."""
+    return {
+        "cause": blame.cause.value if blame.cause else "",
+        # What an earlier start has shown counts as well.
+        "evidence": tuple(dict.fromkeys((*member.record.evidence, *blame.evidence))),
+        "retries": blame.retries,
+        "gpu": member.gpu,
+    }
+
+
+# ---- What becomes of a pack after a signal that its runner did not send --------------------------
+#
+# Preemption, scancel and time limits reach the steps first. Until Slurm shows that the pack goes
+# on, nothing is started, and how the signalled members ended is not decided.
+
+ASK_INTERVAL_S = 1.0
+"""How often Slurm is asked, while that is undecided."""
+
+TERM_SETTLES_S = 2.0
+"""A TERM to the batch script itself is that of an ending job, unless Slurm shows the job running
+so long after it: slurmctld changes the job's state before it signals."""
+
+
+class SlurmDecision:
+    """Follows what Slurm says of the pack's job.
+
+    Args:
+        allocation: The allocation.
+        slurm: Slurm; None where the pack runs without it, and then a TERM is a cancel.
+        journal: The pack's log.
+        slurm_log: Descriptor of the file to which slurmstepd writes.
+        is_lone: The pack is one job alone.
+        has_nodes: The job has several nodes, and goes on if one of them fails.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        slurm: SlurmAccess | None,
+        journal: Journal,
+        slurm_log: int = 2,
+        *,
+        is_lone: bool = False,
+        has_nodes: bool = False,
+    ) -> None:
+        self._is_lone = is_lone
+        self._has_nodes = has_nodes
+        self._slurm_log = slurm_log
+        self._allocation = allocation
+        self._slurm = slurm
+        self._journal = journal
+        self._log_offset = os.fstat(slurm_log).st_size
+        self._kill_reason = ""
+        self._ask_at = 0.0
+        self._terminated_at: float | None = None
+        self._is_open = False
+        self.ending: PackVerdict | None = None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Something foreign has happened, and Slurm has not shown what it means."""
+        return self.ending is None and (self._is_open or self._terminated_at is not None)
+
+    @property
+    def was_terminated(self) -> bool:
+        """The batch script itself was sent TERM."""
+        return self._terminated_at is not None
+
+    def terminate(self) -> None:
+        """Note a TERM to the batch script; called from a signal handler."""
+        self._terminated_at = time.monotonic()
+
+    def open(self, kill_reason: str, *, ask_in_s: float = 0.0) -> None:
+        """Note that something foreign ended or signalled a member.
+
+        Args:
+            kill_reason: What slurmstepd said of it, if anything.
+            ask_in_s: When to ask Slurm first, where it would know no more now.
+        """
+        if not self._is_open:
+            self._is_open = True
+            self._ask_at = time.monotonic() + ask_in_s
+            self._journal.write("foreign_signal", reason=kill_reason)
+        self._kill_reason = kill_reason or self._kill_reason
+
+    def follow(self) -> bool:
+        """Ask Slurm, if it is time to; True if the pack turns out to go on."""
+        if not self.is_undecided:
+            return False
+        if not self._is_open:
+            self.open("")
+        now = time.monotonic()
+        if now < self._ask_at:
+            return False
+        self._ask_at = now + ASK_INTERVAL_S
+        if self._slurm is None:
+            self.ending = PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
+            return False
+        verdict = self._ask(self._slurm)
+        if verdict is None:
+            return False
+        if not verdict.goes_on:
+            self.ending = verdict
+            self._journal.write("ending", reason=verdict.reason)
+            return False
+        if self._terminated_at is not None and now - self._terminated_at < TERM_SETTLES_S:
+            return False
+        self._is_open = False
+        self._terminated_at = None
+        self._kill_reason = ""
+        return True
+
+    def settle(self) -> PackVerdict | None:
+        """The last word that can be had here, once every member has ended."""
+        if self.ending is not None and self.ending.state is None and self._slurm is not None:
+            # While Slurm shows COMPLETING, only what slurmstepd wrote tells why.
+            self._kill_reason = self._kill_reason or read_kill_reason(self._read_own_log())
+            self.ending = self._ask(self._slurm) or self.ending
+        return self.ending
+
+    def _ask(self, slurm: SlurmAccess) -> PackVerdict | None:
+        fields = None
+        with contextlib.suppress(SlurmError):
+            fields = slurm.read_job(self._allocation.job_id)
+        verdict = judge_pack(
+            fields, self._allocation.restarts, self._kill_reason, is_lone=self._is_lone
+        )
+        if self._has_nodes and fields and verdict is not None and verdict.goes_on:
+            left = expand_node_list(fields.get("NodeList", ""))
+            if left and self._allocation.node not in left:
+                # Slurm has ended the members: they start again on the others.
+                return PackVerdict(False, None, "this node has left the job")
+        return verdict
+
+    def _read_own_log(self) -> str:
+        """What was written to the batch script's standard error since this attempt began."""
+        with contextlib.suppress(OSError):
+            status = os.fstat(self._slurm_log)
+            if stat.S_ISREG(status.st_mode):
+                with open(f"/proc/self/fd/{self._slurm_log}", "rb") as file:
+                    file.seek(max(self._log_offset, status.st_size - LOG_LIMIT))
+                    return file.read().decode("utf-8", "replace")
+        return ""
+
+
+# ----
+# Members whose processes have ended: the verdict, which may have to wait for Slurm's decision.
+
+SRUN_GRACE_S = 10.0
+"""How long an srun may still run once the wrapper has written how its member ended. On 26.05 it
+waits until slurmctld has noted the end of the step: minutes, where slurmctld is away."""
+
+
+class EndCollector:
+    """Collects the ends of members' processes.
+
+    Args:
+        members: The members.
+        starts: Notes starts that were not seen before the end.
+        starter: Does without job steps where they do not work.
+        inner_steps: The steps that members' own scripts have started.
+        slurm_decision: Is told of what the runner did not do itself.
+        ends: Does all that an end calls for.
+        journal: The pack's log.
+        steps: Keeps one member's end apart from those of the others.
+
+    Attributes:
+        undecided: Verdicts that wait for Slurm's decision about the pack, by member number.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: PackMembers,
+        starts: StartCollector,
+        starter: MemberStarter,
+        inner_steps: InnerSteps,
+        slurm_decision: SlurmDecision,
+        ends: MemberEnds,
+        journal: Journal,
+        steps: GuardedSteps,
+    ) -> None:
+        self._members = members
+        self._starts = starts
+        self._starter = starter
+        self._inner_steps = inner_steps
+        self._slurm_decision = slurm_decision
+        self._ends = ends
+        self._journal = journal
+        self._steps = steps
+        self._decided: set[int] = set()
+        self.undecided: dict[int, Verdict] = {}
+
+    def collect(self) -> None:
+        """Judge the members whose processes have ended."""
+        for member in self._members.with_process():
+            self._steps.run(
+                f"the end of member {member.number}",
+                partial(self._look_at, member),
+                partial(self._end_unjudged, member),
+            )
+        self._end_decided()
+
+    def _look_at(self, member: Member) -> None:
+        assert member.process is not None
+        status = member.process.poll()
+        if status is None:
+            if not self._has_left_its_srun(member):
+                return
+            self._journal.write("srun_left", member=member.number)
+            # The record of the end says all; subprocess itself collects the srun later.
+            status = 0
+        self._starts.note(member)
+        if outlives_its_srun(member):
+            if not member.is_orphan:
+                member.is_orphan = True
+                self._journal.write("srun_lost", member=member.number, status=status)
+            return
+        self._judge(member, status)
+
+    def _end_unjudged(self, member: Member, error: Exception) -> bool:
+        """Its place is not kept for ever for what cannot be read."""
+        if member.is_final or (member.process is not None and member.process.poll() is None):
+            return False
+        self.undecided.pop(member.number, None)
+        self._ends.end_unjudged(member, f"how it ended cannot be found out: {error}")
+        return True
+
+    def _has_left_its_srun(self, member: Member) -> bool:
+        """True where the wrapper has long written its end, and srun still waits for something."""
+        if not ends_before_its_srun(member):
+            return False
+        now = time.monotonic()
+        if member.ended_at is None:
+            member.ended_at = now
+        return now >= member.ended_at + SRUN_GRACE_S
+
+    def _judge(self, member: Member, status: int) -> None:
+        log = read_log(member)
+        verdict = judge_process_end(
+            read_exit(member),
+            started=member.pid is not None,
+            srun_status=status,
+            log=log,
+            asked=member.asked,
+        )
+        if verdict.ended_at is None:
+            # What Slurm is asked about first may be decided a minute from now.
+            verdict = dataclasses.replace(verdict, ended_at=time.time())
+        self._inner_steps.end(member)
+        if not self._may_be_the_packs(member, verdict):
+            self._ends.end(member, verdict)
+            return
+        wait_s = ASK_INTERVAL_S if verdict.too_late else 0.0
+        self._slurm_decision.open(read_kill_reason(log), ask_in_s=wait_s)
+        self._ends.free(member)
+        self.undecided[member.number] = verdict
+
+    def _may_be_the_packs(self, member: Member, verdict: Verdict) -> bool:
+        """Whether a member's end may be that of its pack, which Slurm alone can tell."""
+        if verdict.foreign:
+            return True
+        if member.asked is not None:
+            return False
+        # So may be that of a step that does not come up.
+        is_unstarted = verdict.never_started and verdict.state is MemberState.FAILED
+        is_step = member.launcher == "srun"
+        return (is_unstarted and is_step) or self._slurm_decision.was_terminated
+
+    def resume(self) -> None:
+        """The signal was meant for the members alone: what ended counts as it ended."""
+        self._decided.update(self.undecided)
+        self._journal.write("goes_on")
+        self._end_decided()
+
+    def _end_decided(self) -> None:
+        for number in sorted(self._decided):
+            member = self._members.by_number[number]
+            self._steps.run(
+                f"the end of member {number}",
+                partial(self._resume, member),
+                partial(self._end_unjudged, member),
+            )
+        self._decided &= self.undecided.keys()
+
+    def _resume(self, member: Member) -> None:
+        verdict = self.undecided[member.number]
+        runs_again = verdict.too_late or (
+            verdict.never_started and self._starter.fall_back(member, verdict.reason)
+        )
+        if member.asked in (StopReason.CANCEL, StopReason.REQUEUE) and (
+            runs_again or verdict.state is not MemberState.COMPLETED
+        ):
+            # It was asked meanwhile, while csub still showed the member running.
+            is_cancel = member.asked is StopReason.CANCEL
+            state = MemberState.CANCELLED if is_cancel else MemberState.PENDING
+            verdict = dataclasses.replace(verdict, state=state, reason=member.asked.value)
+        elif runs_again:
+            del self.undecided[member.number]
+            self._members.waiting.appendleft(member.number)
+            return
+        elif verdict.state is None:
+            # Slurm says so where it was asked to; otherwise its processes were killed.
+            state = MemberState.CANCELLED if verdict.reason else MemberState.FAILED
+            verdict = dataclasses.replace(verdict, state=state, reason="its step was killed")
+        self._ends.end(member, verdict)
+        del self.undecided[member.number]

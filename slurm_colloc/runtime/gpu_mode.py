@@ -1,0 +1,305 @@
+"""How the members of a pack share its GPU: the mode that really holds, and why.
+
+What MPS needs is loaded only by packs that are to have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.runtime.allocation import Allocation
+from slurm_colloc.runtime.gpu_daemon import GpuDaemon
+from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.place_member import place_on_shared_gpu, place_without_mps
+from slurm_colloc.runtime.settled_mode import ONE_PROCESS, PREPARED, GpuPatience, SettledMode
+from slurm_colloc.runtime.setup_record import SetupRecord
+from slurm_colloc.store.member_states import GpuUse
+from slurm_colloc.store.pack_directory import PackRecord, Setup
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.discover_gpus import BackgroundCall, GpuFinding
+    from slurm_colloc.runtime.lost_gpu import LostGpu
+    from slurm_colloc.runtime.pack_instances import PackInstances
+
+
+class GpuMode:
+    """Prepares the GPU for an attempt of a pack, and watches over it.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        journal: The pack's log.
+        lone: The pack has one member, which runs as its batch script would.
+        announce: Told of a directory that must be gone before the batch script ends.
+        identifies: The GPU's model is wanted whatever the mode.
+        problem: Why nothing can run on the pack's GPUs, as the division of its job has found; empty
+            where that is not so.
+        patience: How patient to be.
+    """
+
+    def __init__(
+        self,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        journal: Journal,
+        *,
+        lone: bool,
+        announce: Callable[[str], None] | None = None,
+        identifies: bool = False,
+        problem: str = "",
+        patience: GpuPatience | None = None,
+    ) -> None:
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._journal = journal
+        self._patience = patience or GpuPatience()
+        self._announce = announce
+        self._identifies = identifies
+        self._problem = problem
+        self._request = ShareRequest.parse(record.share)
+        setup = Setup(attempt, str(self._request), "", "", allocation.node, gpus=allocation.gpus)
+        self._preparation = SetupRecord(pack, setup, journal)
+        self._search: BackgroundCall[GpuFinding] | None = None
+        self._settled = SettledMode(
+            self._preparation, self._request, journal, SharingMode.EXCLUSIVE if lone else None
+        )
+        self._daemon = GpuDaemon(
+            pack,
+            allocation,
+            self._settled,
+            self._preparation,
+            journal,
+            patience=self._patience,
+            announce=announce,
+        )
+        self.clients = self._daemon.clients
+        self._lost: LostGpu | None = None
+        self.instances: PackInstances | None = None
+        """The MIG instances, of which each member has one; None where there are none."""
+
+    @property
+    def setup(self) -> Setup:
+        """What is prepared, as far as it is known."""
+        return self._preparation.setup
+
+    @property
+    def mode(self) -> SharingMode | None:
+        """The mode that holds; None while it is being prepared."""
+        return self._settled.mode
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing may start here: no mode that was allowed can be had, or the GPU is gone."""
+        return self._settled.refusal
+
+    # -- preparing ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to prepare the GPU; `work` goes on with it."""
+        if self.mode is not None:
+            return
+        if self._problem:
+            self.refuse(self._problem)
+        elif not self._allocation.gpus and not self._record.local:
+            self._settled.settle(SharingMode.TIMESLICE, "the pack has no GPU")
+        elif self._record.mode not in PREPARED and not self._identifies:
+            self._settled.settle(self._record.mode, "as planned")
+        elif self._record.mode is SharingMode.MIG and self._has_settled_mig():
+            return
+        else:
+            from slurm_colloc.runtime.discover_gpus import search_gpus
+
+            self._search = search_gpus(self._allocation.own_environment, self._patience.nvml_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """It is known how members share the GPU, or that they must not."""
+        if self.refusal:
+            return True
+        if self.instances is not None and not self.instances.is_ready:
+            return False
+        is_mending = self.mode is SharingMode.MPS and self._daemon.is_mending
+        return self.mode is not None and not is_mending
+
+    @property
+    def takes_one_member(self) -> bool:
+        """The GPU lets one process in at a time, and there is no MPS server to be that one."""
+        unwalled = self.mode not in (SharingMode.MPS, SharingMode.MIG)
+        return self._settled.takes_one_process and unwalled
+
+    @property
+    def why_unmeasured(self) -> str:
+        """Why nothing is measured by pausing; empty where it may be."""
+        return "" if self.instances is None else "each member has a MIG instance of its own"
+
+    @property
+    def needs_mps(self) -> bool:
+        """No process can use the GPU alongside the MPS server unless it is a client of that."""
+        return self._settled.takes_one_process and self.mode is SharingMode.MPS
+
+    def filenos(self) -> list[int]:
+        """What wakes the runner."""
+        found = [] if self._search is None else [self._search.fileno()]
+        if self.instances is not None:
+            found += self.instances.filenos()
+        return found + self._daemon.filenos()
+
+    def work(self) -> None:
+        """Do all that can be done now."""
+        if self._search is not None and (finding := self._search.poll()) is not None:
+            self._search.close()
+            self._search = None
+            try:
+                self._note_finding(finding)
+            except Exception as error:  # noqa: BLE001 - what was found is not found again
+                self._daemon.fall_back(f"it could not be prepared: {error!r}")
+        if self.instances is not None:
+            from slurm_colloc.runtime.pack_instances import follow_instances
+
+            follow_instances(self.instances, self._preparation)
+        self._daemon.work()
+
+    @property
+    def _slurm_environment(self) -> Mapping[str, str]:
+        """The batch script's environment; empty where there is no Slurm."""
+        return {} if self._record.local else self._allocation.environment
+
+    def _has_settled_mig(self) -> bool:
+        """Try to take the node's MIG instances; True where nothing else is left to be tried."""
+        from slurm_colloc.runtime.pack_instances import take_instances
+
+        self.instances, is_done = take_instances(
+            self._slurm_environment,
+            self._record,
+            self._settled,
+            self._preparation,
+            self._journal,
+            share=self._share_instances,
+            start_daemon=self._daemon.start,
+        )
+        return is_done
+
+    def _share_instances(self, instances: PackInstances) -> None:
+        """Start MPS in the instances that members share."""
+        from slurm_colloc.runtime.instance_daemons import InstanceDaemons
+
+        instances.use_mps(
+            InstanceDaemons(
+                self._pack,
+                self._allocation.own_environment,
+                self._allocation.job_id,
+                clients=self.clients,
+                journal=self._journal,
+                patience=self._patience,
+                find_members=instances.list_members,
+                announce=self._announce,
+            )
+        )
+
+    def _note_finding(self, finding: GpuFinding) -> None:
+        from slurm_colloc.runtime.node_daemon import find_prepared
+
+        gpu = finding.gpu
+        prepared = find_prepared(self._slurm_environment, finding.uuids)
+        self._settled.takes_one_process = gpu is not None and gpu.compute_mode == ONE_PROCESS
+        self._preparation.note_gpu(finding, prepared.gpus)
+        if self._record.mode not in PREPARED:
+            self._settled.settle(self._record.mode, "as planned")
+            return
+        # What NVML does not tell the job, it may have told root.
+        problem = "" if prepared.gpus and not finding.uuids else finding.problem
+        cap = finding.client_cap
+        if not problem and cap is not None and self._record.degree > cap:
+            problem = f"{self._record.degree} members at once are more than {cap} MPS clients"
+        if problem:
+            self._daemon.fall_back(problem)
+            return
+        self._preparation.add_notes(*prepared.notes)
+        self._daemon.start(prepared.daemon)
+
+    def give_up(self, error: Exception) -> bool:
+        """Do without what cannot be prepared; True where that settles it."""
+        if not self.is_settled:
+            self._search = None
+            self._daemon.fall_back(f"it could not be prepared: {error}")
+        return self.is_settled
+
+    def refuse(self, reason: str) -> None:
+        """Start nothing here any more: another GPU set of the job has to."""
+        self._settled.refuse(reason, reason)
+
+    def find_lost(self) -> str:
+        """Which of the pack's GPUs NVML does not show any more; empty for none.
+
+        From then on nothing starts here. Waits for NVML.
+        """
+        if self._lost is None:
+            from slurm_colloc.runtime.lost_gpu import LostGpu
+
+            self._lost = LostGpu()
+        problem = self._lost.look(self.setup.gpus)
+        if problem and not self.refusal:
+            self.refuse(problem)
+        return problem
+
+    @property
+    def has_lost_gpu(self) -> bool:
+        """A GPU of the pack is gone."""
+        return self._lost is not None and bool(self._lost.problem)
+
+    # -- members ------------------------------------------------------------------------------
+
+    def place(
+        self, member: Member, share: GpuShare = AS_PLANNED
+    ) -> tuple[GpuUse | None, dict[str, str]]:
+        """How a member that starts now is put on the GPU, and the environment that does it.
+
+        Args:
+            member: The member.
+            share: What it is given.
+        """
+        is_apart = member.record.retries.apart and not self.needs_mps
+        pipe_directory = self._daemon.pipe_directory
+        if self.mode is SharingMode.MPS and pipe_directory and not is_apart:
+            return place_on_shared_gpu(member, share, self._record, self.setup, pipe_directory)
+        if self.instances is not None:
+            return self.instances.place(member, share)
+        return place_without_mps(self.mode, share, self.setup)
+
+    def list_stuck(self) -> list[int]:
+        """Members that a fault has hit and that keep the server from taking new clients."""
+        stuck = self._daemon.list_stuck()
+        return stuck if self.instances is None else stuck + self.instances.list_stuck()
+
+    def catch_up(self) -> None:
+        """Hear all that the daemon has said up to now; waits for a moment at most."""
+        self._daemon.catch_up()
+        if self.instances is not None:
+            self.instances.catch_up()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Leave no files behind: Slurm is about to kill all that is left of the pack."""
+        self._daemon.let_go()
+        if self.instances is not None:
+            self.instances.let_go()
+
+    def close(self) -> None:
+        """End the daemon, once all members have ended."""
+        for call in (self._search, self.instances):
+            if call is not None:
+                call.close()
+        self._search = None
+        self._daemon.close()

@@ -1,1 +1,0 @@
-"""Starting a member and ending it: command line, environment, processes, signals."""

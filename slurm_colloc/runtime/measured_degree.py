@@ -1,0 +1,461 @@
+"""How many members of a pack run at once: measured by pausing them, as soon as they have settled.
+
+All that surely fit start together. Then windows are measured in which a part of them runs; the best
+degree (model.measurement) goes on, and the others are parked: paused, until a place is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
+from slurm_colloc.model.measurement import (
+    AGAIN_S,
+    DegreeMeasurement,
+    choose_for_the_end,
+    describe_seldom_lines,
+    find_measuring_reason,
+    may_cost,
+    measure_degree,
+)
+from slurm_colloc.model.member import tell_number
+from slurm_colloc.model.quantities import format_members
+from slurm_colloc.model.why_not_now import BEING_MEASURED, say_at_once, say_no_more
+from slurm_colloc.planning.known_degree import KnownDegree
+from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
+from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members_to_measure import (
+    MembersToMeasure,
+    RateDrift,
+    describe_fixed,
+)
+from slurm_colloc.runtime.pause_members import MemberPauser
+from slurm_colloc.runtime.pause_windows import PauseWindows
+from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
+from slurm_colloc.store.member_states import PARKED
+from slurm_colloc.store.runner_requests import KEPT, DegreeRecord, write_degree
+
+AFTER_SIGNAL_S = 60.0
+"""What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
+AFTER_ABORT_S = 5.0
+"""After a measurement that was ended by a member that came or went."""
+LOOK_S = 0.25
+ROUNDED_MB = 256
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class MeasuredDegree:
+    """Measures a pack, and parks who is too many.
+
+    Attributes:
+        pack: The pack's directory.
+        attempt: The attempt's number.
+        members: Its members.
+        time_left: Knows what is left of the pack's time.
+        journal: The pack's log.
+        progress: Sees what its members are like.
+        rates: Reads their steps.
+        pauser: Pauses them.
+        memory: What is reserved of the GPUs' memory.
+        find_known: How many of such members run at once by what earlier packs measured.
+        planned_degree: How many run at once where nothing can be measured.
+        find_unwatched: Why nothing of the pack is watched; empty where it is.
+        find_obstacle: Why nothing is measured in it; empty where it is.
+        count_waiting: How many wait that may start here, in other packs, too.
+        clock: Seconds that only grow.
+    """
+
+    pack: Path
+    attempt: int
+    members: PackMembers
+    time_left: TimeLeft
+    journal: Journal
+    progress: ProgressReader
+    rates: WindowRates
+    pauser: MemberPauser
+    memory: GpuMemoryRoom
+    find_unwatched: Callable[[], str]
+    find_obstacle: Callable[[], str]
+    find_known: Callable[[Sequence[Member]], KnownDegree | None] = lambda _: None
+    planned_degree: int = 1
+    count_waiting: Callable[[], int] = lambda: 0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._to_measure = MembersToMeasure(
+            self.members, self.progress, self.rates, self.pauser, self.clock
+        )
+        self._has_let_go = False
+        """A parked member has gone on although there was no place for it: it was sent a signal."""
+        self._windows = PauseWindows(self.pauser, self.rates, self.clock)
+        self._drift = RateDrift(self.rates, self.clock)
+        self._record = DegreeRecord(self.attempt, places=1)
+        self._measured: dict[str, int] = {}
+        """Of how many of each kind the last measurement was; empty before."""
+        self._measured_at = 0.0
+        self._begun_at: float | None = None
+        self._looked_at = 0.0
+        self._wants = ""
+        self._is_stale = False
+        self._is_off = False
+        self._off_kinds: set[str] = set()
+        self._not_before = 0.0
+        self._going: set[int] = set()
+
+    # -- what others ask ----------------------------------------------------------------------
+
+    @property
+    def is_measuring(self) -> bool:
+        """Members are paused for a measurement."""
+        return self._windows.is_open
+
+    def list_due(self) -> list[float]:
+        """When something is to be done (monotonic clock)."""
+        return self._windows.list_due()
+
+    def describe(self, member: Member) -> str:
+        """Why a member waits although it has a place; empty where it may start."""
+        running = self.members.running()
+        if len(self.members.places) < 2 or not running or self.members.takes_one:
+            return ""
+        if self._windows.is_open:
+            return f"{BEING_MEASURED} with {format_members(len(running))}"
+        known = None if self._measured else self.find_known([*running, member])
+        if known is not None and not known.is_open and len(running) >= known.degree:
+            return _tell_known(known)
+        is_full = self._is_full(member) or self._list_parked()
+        if is_full and not self._is_last_moment(member):
+            return self._record.reason or say_no_more(self._record.degree)
+        return ""
+
+    def find_room(self) -> int:
+        """How many more members may start now, whatever they are like."""
+        running = self.members.running()
+        free = len(self.members.free_cpus)
+        if not (free and running) or self._windows.is_open or self._list_parked():
+            # A pack in which none runs ends, and gives its GPU to the next one.
+            return 0
+        most = free
+        if self._is_decided:
+            # A pack that was measured at most doubles, and is measured again.
+            most = min(len(running), self._record.degree - len(running))
+        elif self._is_off or self.find_obstacle():
+            most = self.planned_degree - len(running)
+        elif (known := self.find_known(running)) is not None and not known.is_open:
+            most = known.degree - len(running)
+        room = self.memory.count_room()
+        return max(0, min(free, most, free if room is None else room))
+
+    def _is_full(self, member: Member) -> bool:
+        """Whether no more may run by the last measurement, which tells of such members."""
+        running = self.members.running()
+        if not self._is_decided or len(running) < self._record.degree:
+            return False
+        kinds = self._to_measure.count_kinds([*running, member])
+        is_old = self.clock() >= self._measured_at + AGAIN_S
+        # One alone is never measured: with one more it is.
+        return set(kinds) <= set(self._measured) and not (is_old and len(running) == 1)
+
+    # -- the runner's turn --------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Do what is due: a window, a place that is free, a new measurement."""
+        running = self.members.running()
+        if self._begun_at is None and running:
+            self._begun_at = self.clock()
+        self.pauser.check(running)
+        if self._windows.is_open:
+            self._not_before = self.clock() + AFTER_ABORT_S
+            measured = self._windows.work(running)
+            if measured is None:
+                self._note_abort()
+            else:
+                self._apply(measured, running)
+            return
+        if self._refill(self._record.degree):
+            self._write()
+        if self._has_let_go:
+            self._has_let_go = False
+            self._not_before = self.clock() + AFTER_SIGNAL_S
+            self._wants, self._is_stale = "a parked member has gone on", False
+        now = self.clock()
+        if now >= self._looked_at + LOOK_S:
+            self._looked_at = now
+            self.progress.work()
+            self._to_measure.note_first(running)
+            self._note_company(running)
+            self._look(running)
+            is_told = len(self.members.places) > 1 and not self.find_unwatched()
+            is_still = is_told and not self._windows.is_open
+            if is_still and self._describe_now() != self._record:
+                self._write()
+
+    def stop(self) -> None:
+        """Let all go on: the pack ends, or Slurm has not decided whether it does."""
+        self._windows.stop()
+        self._let_go()
+
+    def _note_abort(self) -> None:
+        """Where a measurement has ended without a result half of the pack stood still meanwhile."""
+        if self._windows.is_open:
+            return
+        cost_s = self._record.cost_s + self._windows.lasted_s / 2
+        self._record = dataclasses.replace(self._record, cost_s=cost_s)
+
+    # -- measuring ----------------------------------------------------------------------------
+
+    def _note_company(self, running: Sequence[Member]) -> None:
+        """Who runs together: rates of before tell nothing of those after a change."""
+        going = {member.number for member in running if member.paused_at is None}
+        if going != self._going:
+            self._going = going
+            self._drift.forget()
+        kinds = set(self._to_measure.count_kinds(running)) if self._is_off else set()
+        if kinds - self._off_kinds and not self.find_obstacle():
+            # Of those that have come something may be measured.
+            self._is_off = False
+
+    def _look(self, running: Sequence[Member]) -> None:
+        if self._is_off or len(self.members.places) < 2 or self.members.takes_one:
+            return
+        if self.find_unwatched():
+            # That nothing is watched has been said.
+            self._is_off = True
+            return
+        if running and self._record.state is DegreeState.OFF and not self.find_obstacle():
+            self._record = dataclasses.replace(self._record, state=DegreeState.MEASURING)
+            self._write()
+        if len(running) < 2 or self.clock() < self._not_before:
+            return
+        if any(member.asked is not None or member.end_by is not None for member in running):
+            # They have their time to save what they have.
+            return
+        obstacle = self.find_obstacle()
+        if not obstacle and not any(self.progress.counts_steps(member) for member in running):
+            obstacle = "nothing counts their steps"
+        if obstacle:
+            self._give_up(f"nothing is measured: {obstacle}", running)
+            return
+        counts = {member.number: self.rates.read(member) for member in running}
+        if seldom := self._to_measure.describe_no_steps(running, counts):
+            self._give_up(f"nothing is measured: {seldom}", running)
+            return
+        if not self._to_measure.have_settled(running, counts):
+            return
+        is_first = not self._measured
+        if is_first and self._to_measure.expects_more(running, self.memory, self.count_waiting):
+            return
+        self._find_reason(running)
+        if self._wants:
+            self._settle(running, counts, is_first=is_first)
+
+    def _settle(
+        self, running: Sequence[Member], counts: dict[int, StepCount | None], *, is_first: bool
+    ) -> None:
+        """Find out how many run at once: by what is known of them, or by measuring."""
+        known = None if self._is_stale else self.find_known(running)
+        elapsed_s = self.clock() - (self._begun_at or self.clock())
+        if known is not None and (not known.is_open or len(running) <= known.degree):
+            self._take_known(known, running)
+        elif may_cost(self._record.cost_s, elapsed_s, is_first=is_first):
+            self.journal.write("measures", members=len(running), reason=self._wants)
+            self._wants = ""
+            self._begin(running, counts)
+
+    def _find_reason(self, running: Sequence[Member]) -> None:
+        """Find out why the pack is to be measured now, if it is; and whether rates are stale."""
+        if self._wants:
+            return
+        elapsed_s = self.clock() - self._measured_at
+        reason = find_measuring_reason(
+            self._to_measure.count_kinds(running),
+            self._measured,
+            elapsed_s=elapsed_s,
+            has_parked=bool(self._list_parked()),
+        )
+        self._wants = reason
+        self._is_stale = bool(self._measured) and elapsed_s >= AGAIN_S
+        one = None if reason else self._drift.find([m for m in running if m.paused_at is None])
+        if one is not None:
+            self._wants = f"the rate of member {tell_number(one.number)} has changed"
+            self._is_stale = True
+
+    def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:
+        fixed = set(self.pauser.find_obstacles(running))
+        ordered = self._to_measure.order(running, fixed)
+        pausable = [
+            self._to_measure.build(m, counts[m.number], fixed, is_stale=self._is_stale)
+            for m in ordered
+        ]
+        if obstacle := describe_fixed(pausable) or describe_seldom_lines(pausable):
+            self._give_up(f"nothing is measured: {obstacle}", running)
+            return
+        self._windows.begin(measure_degree(pausable), ordered)
+
+    def _take_known(self, known: KnownDegree, running: Sequence[Member]) -> None:
+        """What earlier packs of the same scripts measured need not be measured again."""
+        self._wants = ""
+        self._measured = self._to_measure.count_kinds(running)
+        self._measured_at = self.clock()
+        self._park_beyond(known.degree, running)
+        degree = len(self.members.places) if known.is_open else known.degree
+        stp = None if known.point is None else known.point.stp
+        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known))
+
+    # -- deciding -----------------------------------------------------------------------------
+
+    @property
+    def _is_decided(self) -> bool:
+        return self._record.state is DegreeState.SETTLED
+
+    def _apply(self, measured: DegreeMeasurement, running: Sequence[Member]) -> None:
+        for rate in measured.rates_alone:
+            self.progress.note_alone(rate)
+        self._drift.forget()
+        self._measured = self._to_measure.count_kinds(running)
+        self._measured_at = self.clock()
+        self._record = dataclasses.replace(
+            self._record,
+            cost_s=self._record.cost_s + measured.cost_s,
+            curve=measured.curve or self._record.curve,
+            rates_alone=tuple(
+                self.progress.rates_alone[n] for n in sorted(self.progress.rates_alone)
+            ),
+        )
+        if measured.problem:
+            self._give_up(f"nothing is measured: {measured.problem}", running)
+            return
+        left = len(running) + self.count_waiting()
+        room = self.memory.count_room()
+        at_once = len(self.members.places)
+        at_once = at_once if room is None else min(at_once, len(running) + room)
+        chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
+        stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
+        self._park_beyond(chosen, running)
+        # Where all go on, it is not known yet that one more would be too many.
+        degree = len(self.members.places) if chosen >= len(running) else chosen
+        reason = describe_curve(measured.curve, degree) or say_no_more(degree)
+        if chosen > measured.degree:
+            reason += f"; with {measured.degree} at once the last would end later"
+        self._decide(DegreeState.SETTLED, degree, stp, reason)
+
+    def _decide(self, state: DegreeState, degree: int, stp: float | None, reason: str) -> None:
+        running = len(self.members.running())
+        decision = DegreeDecision(time.time(), state, running, degree, stp, reason)
+        decisions = (*self._record.decisions, decision)[-KEPT:]
+        self._record = dataclasses.replace(
+            self._record, state=state, degree=degree, decisions=decisions
+        )
+        self.journal.write(
+            "degree", state=state.value, running=running, degree=degree,
+            stp=None if stp is None else round(stp, 3), reason=reason,
+        )  # fmt: skip
+        self._write()
+
+    def _give_up(self, reason: str, running: Sequence[Member]) -> None:
+        """As many run as were planned."""
+        self._is_off = True
+        self._off_kinds = set(self._to_measure.count_kinds(running))
+        self.stop()
+        self._decide(DegreeState.OFF, len(self.members.places), None, reason)
+
+    def _describe_now(self) -> DegreeRecord:
+        """What those are told that would join, or whose members might come."""
+        running = self.members.running()
+        free_mb = self.memory.find_free_mb()
+        return dataclasses.replace(
+            self._record,
+            places=len(self.members.places),
+            parked=tuple(member.number for member in self._list_parked()),
+            # Beyond those that wait here.
+            room=max(0, self.find_room() - len(self.members.waiting)),
+            # Figures of every moment would be written at every moment.
+            free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
+            memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
+        )
+
+    def _write(self) -> None:
+        self._record = self._describe_now()
+        with contextlib.suppress(StateError):
+            write_degree(self.pack, self._record)
+
+    # -- parking ------------------------------------------------------------------------------
+
+    def _list_parked(self) -> list[Member]:
+        """Those that are."""
+        return [member for member in self.members.running() if member.is_parked]
+
+    def _park_beyond(self, degree: int, running: Sequence[Member]) -> None:
+        """Let so many go on, and park the others as far as that may be."""
+        fixed = {m.number for m in running if self.pauser.get_obstacle(m.number)}
+        too_many = self._to_measure.order(running, fixed)[degree:]
+        parked = [
+            member
+            for member in too_many
+            if not self._to_measure.describe_parking_obstacle(member)
+            and not self._is_last_moment(member)
+        ]
+        for member in running:
+            member.is_parked = member in parked
+        self.pauser.resume([member for member in running if not member.is_parked])
+        self.pauser.pause(parked, PARKED)
+
+    def _let_go(self) -> None:
+        """All go on."""
+        running = self.members.running()
+        for member in running:
+            member.is_parked = False
+        self.pauser.resume(running)
+
+    def _refill(self, degree: int) -> bool:
+        """Let those go on for which there is a place, or too little time; True where some did.
+
+        Args:
+            degree: As many may run.
+        """
+        parked = self._list_parked()
+        if not parked:
+            return False
+        going = len(self.members.running()) - len(parked)
+        ordered = self._to_measure.order(parked, set())
+        to_resume = ordered[: max(0, degree - going)]
+        for member in ordered[len(to_resume) :]:
+            if member.paused_at is None:
+                # A signal, or an end, has let it go on.
+                member.is_parked = False
+                self._has_let_go = True
+            elif self._is_last_moment(member):
+                self.journal.write("not_parked", member=member.number, reason="too little time")
+                to_resume.append(member)
+        for member in to_resume:
+            member.is_parked = False
+        self.pauser.resume(to_resume)
+        return len(self._list_parked()) != len(parked)
+
+    def _is_last_moment(self, member: Member) -> bool:
+        """Whether a member would have too little of the pack's time left if it waited longer.
+
+        It is judged by its `--time`, of which the wall limit is more than it needs where it does
+        not share.
+        """
+        left_s, wall_s = self.time_left.left_s, member.spec.plan.wall_limit_s
+        if left_s is None or wall_s is None:
+            return False
+        alone_s = min(wall_s, member.spec.job.time_limit_s or wall_s)
+        has_run_s = 0.0
+        if member.deadline is not None:
+            now = self.clock()
+            paused_s = 0.0 if member.paused_at is None else now - member.paused_at
+            has_run_s = max(0.0, wall_s - (member.deadline + paused_s - now))
+        return left_s < alone_s - has_run_s + END_MARGIN_S
+
+
+def _tell_known(known: KnownDegree) -> str:
+    said = say_at_once(known.degree) if known.is_open else say_no_more(known.degree)
+    return f"{said}: {known.describe()}"

@@ -1,0 +1,319 @@
+"""The figures of a place: what is left of GPU memory, host memory and time for one more member.
+
+What is reserved for a member is its part at the start (planning.hard_limits), and once it has
+settled what its process takes, with a margin. The limit that it was started with stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from slurm_colloc.model.job import Job
+from slurm_colloc.model.member import RESUBMISSIONS
+from slurm_colloc.model.quantities import format_elapsed
+from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
+from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
+from slurm_colloc.runtime.member_progress import ProgressReader
+from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.store.member_states import is_held
+from slurm_colloc.store.pack_directory import PackRecord
+
+ALIKE_MOST = 8
+"""Members that are alike have threads as if no more than these shared: a quarter of the GPU's.
+Fewer gain little (measured on an H200: 12 small trainings with a sixth each make 9.5 times the
+progress of one, 16 with a fifth 9.9), and a lone one at the end would lose more."""
+
+PATIENCE_S = 60.0
+"""How long an unknown member that cannot be held to its part is waited for until it has settled;
+then its share by the places is reserved for it."""
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class GpuMemoryRoom:
+    """What is reserved, and what is left.
+
+    Attributes:
+        members: The pack's members.
+        progress: Sees what they take.
+        find_usable_mb: GPU memory that members may take together on one GPU; None where that is
+            unknown.
+        find_enforces: Whether members are held to their limits.
+        find_gpus: The pack's GPUs by UUID; none where they are not known.
+        find_obstacle: Why nothing is measured in this pack; empty where it is.
+        clock: Seconds that only grow.
+    """
+
+    members: PackMembers
+    progress: ProgressReader
+    find_usable_mb: Callable[[], int | None]
+    find_enforces: Callable[[], bool]
+    find_obstacle: Callable[[], str]
+    find_gpus: Callable[[], tuple[str, ...]] = tuple
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._unsettled_since: dict[tuple[int, int], float] = {}
+
+    def find_need_mb(self, member: Member) -> int | None:
+        """What a member needs: as planned, or as one like it took; None where unknown."""
+        floor_mb = member.record.retries.gpu_memory_mb
+        planned_mb = member.spec.plan.gpu_memory_limit_mb
+        need_mb = planned_mb if planned_mb is not None else self.progress.find_gpu_need_mb(member)
+        return max(floor_mb, need_mb or 0) if floor_mb else need_mb
+
+    def is_too_large(self, member: Member) -> bool:
+        """Whether a member takes more than a whole GPU of this pack has."""
+        usable_mb, need_mb = self.find_usable_mb(), self.find_need_mb(member)
+        return usable_mb is not None and need_mb is not None and need_mb > usable_mb
+
+    def find_free(self) -> FreeMemory | None:
+        """What is reserved for none of those that run; None where GPU memory bounds nothing."""
+        usable_mb = self.find_usable_mb()
+        if usable_mb is None:
+            return None
+        gpus = self.find_gpus() or ("",)
+        free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
+        for member in self.members.running():
+            reserved_mb = self._find_reserved_mb(member, usable_mb)
+            for gpu in self._list_gpus(member):
+                free_mb[gpu] -= reserved_mb
+                count[gpu] += 1
+        return FreeMemory(usable_mb, free_mb, count, self.find_enforces())
+
+    def find_free_mb(self) -> int | None:
+        """What is reserved for none, on the GPU with most of it; None where unknown."""
+        free = self.find_free()
+        return None if free is None else max(0, *free.free_mb.values(), 0)
+
+    def describe(self, member: Member) -> str:
+        """Why a waiting member finds no GPU memory; empty where it may start."""
+        free, running = self.find_free(), self.members.running()
+        if free is None or not running or not self._counts():
+            return ""
+        need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
+        if member.process is not None and free.enforces:
+            # At the door: what it was started with.
+            need_mb = member.reserved_mb
+        if free.choose_part_mb(need_mb, gpus) is not None:
+            return ""
+        gpu = min(free.choose_gpus(gpus), key=free.free_mb.__getitem__)
+        taken = (
+            f"{free.usable_mb - free.free_mb[gpu]} of {free.usable_mb} MB are reserved for "
+            f"{free.members[gpu]}"
+        )
+        if need_mb is None:
+            return f"{NO_MEMORY}{taken}, and what it takes is not known"
+        return f"{NO_MEMORY}{taken}, and it may take {need_mb} MB"
+
+    def reserve(
+        self, member: Member, *, is_later: bool = False
+    ) -> tuple[int | None, tuple[str, ...]]:
+        """Reserve memory for a member that starts now.
+
+        Args:
+            member: The member.
+            is_later: It waits until so much is free before it uses the GPU.
+
+        Returns:
+            What its process may take at most of each of its GPUs, None for no limit; and the GPUs
+            that it gets, none where they are not known.
+        """
+        free = self.find_free()
+        member.reserved_mb = None
+        if free is None:
+            return None, ()
+        gpus = member.spec.plan.gpus
+        chosen = free.choose_gpus(gpus)
+        named = tuple(gpu for gpu in self.find_gpus() if gpu in chosen)
+        if not self._counts():
+            return member.spec.plan.gpu_memory_limit_mb, named
+        need_mb = self.find_need_mb(member)
+        part_mb = free.choose_part_mb(need_mb, gpus)
+        if is_later:
+            part_mb = free.usable_mb // PART_OF_GPU if need_mb is None else need_mb
+        if part_mb is None:
+            # The only one: it may try all that there is.
+            part_mb = max(0, free.find_free_mb(gpus))
+        member.reserved_mb = part_mb
+        return (part_mb if self._is_held_to(member) else None), named
+
+    def reserve_at_door(self, member: Member) -> None:
+        """Reserve memory for a member at the door that goes on now; its limit stays."""
+        if not self.find_enforces():
+            self.reserve(member)
+
+    def find_likely_degree(self, starting: Member) -> int | None:
+        """Among how many the GPU's threads are divided for a member that starts; None as planned.
+
+        Limits on threads pay where all that share are alike. Among unlike ones, or with some that
+        end earlier, one with few threads would be slow for as long as its process lives. The first
+        of a kind has all: its rate while the others pause is that of one alone.
+        """
+        if starting.spec.plan.predicted_slowdown is not None or self.find_obstacle():
+            return None
+        waiting = (self.members.by_number[number] for number in self.members.waiting)
+        here = [starting, *self.members.with_process(), *waiting]
+        kinds = {self.progress.find_family(member) or f"#{member.number}" for member in here}
+        if len(kinds) > 1 or not self.members.with_process():
+            return 1
+        count = len({member.number for member in here})
+        return max(1, min(len(self.members.places), count, ALIKE_MOST))
+
+    def count_room(self) -> int | None:
+        """How many more could start now that are like those that run; None for no bound.
+
+        One of the largest need that is known stands for all; where none is known, unknown ones do.
+        """
+        free = self.find_free()
+        if free is None or not self._counts():
+            return None
+        running = self.members.running()
+        needs_mb = [self.find_need_mb(member) for member in running]
+        need_mb = None if None in needs_mb else max((mb or 0 for mb in needs_mb), default=None)
+        gpus = max((member.spec.plan.gpus for member in running), default=1)
+        most = len(self.members.places)
+        return count_starts(free, [need_mb or None] * most, gpus)
+
+    def is_settled(self, member: Member) -> bool:
+        """Whether what a member takes is known by now, or will not be soon."""
+        return self.progress.find_gpu_settled_mb(member) is not None or self._is_given_up(member)
+
+    # -- by member ----------------------------------------------------------------------------
+
+    def _counts(self) -> bool:
+        """Whether what members take can be told: where they are held to it, or it is seen."""
+        return self.find_enforces() or not self.find_obstacle()
+
+    def _is_held_to(self, member: Member) -> bool:
+        """Whether a member gets a limit.
+
+        None that has failed by one gets another. Nor does one of ours end a job that may not be run
+        again; a limit that its user gave does.
+        """
+        job = member.spec.job
+        if member.record.retries.gpu_memory_mb:
+            return False
+        return job.requeue is not False or job.gpu_memory_mb is not None
+
+    def _list_gpus(self, member: Member) -> tuple[str, ...]:
+        """The GPUs that a running member uses; one without a name where they are not known."""
+        gpus = self.find_gpus() or ("",)
+        own = () if member.gpu is None else member.gpu.uuids
+        return tuple(gpu for gpu in gpus if gpu in own) or gpus
+
+    def _find_reserved_mb(self, member: Member, usable_mb: int) -> int:
+        """What counts as a running member's on each of its GPUs."""
+        stated_mb = max(
+            member.spec.job.gpu_memory_mb or 0, member.record.retries.gpu_memory_mb or 0
+        )
+        settled_mb = self.progress.find_gpu_settled_mb(member)
+        if settled_mb is not None:
+            return max(stated_mb, settled_mb)
+        share_mb = usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.members.places))
+        if member.reserved_mb is None:
+            # An earlier attempt has started it.
+            limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
+            return max(stated_mb, limit_mb or min(usable_mb, share_mb))
+        if not self.find_enforces() and self._is_given_up(member):
+            return max(stated_mb, min(member.reserved_mb, share_mb))
+        return member.reserved_mb
+
+    def _is_given_up(self, member: Member) -> bool:
+        key = member.number, member.record.starts
+        since = self._unsettled_since.setdefault(key, self.clock())
+        return self.clock() - since >= PATIENCE_S
+
+
+END_MARGIN_S = 20.0
+"""What is left of a pack's time limit for its end."""
+
+
+@dataclasses.dataclass(eq=False)
+class TimeLeft:
+    """The time of one attempt of a pack.
+
+    A member that would be ended half-way by the end of its pack is not started. It stays as it
+    came, so that the next call of csub submits it again, in a pack with time enough.
+
+    Attributes:
+        pack: The pack's directory.
+        record: Its pack.json.
+        members: Its members.
+        site_requeues: Slurm's JobRequeue.
+        clock: Seconds that only grow.
+    """
+
+    pack: Path
+    record: PackRecord
+    members: PackMembers
+    _: dataclasses.KW_ONLY
+    site_requeues: bool
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._limit_s = None if self.record.request is None else self.record.request.time_limit_s
+        self._begun_at = self.clock()
+        # Elsewhere they would not be submitted again.
+        is_swept = not self.record.carried and not self.record.local
+        self._may_hand_back = is_swept and self.record.resubmissions < RESUBMISSIONS
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until Slurm ends the pack; None without a limit that is known."""
+        if self._limit_s is None:
+            return None
+        return self._limit_s - (self.clock() - self._begun_at)
+
+    def suffices_for(self, job: Job) -> bool:
+        """Whether a job that comes from elsewhere could run to its end."""
+        if self.left_s is None:
+            return True
+        return job.time_limit_s is not None and job.time_limit_s + END_MARGIN_S <= self.left_s
+
+    def is_too_short_for(self, member: Member) -> bool:
+        """Whether a member that has not begun its work is better off in another pack."""
+        job, left_s = member.spec.job, self.left_s
+        if not self._may_hand_back or left_s is None or job.time_limit_s is None:
+            return False
+        loads_only = member.is_at_door and member.pid is not None
+        if left_s >= job.time_limit_s or member.record.starts > int(loads_only):
+            return False
+        if left_s <= 0:
+            # The pack runs on beyond its limit, so that was raised.
+            return False
+        may_restart = self.site_requeues if job.requeue is None else job.requeue
+        # Another pack has no more time than this one had: a job that needs all may start here.
+        assert self._limit_s is not None
+        is_better = job.time_limit_s + END_MARGIN_S <= self._limit_s and self._has_begun()
+        return may_restart and is_better and not is_held(self.pack, member.number)
+
+    def describe(self, member: Member) -> str:
+        """Why a waiting member is not to be started here any more; empty where it may be."""
+        if not self.is_too_short_for(member):
+            return ""
+        if is_time_reason(member.record.reason):
+            # As it was written down.
+            return member.record.reason
+        left_s, limit_s = self.left_s, member.spec.job.time_limit_s
+        assert left_s is not None
+        assert limit_s is not None
+        return (
+            f"{TOO_LITTLE_TIME}{format_elapsed(int(left_s))} left, and it may take "
+            f"{format_elapsed(limit_s)}: it is submitted again once the pack has ended"
+        )
+
+    def _has_begun(self) -> bool:
+        """A member has been started: no pack hands back all that it was given."""
+        members = self.members.by_number.values()
+        return any(member.process is not None or member.record.starts for member in members)
+
+
+def count_host_memory_left_mb(record: PackRecord, members: Iterable[Member]) -> int | None:
+    """What members leave of a pack's host memory; None where it asked for no amount."""
+    total_mb = None if record.request is None else record.request.host_memory_mb
+    if total_mb is None:
+        return None
+    return total_mb - sum(member.spec.plan.host_memory_mb or 0 for member in members)

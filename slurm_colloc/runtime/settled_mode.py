@@ -1,0 +1,155 @@
+"""The sharing mode that holds in a pack: settled, fallen back to, or refused; and who is told.
+
+Also: how patient a runner is with the GPU, its driver and its MPS daemon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from slurm_colloc.model.job import ShareRequest
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
+from slurm_colloc.runtime.guarded_steps import Journal
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.setup_record import SetupRecord
+
+
+# ----
+# The sharing mode that holds in a pack: settled, fallen back to, or refused; and who is told.
+
+ONE_PROCESS = "EXCLUSIVE_PROCESS"
+
+PREPARED = (SharingMode.MPS, SharingMode.MIG)
+"""What needs something on the node, and falls back to the next where it cannot be had."""
+
+
+class SettledMode:
+    """Keeps the mode, and writes down each change.
+
+    Args:
+        preparation: The attempt's setup.
+        request: What `--share` asked for.
+        journal: The pack's log.
+        mode: The mode that holds from the start; None while it is being prepared.
+    """
+
+    def __init__(
+        self,
+        preparation: SetupRecord,
+        request: ShareRequest,
+        journal: Journal,
+        mode: SharingMode | None,
+    ) -> None:
+        self._preparation = preparation
+        self._request = request
+        self._journal = journal
+        self._has_told = False
+        self.mode = mode
+        self.refusal = ""
+        """Why nothing may start here."""
+        self.takes_one_process = False
+        """The GPU lets one process in at a time."""
+        self.lacks_mig = ""
+        """Why there are no MIG instances, where they were asked for."""
+
+    def settle(self, mode: SharingMode, reason: str) -> None:
+        """This mode holds."""
+        if not self.refusal:
+            self.mode = mode
+            self._preparation.write(mode=mode.value, reason=reason)
+            self._journal.write("sharing", mode=mode.value, reason=reason)
+
+    def settle_mps(self, active_ms: float | None) -> None:
+        """MPS holds: its server takes clients."""
+        if self.refusal:
+            return
+        self.mode = SharingMode.MPS
+        self._preparation.write(
+            mode=SharingMode.MPS.value,
+            reason=self.lacks_mig or "the node has MPS, and its GPU takes it",
+            active_ms=active_ms,
+        )
+        if self.lacks_mig and not self._has_told:
+            self._has_told = True
+            self._tell(f"members share the GPU by MPS: {self.lacks_mig}")
+        self._journal.write(
+            "sharing",
+            mode=SharingMode.MPS.value,
+            ms=self._preparation.setup.control_ms,
+            active_ms=active_ms,
+        )
+
+    def settle_one_at_a_time(self, reason: str) -> None:
+        """Members run one after the other: MPS does not hold them together."""
+        self.takes_one_process = True
+        self._preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
+        self.settle(SharingMode.TIMESLICE, reason)
+        self._tell(f"members run one at a time: {reason}")
+
+    def fall_back(self, reason: str) -> None:
+        """Go on without what was asked for, or not at all where that is not allowed."""
+        if self.refusal:
+            return
+        if self._request.strict:
+            self.refuse(f"{self._request} was asked for, and {reason}", reason)
+            return
+        if self.takes_one_process:
+            self._preparation.add_notes(
+                f"the GPU is in compute mode {ONE_PROCESS}: without MPS {ONE_AT_A_TIME}"
+            )
+        reason = "; ".join(filter(None, (self.lacks_mig, reason)))
+        self.settle(SharingMode.TIMESLICE, reason)
+        if self._request.mode in PREPARED:
+            self._tell(f"members share the GPU by time slices: {reason}")
+
+    def refuse(self, refusal: str, reason: str) -> None:
+        """Nothing starts here any more.
+
+        Args:
+            refusal: Why, for the members.
+            reason: Why, for the setup.
+        """
+        self.refusal = refusal
+        self.mode = None
+        self._preparation.write(mode="", reason=reason)
+        self._journal.write("no_sharing", asked=str(self._request), reason=reason)
+
+    @staticmethod
+    def _tell(text: str) -> None:
+        sys.stderr.write(f"csub: {text}\n")
+        sys.stderr.flush()
+
+
+# ---- How patient a runner is with the GPU, its driver and its MPS daemon -------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuPatience:
+    """Times in seconds, all at once, so that a test can shorten them.
+
+    Attributes:
+        nvml_s: How long NVML may take at the start: a GPU without persistence mode takes seconds.
+        fault_grace_s: How long members that a fault has hit may take to end by themselves: their
+            contexts are dead, and until they are gone the server takes no new client (CUDA MPS
+            manual, "Error containment").
+        mend_s: How long a server may take to mend once they are gone; about 1 s on an H200.
+        stop_s: How long the end of the daemon is waited for.
+        status_s: How long the daemon's answer is waited for, when a member has ended.
+        gpu_looks_s: When NVML is asked for a member that is not known to be a client, after its
+            start: it may use the GPU without MPS.
+        gpu_look_every_s: How often NVML is asked at most.
+        bases: Where the daemon's directory may lie; empty for the usual places.
+    """
+
+    nvml_s: float = 20.0
+    fault_grace_s: float = 60.0
+    mend_s: float = 5.0
+    stop_s: float = 20.0
+    status_s: float = 1.0
+    gpu_looks_s: tuple[float, ...] = (15.0, 60.0)
+    gpu_look_every_s: float = 60.0
+    bases: tuple[str, ...] = ()

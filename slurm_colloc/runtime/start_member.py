@@ -1,0 +1,434 @@
+"""Starting members: what each finds in its environment, where it writes, and what runs it.
+
+Also: members whose wrappers have come up: their start is written down, and their time runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from slurm_colloc.model.job_values import (
+    SET_VARIABLE,
+    PatternValues,
+    choose_output_paths,
+    expand_pattern,
+)
+from slurm_colloc.model.member import MemberState
+from slurm_colloc.runtime import member_environment as environments
+from slurm_colloc.runtime.allocation import Allocation, find_user_name
+from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
+from slurm_colloc.runtime.mps_clients import MpsClients
+from slurm_colloc.runtime.path_shims import (
+    SHIMMED,
+    build_bash_variables,
+    build_inside,
+    find_shims,
+    give_shims,
+    render_bash_env,
+    tell_later_start,
+    write_shims,
+)
+from slurm_colloc.runtime.step_command import (
+    build_launch,
+    build_srun_argv,
+    build_wrapper_argv,
+    start_process,
+)
+from slurm_colloc.runtime.stop_member import read_started
+from slurm_colloc.runtime.write_states import StateWriter
+from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.inbox import format_number
+from slurm_colloc.store.member_states import GpuUse, is_held
+from slurm_colloc.store.pack_directory import PackRecord, parse_environment_block
+
+PORTS = range(12000, 28000)
+"""Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
+
+PlaceOnGpu = Callable[[Member, GpuShare], tuple["GpuUse | None", dict[str, str]]]
+Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
+
+
+class MemberStarter:
+    """Starts the members of one attempt.
+
+    Args:
+        pack: The pack's directory.
+        record: Its pack.json.
+        allocation: What Slurm gave.
+        attempt: The attempt's number.
+        launcher: `srun`, `process`, or `auto` (steps first).
+        kill_wait_s: From TERM to KILL.
+        passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
+        lone: The only member, in an allocation that is exactly what it asked for: it runs as
+            the batch script would, with the batch script's output.
+        journal: The pack's log.
+        place_on_gpu: How a member is put on the GPU, and the environment that does it.
+        watch: The environment by which a member's progress is followed.
+        site_appends: Output is appended where the user has not said how (JobFileAppend).
+    """
+
+    def __init__(
+        self,
+        *,
+        pack: Path,
+        record: PackRecord,
+        allocation: Allocation,
+        attempt: int,
+        launcher: str,
+        kill_wait_s: float,
+        passes_on: bool,
+        lone: bool,
+        journal: Journal,
+        place_on_gpu: PlaceOnGpu,
+        watch: Watch,
+        site_appends: bool = False,
+    ) -> None:
+        self._site_appends = site_appends
+        self._place_on_gpu = place_on_gpu
+        self._watch = watch
+        self._pack = pack
+        self._record = record
+        self._allocation = allocation
+        self._attempt = attempt
+        self._kill_wait_s = kill_wait_s
+        self._passes_on = passes_on
+        self._lone = lone
+        self._journal = journal
+        self._may_fall_back = launcher == "auto"
+        self.launcher = "srun" if launcher == "auto" else launcher
+        # With another --export nothing of what sbatch was given reaches the batch script.
+        sent = {} if "export" in dict(record.group) else dict(record.client_environment)
+        self._added = environments.compute_added_by_slurm(allocation.environment, sent)
+        self._has_shims = not lone and not record.local
+        if self._has_shims:
+            write_shims(pack, sys.executable)
+        self._ports: dict[int, int] = {}
+
+    def start(self, member: Member, place: PackPlace, share: GpuShare = AS_PLANNED) -> bool:
+        """Start a member in a place; False where it was held at the last moment.
+
+        Args:
+            member: The member.
+            place: Where.
+            share: What it is given of the GPU.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        job, plan = member.spec.job, member.spec.plan
+        directory = self._pack / "members" / format_number(member.number)
+        member.prefix = str(directory / f"run.{self._attempt}.{member.record.starts + 1}")
+        cpus = place.choose_cpus(plan.cpus)
+        captured = environments.parse_pairs(
+            parse_environment_block((directory / "env").read_bytes()).items()
+        )
+        name = member.name(self._allocation.shown_job_id)
+        added = self._added | _describe_submission(member, self._added)
+        shared = not self._lone and self._record.degree > 1
+        where = environments.MemberContext(
+            # A batch script's own array may be another than the one its members are named after.
+            job_id=self._allocation.job_id.partition("_")[0] if self._lone else name.job,
+            member=str(name),
+            pack=str(self._pack),
+            run=member.prefix,
+            shims=find_shims(directory) if self._has_shims else "",
+            cpus=cpus,
+            starts=member.record.starts,
+            tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
+            port=self._choose_port(member.number) if shared else None,
+            shared=not self._lone,
+            started_at=int(time.time()),
+        )
+        alone = environments.compose_environment(captured, added, job, plan, where)
+        composed = alone | environments.compute_own_resources(captured, added, alone, plan, where)
+        member.gpu, on_gpu = self._place_on_gpu(member, share)
+        composed.update(on_gpu)
+        member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
+        output, error = (None, None) if self._lone else self._choose_outputs(member)
+        written = self._find_own_outputs() if self._lone else (output, error)
+        member.outputs = _measure_outputs(
+            *(path and os.path.join(job.directory, path) for path in written),
+            truncates=self._truncates(member) and not self._lone,
+        )
+        composed.update(self._watch(member, composed))
+        if self._has_shims:
+            self._give_shims(member, where, alone, composed, (output, error))
+        member.launcher = self.launcher
+        is_step = member.launcher == "srun"
+        launch = build_launch(
+            job=job,
+            script=str(directory / "script"),
+            environment=composed,
+            cpus=cpus,
+            truncates=self._truncates(member),
+            source=self._choose_input(member),
+            output=output,
+            error=error,
+            umask=member.spec.umask,
+            prefix=member.prefix,
+            runner_pid=os.getpid(),
+            kill_wait_s=self._kill_wait_s,
+            passes_on=self._passes_on and is_step,
+            tmpdir=member.tmpdir,
+            is_step=is_step,
+            shares_cgroup=not is_step and not self._lone,
+            # It waits for no more than its pack has.
+            together=min(job.start_together, self._record.degree, len(self._record.members)),
+        )
+        launch_file = f"{member.prefix}.launch"
+        write_json(launch_file, launch)
+        if is_held(self._pack, member.number):
+            # See store.member_states: csub has held it before it could see this file.
+            return False
+        argv = build_wrapper_argv(sys.executable, launch_file)
+        outer = self._allocation.own_environment
+        if is_step:
+            argv = build_srun_argv(str(name), plan.host_memory_mb, argv, place=self._choose_node())
+            outer = environments.build_step_environment(outer)
+        member.process = start_process(argv, outer, None if self._lone else f"{member.prefix}.log")
+        return True
+
+    def begin_time(self, member: Member, at: float) -> dict[str, str]:
+        """A running member's time begins only now.
+
+        Args:
+            member: The member.
+            at: When, in seconds since the epoch.
+
+        Returns:
+            What is different in its environment.
+
+        Raises:
+            StateError: Its squeue and its scontrol cannot be told.
+        """
+        if self._has_shims:
+            tell_later_start(self._pack / "members" / format_number(member.number), int(at))
+        added = self._added | _describe_submission(member, self._added)
+        return environments.compute_times(added, member.spec.plan, int(at))
+
+    def _choose_node(self) -> str:
+        """The option that says to srun that it is this node, where the job has others, too."""
+        return f"--nodelist={self._allocation.node}" if self._record.set_nodes else ""
+
+    def _give_shims(
+        self,
+        member: Member,
+        where: environments.MemberContext,
+        alone: Mapping[str, str],
+        composed: dict[str, str],
+        outputs: tuple[str | None, str | None],
+    ) -> None:
+        """Lay out the member's shims, and complete its environment."""
+        job, plan, job_id = member.spec.job, member.spec.plan, composed.get("SLURM_JOB_ID", "")
+        submitted = self._record if member.home is None else member.home
+        folder = Path(where.run).parent
+        bash_env = str(folder / "bash_env")
+        composed.update(build_bash_variables(composed, where.shims, bash_env))
+        composed[SET_VARIABLE] = environments.describe_own(alone, composed, job, where)
+        real = (find_real_command(name, composed.get("PATH")) for name in SHIMMED)
+        inside = build_inside(
+            where,
+            job,
+            plan,
+            job_id=job_id,
+            submit_directory=submitted.submit_directory,
+            outputs=outputs,
+            node=self._allocation.node if self._record.set_nodes else "",
+        )
+        give_shims(
+            folder, inside, render_bash_env(composed, job_id, where.shims, [*filter(None, real)])
+        )
+
+    def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
+        job, values = member.spec.job, self._choose_pattern_values(member)
+        return choose_output_paths(job.output, job.error, values, alone=member.spec.names_alone)
+
+    def _truncates(self, member: Member) -> bool:
+        """What lies in its output files goes; a later start of the same member keeps it."""
+        job = member.spec.job
+        if job.asks_open_mode:
+            return job.truncate_output
+        return not self._site_appends and member.record.starts == 0
+
+    def _choose_input(self, member: Member) -> str | None:
+        pattern = member.spec.job.input
+        return pattern and expand_pattern(pattern, self._choose_pattern_values(member))
+
+    def _choose_pattern_values(self, member: Member) -> PatternValues:
+        job, name = member.spec.job, member.name(self._allocation.shown_job_id)
+        return PatternValues(
+            job_id=name.job,
+            number=name.number,
+            is_array=job.array_task is not None,
+            name=job.name,
+            node=self._allocation.node.partition(".")[0] or socket.gethostname(),
+            user=find_user_name(),
+        )
+
+    @staticmethod
+    def _find_own_outputs() -> list[str]:
+        """Where this process writes, which is where a lone member does."""
+        found = []
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return found
+
+    def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
+        base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
+        # A name that cannot be there yet, on a path where all users can write.
+        return f"{base}/csub-{self._allocation.job_id}-{number}-{os.urandom(6).hex()}"
+
+    def _choose_port(self, number: int) -> int:
+        """A port that is free now and belongs to no neighbour."""
+        seed = "".join(filter(str.isdigit, self._allocation.job_id))
+        first = (int(seed or "0") * 97 + number) % len(PORTS)
+        self._ports.pop(number, None)
+        taken = set(self._ports.values())
+        for offset in range(len(PORTS)):
+            port = PORTS[(first + offset) % len(PORTS)]
+            if port in taken:
+                continue
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("", port))
+                except OSError:
+                    continue
+            self._ports[number] = port
+            if len(self._ports) > len(PORTS) // 2:
+                # Those that were given first have long been bound, or are not wanted.
+                del self._ports[next(iter(self._ports))]
+            return port
+        raise OSError("no free port between 12000 and 27999")
+
+    def fall_back(self, member: Member, reason: str) -> bool:
+        """Use plain processes from now on, if that is allowed; False if it is not."""
+        if not self._may_fall_back or member.launcher != "srun":
+            return False
+        if self.launcher == "process":
+            return True
+        self.launcher = "process"
+        self._journal.write("fallback", wanted="srun", used="process", reason=reason)
+        sys.stderr.write(
+            f"csub: job steps do not work here ({reason}); members run as plain processes\n"
+        )
+        sys.stderr.flush()
+        return True
+
+
+def _describe_submission(member: Member, added: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm says of the submission of a member that is not the pack's own."""
+    if member.home is None:
+        return {}
+    values = {
+        "SLURM_SUBMIT_DIR": member.home.submit_directory,
+        "SLURM_SUBMIT_HOST": member.home.submit_host,
+    }
+    return {variable: text for variable, text in values.items() if variable in added and text}
+
+
+def _measure_outputs(*paths: str | None, truncates: bool) -> tuple[tuple[str, int], ...]:
+    """A member's output files, each with its size now; what is behind that is the member's."""
+    found: dict[str, int] = {}
+    for path in paths:
+        if path is not None:
+            found[path] = 0
+            with contextlib.suppress(OSError):
+                found[path] = 0 if truncates else os.stat(path).st_size
+    return tuple(found.items())
+
+
+# ---- Members whose wrappers have come up: their start is written down, and their time runs -------
+
+
+class StartCollector:
+    """Notes the starts of members.
+
+    Args:
+        allocation: The allocation.
+        members: The members.
+        states: Writes their states.
+        journal: The pack's log.
+        keeps_time: The runner keeps the members' wall limits; Slurm does it for a lone member.
+        clients: Follows those that run under MPS.
+        steps: Keeps one member's start apart from those of the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocation: Allocation,
+        members: PackMembers,
+        states: StateWriter,
+        journal: Journal,
+        keeps_time: bool,
+        clients: MpsClients,
+        steps: GuardedSteps,
+    ) -> None:
+        self._steps = steps
+        self._allocation = allocation
+        self._members = members
+        self._states = states
+        self._journal = journal
+        self._keeps_time = keeps_time
+        self._clients = clients
+
+    def collect(self) -> None:
+        """Note the members whose wrappers have come up."""
+        for member in self._members.with_process():
+            self._steps.run(f"the start of member {member.number}", partial(self.note, member))
+
+    def note(self, member: Member) -> None:
+        """Note the start of a member, if its wrapper has come up since the last look."""
+        started = read_started(member) if member.is_starting else None
+        if started is None:
+            return
+        plan = member.spec.plan
+        member.pid = started["pid"]
+        member.wrapper_pid = started["wrapper_pid"]
+        place = self._members.place_of(member.number)
+        bound = place.choose_cpus(plan.cpus) if place else ()
+        step = started["step"]
+        if self._keeps_time:
+            member.begin_time(time.monotonic())
+        self._states.write(
+            member,
+            MemberState.RUNNING,
+            starts=member.record.starts + 1,
+            started_at=started["at"],
+            ended_at=None,
+            exit_code=None,
+            node=self._allocation.node,
+            gpus=self._allocation.gpus,
+            cpus=bound,
+            step=None if step is None else f"{self._allocation.job_id}.{step}",
+            wall_limit_s=plan.wall_limit_s,
+            reason="",
+            gpu=member.gpu,
+            cause="",
+            at_door=member.is_at_door,
+        )
+        if member.gpu is not None and member.gpu.is_under_mps:
+            self._clients.watch(member)
+        use = None if member.gpu is None else dataclasses.asdict(member.gpu)
+        self._journal.write("start", member=member.number, step=step, cpus=bound, gpu=use)
+
+    def note_clients(self) -> None:
+        """Write down which members have become MPS clients."""
+        while self._clients.news:
+            number, is_client = self._clients.news.popitem()
+            member = self._members.by_number.get(number)
+            if member is not None and member.process is not None and member.gpu is not None:
+                member.gpu = dataclasses.replace(member.gpu, is_mps_client=is_client)
+                self._states.write(member, member.record.state, gpu=member.gpu)

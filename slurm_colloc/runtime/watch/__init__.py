@@ -1,1 +1,0 @@
-"""The monitor alongside the members, and what the runner reads of it."""

@@ -1,1 +1,0 @@
-"""What earlier runs and Slurm's accounting have taught, kept for later plans."""

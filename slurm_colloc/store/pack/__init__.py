@@ -1,1 +1,0 @@
-"""The files of one pack and its members; no figure is computed here."""
