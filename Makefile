@@ -1,6 +1,6 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test test-all test-part coverage test-matrix check bench bench-gpu clean node-tree node-deb node-rpm
+.PHONY: help demo test test-all test-part coverage test-matrix check bench bench-gpu docs release clean node-tree node-deb node-rpm
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
@@ -19,6 +19,8 @@ help:
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
 	@echo 'make bench   measure csub and its runner on a private Slurm; MARKDOWN=FILE keeps the tables'
 	@echo 'make bench-gpu WHAT=policies PACKAGES=DIR OUT=DIR  measure on a GPU, as root (tests/gpu/run.sh)'
+	@echo 'make docs    the documents as a site that needs no network, in dist/docs and as an archive'
+	@echo 'make release the wheel and source archive of csub and of the lab, in dist/'
 	@echo 'make node-tree, node-deb, node-rpm  what nodes need for the hooks, in dist/ (docs/admin.md)'
 	@echo 'make clean   remove what these targets made, .venv included'
 
@@ -84,6 +86,27 @@ PACKAGES ?= -
 OUT ?= build/gpu
 bench-gpu:
 	@sh tests/gpu/run.sh $(PACKAGES) $(OUT) $(WHAT)
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' slurm_colloc/__init__.py)
+SITE = slurm_colloc-docs-$(VERSION)
+
+# Sphinx names each broken link and ends with 1; a page is made anew, for some come of the program.
+docs:
+	@sh .ci/setup docs
+	@rm -rf dist/docs build/docs
+	@python -B -m sphinx -q -W --keep-going -j auto -c docs/site -d build/docs . dist/docs
+	@CSUB_BUILT_SITE=dist/docs python -B -m pytest tests/packaging/test_docs_site.py
+	@tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 \
+		--transform='s,^docs,$(SITE),' -C dist -czf dist/$(SITE).tar.gz docs
+	@echo 'dist/docs/index.html, dist/$(SITE).tar.gz'
+
+# Each wheel is built from its source archive, as those do who install from that.
+release:
+	@sh .ci/setup check
+	@rm -f dist/slurm_colloc-$(VERSION)* dist/slurm_colloc_lab-$(VERSION)*
+	@python -B -m build --no-isolation --outdir dist . >/dev/null
+	@python -B -m build --no-isolation --outdir dist lab >/dev/null
+	@ls -l dist/slurm_colloc-$(VERSION)* dist/slurm_colloc_lab-$(VERSION)*
 
 # What nodes get, built with the Python that comes first: .venv's, or any from 3.11 on that has
 # nvidia-ml-py. packaging/README.md tells how to build it for other machines.

@@ -6,7 +6,6 @@ Also: members whose wrappers have come up: their start is written down, and thei
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -48,7 +47,7 @@ from slurm_colloc.runtime.step_command import (
 from slurm_colloc.runtime.stop_member import read_started
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.slurm.real_command import find_real_command
-from slurm_colloc.store.atomic_files import write_atomic
+from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import GpuUse, is_held
 from slurm_colloc.store.pack_directory import parse_environment_block
@@ -174,7 +173,7 @@ class MemberStarter:
             shares_cgroup=not is_step and not self.lone,
         )
         launch_file = f"{member.prefix}.launch"
-        write_atomic(launch_file, json.dumps(asdict(launch)).encode())
+        write_json(launch_file, asdict(launch))
         if is_held(self.pack.path, member.number):
             # See store.member_states: csub has held it before it could see this file.
             return False

@@ -7,7 +7,6 @@ steps that members' own scripts have started: signals to them, and their end.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -27,7 +26,7 @@ from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.runtime.write_states import CancellationLines, StateWriter
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
-from slurm_colloc.store.atomic_files import is_there
+from slurm_colloc.store.atomic_files import is_there, read_json
 
 # ---- A member's processes: signals to them, and what its wrapper and its srun have written -------
 
@@ -75,12 +74,12 @@ def ends_before_its_srun(member: Member) -> bool:
 
 def read_started(member: Member) -> dict[str, Any] | None:
     """What the wrapper wrote when it was up; None before that."""
-    return _read(f"{member.prefix}.started")
+    return read_json(f"{member.prefix}.started")
 
 
 def read_exit(member: Member) -> dict[str, Any] | None:
     """What the wrapper wrote at the end; None if it could not."""
-    return _read(f"{member.prefix}.exit")
+    return read_json(f"{member.prefix}.exit")
 
 
 def read_log(member: Member) -> str:
@@ -100,14 +99,6 @@ def clean(member: Member) -> None:
         os.unlink(f"{member.prefix}.launch")
     if member.tmpdir:
         shutil.rmtree(member.tmpdir, ignore_errors=True)
-
-
-def _read(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            return dict(json.load(file))
-    except FileNotFoundError:
-        return None
 
 
 # ---- The steps that members' own scripts have started: signals to them, and their end ------------

@@ -34,6 +34,7 @@ from slurm_colloc.model.member import (
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store import inbox
 from slurm_colloc.store.atomic_files import (
+    SCHEMA,
     explain_os_errors,
     is_there,
     open_regular,
@@ -532,7 +533,7 @@ def append_change(
     Raises:
         OSError: It cannot be written.
     """
-    change = {"at": at, "paused": paused, "resumed": resumed, "reason": reason}
+    change = {"schema": SCHEMA, "at": at, "paused": paused, "resumed": resumed, "reason": reason}
     # O_APPEND and one write: a line is there whole, or what is left of it is passed over.
     with contextlib.suppress(FileExistsError):
         # The monitor, which makes it otherwise, may not have begun.
@@ -549,7 +550,7 @@ def append_change(
 def read_pauses(pack: Path | str) -> list[MemberPause]:
     """All pauses of a pack's members, in the order in which they began; empty without any.
 
-    Lines that make no sense are passed over.
+    Lines that make no sense, or that a newer version has written, are passed over.
     """
     try:
         descriptor = open_regular(f"{pack}/{NAME}")
@@ -574,6 +575,8 @@ def read_pauses(pack: Path | str) -> list[MemberPause]:
 def _parse_change(line: bytes) -> tuple[float, list[Start], list[Start], str] | None:
     try:
         value: dict[str, Any] = json.loads(line)
+        if value["schema"] > SCHEMA:
+            return None
         paused = [(int(member), int(start)) for member, start in value["paused"]]
         resumed = [(int(member), int(start)) for member, start in value["resumed"]]
         return float(value["at"]), paused, resumed, str(value["reason"])

@@ -25,6 +25,7 @@ from slurm_colloc.instrument.tracker_runs import FILE
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.quantities import is_number
 from slurm_colloc.store.atomic_files import (
+    SCHEMA,
     explain_os_errors,
     make_directory,
     read_bytes,
@@ -468,7 +469,7 @@ def keep_tracker_runs(root: str, pack: Path) -> None:
 
 
 def _write(run: TrackerRun) -> str:
-    return json.dumps(run.__dict__, separators=(",", ":")) + "\n"
+    return json.dumps({"schema": SCHEMA, **run.__dict__}, separators=(",", ":")) + "\n"
 
 
 def read_tracker_runs(pack: Path) -> list[TrackerRun]:
@@ -492,6 +493,9 @@ def _parse_runs(
     for line in data.split(b"\n")[:_LINES_MOST]:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             value = json.loads(line)
+            # What a member's own Python has noted has none; of a newer version nothing is known.
+            if value.get("schema", SCHEMA) > SCHEMA:
+                continue
             texts = {name: value.get(name, "") for name in ("uri", "project", "entity", "mode",
                                                             "root", "directory")}  # fmt: skip
             is_text = all(isinstance(text, str) for text in texts.values())

@@ -10,7 +10,6 @@ pack requeued or takes it for lost reads this first: a member that has ended by 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.member import EndCause, ExitRecord, MemberState, choose_plain_cause
-from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_bytes, write_json
+from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_json, write_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import StateRecord, read_attempt, read_state, write_state
 from slurm_colloc.store.pack_directory import list_members, read_spec
@@ -149,12 +148,19 @@ def _find_unnoted_run(record: StateRecord | None, names: Iterable[str]) -> tuple
 
 
 def _read_exit(path: str) -> ExitRecord | None:
-    """What was written; None where it makes no sense."""
-    with explain_os_errors("read", path):
-        data = read_bytes(path)
+    """What was written; None where it makes no sense.
+
+    Raises:
+        StateError: It cannot be read, or was written by a newer version.
+    """
     try:
-        return ExitRecord.parse(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        value = read_json(path)
+        return None if value is None else ExitRecord.parse(value)
+    except (ValueError, KeyError, TypeError):
+        return None
+    except StateError as problem:
+        if problem.__cause__ is None or isinstance(problem.__cause__, OSError):
+            raise
         return None
 
 

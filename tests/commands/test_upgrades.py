@@ -24,6 +24,16 @@ def rewrite(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(make_newer({**json.loads(path.read_text()), **changes})))
 
 
+def list_objects(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of the state, of one with lines those of each line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = [json.loads(line) for line in text.splitlines()]
+    except ValueError:
+        return []
+    return [value for value in values if isinstance(value, dict)]
+
+
 def find_pack(user: CsubUser) -> Path:
     [pack] = (user.state / "packs").iterdir()
     return pack
@@ -86,3 +96,24 @@ def test_one_damaged_record_is_told_and_hides_no_neighbour(user: CsubUser) -> No
     path.write_text(before)
     user.run(["touch", "go.1", "go.2", "go.3"])
     user.finish(job_id)
+
+
+def test_every_record_of_the_state_says_its_version(user: CsubUser) -> None:
+    user.script("go.sh", GO)
+    job_id = user.submit("pack", *PACK, "go.sh 1", "go.sh 2", "go.sh 3")
+    user.wait_for_states(job_id, {1: "RUNNING", 2: "RUNNING", 3: "PENDING"})
+    found = {path: list_objects(path) for path in user.state.rglob("*") if path.is_file()}
+    user.run(["touch", "go.1", "go.2", "go.3"])
+    user.finish(job_id)
+    found |= {path: list_objects(path) for path in user.state.rglob("*") if path.is_file()}
+    names = {path.name for path, objects in found.items() if objects}
+    assert {
+        "pack.json", "spec.json", "state.1.json", "run.1.1.started", "run.1.1.exit",
+        "runner.json",
+    } <= names  # fmt: skip
+    # A log for people has none.
+    assert [
+        str(path)
+        for path, objects in found.items()
+        if path.name != "events.jsonl" and not all("schema" in each for each in objects)
+    ] == []

@@ -69,6 +69,7 @@ class Bed:
             **(extra or {}),
         }
         launch = {
+            "schema": 1,
             "argv": [str(program)],
             "environment": sorted(environment.items()),
             "directory": str(directory),

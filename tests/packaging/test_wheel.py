@@ -30,6 +30,7 @@ class Built:
     wheel: Path
     sdist: Path
     lab: Path
+    lab_sdist: Path
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         wheel=build("wheel", source, top / "wheel"),
         sdist=build("sdist", source, top / "sdist"),
         lab=build("wheel", source / "lab", top / "lab"),
+        lab_sdist=build("sdist", source / "lab", top / "lab-sdist"),
     )
 
 
@@ -185,20 +187,63 @@ def test_executables_keep_their_mode_in_both_archives(built: Built, folder: str)
     assert (in_wheel.mode, in_sdist.mode) == (0o755, 0o755)
 
 
-def test_a_wheel_built_from_the_sdist_is_the_same_wheel(built: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", ["csub", "the lab"])
+def test_a_wheel_built_from_the_sdist_is_the_same_wheel(
+    built: Built, tmp_path: Path, of: str
+) -> None:
+    sdist, wheel = {
+        "csub": (built.sdist, built.wheel),
+        "the lab": (built.lab_sdist, built.lab),
+    }[of]
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
-    run(["tar", "-xzf", str(built.sdist)], cwd=unpacked)
+    run(["tar", "-xzf", str(sdist)], cwd=unpacked)
     (source,) = unpacked.iterdir()
     second = build("wheel", source, tmp_path / "wheel")
-    assert second.name == built.wheel.name
-    assert read_wheel(second) == read_wheel(built.wheel)
+    assert second.name == wheel.name
+    assert read_wheel(second) == read_wheel(wheel)
+
+
+def test_the_wheels_have_the_licences_of_what_is_in_them(built: Built) -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    uplot = "slurm_colloc/report/page/uplot/LICENSE"
+    wanted = {"LICENSE": licence, uplot: (ROOT / uplot).read_bytes()}
+    assert read_licences(built.wheel) == wanted
+    assert read_licences(built.lab) == {"LICENSE": licence}
+
+
+def read_licences(wheel: Path) -> dict[str, bytes]:
+    """The texts of licences, by where they lie in the source tree."""
+    return {
+        name.partition(".dist-info/licenses/")[2]: entry.content
+        for name, entry in read_wheel(wheel).items()
+        if ".dist-info/licenses/" in name
+    }
 
 
 def test_an_installed_csub_tells_its_version_anywhere(built: Built, installed_bin: Path) -> None:
     version = built.wheel.name.split("-")[1]
     printed = run(["env", "-i", str(installed_bin / "csub"), "--version"], cwd=Path("/"))
     assert version in printed.split()
+
+
+def test_an_installed_csub_says_that_there_is_no_slurm_and_writes_nothing_where_it_lies(
+    installed_bin: Path, tmp_path: Path
+) -> None:
+    # A site's environment is root's, and users have the commands of its csub alone.
+    before = set(installed_bin.parent.rglob("*"))
+    done = subprocess.run(
+        ["env", "-i", "PATH=/nowhere", f"HOME={tmp_path}", str(installed_bin / "csub"), "doctor"],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "there is no Slurm here: sinfo is not installed or not in PATH" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("csub does not work properly here")
+    assert set(installed_bin.parent.rglob("*")) == before
 
 
 def test_an_installed_csub_prints_its_help_anywhere(installed_bin: Path) -> None:

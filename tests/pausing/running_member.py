@@ -33,6 +33,7 @@ class RunningMember:
             "SLURM_COLLOC_START": str(prefix),
         }
         launch = {
+            "schema": 1,
             "argv": argv, "environment": list(environment.items()), "cpus": [], "umask": 0o22,
             "directory": str(self.folder), "output": str(self.folder / "out"), "error": None,
             "input": None, "truncate": False, "prefix": str(prefix), "runner_pid": os.getpid(),

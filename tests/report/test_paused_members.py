@@ -144,14 +144,14 @@ def test_a_pause_that_did_not_end_lasts_as_long_as_the_member(tmp_path: Path) ->
     # What is no record changes nothing.
     for begin, end in (("NaN", T0), (T0, "NaN"), ("1" * 400, T0), (T0 + 300, "Infinity")):
         lines = [
-            f'{{"at": {begin}, "paused": [[2, 1]], "resumed": [], "reason": "parked"}}',
-            f'{{"at": {end}, "paused": [], "resumed": [[2, 1]], "reason": "parked"}}',
+            f'{{"schema": 1, "at": {begin}, "paused": [[2, 1]], "resumed": [], "reason": "x"}}',
+            f'{{"schema": 1, "at": {end}, "paused": [], "resumed": [[2, 1]], "reason": "x"}}',
             "[" * 100_000,
             "\0" * 100,
         ]
         (pack / NAME).write_text("\n".join(lines))
         assert build(pack)["members"][1]["stopped_s"] == 0, begin
-    forever = '{"at": -Infinity, "paused": [[2, 1]], "resumed": []}'
+    forever = '{"schema": 1, "at": -Infinity, "paused": [[2, 1]], "resumed": []}'
     (pack / NAME).write_text(forever.replace("}", ', "reason": "parked"}'))
     assert build(pack)["members"][1]["stopped_s"] == pytest.approx(100, abs=0.1)
 

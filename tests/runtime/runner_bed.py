@@ -185,7 +185,8 @@ class Bed:
 
     def write(self, member: Member, kind: str, **value: Any) -> None:
         """Write what a member's wrapper writes, `started` or `exit`."""
-        Path(f"{member.prefix}.{kind}").write_text(json.dumps(value))
+        assert member.prefix, "it has no start"
+        Path(f"{member.prefix}.{kind}").write_text(json.dumps({"schema": 1, **value}))
 
     def end_member(
         self, member: Member, wait_status: int = 0, signals: Sequence[tuple[int, int]] = ()

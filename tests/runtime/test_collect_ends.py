@@ -190,9 +190,20 @@ def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: Bed) -> None:
     assert bed.slurm.done == [("end", "7.4")]
 
 
-@pytest.mark.parametrize("content", ["", '{"wait_status":'])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is damaged ("),
+        ('{"schema": 1, "wait_status":', "is damaged ("),
+        (
+            '{"schema": 2, "wait_status": 0, "foreign_signals": [], "at": 9.0}',
+            "was written by a newer version (schema 2, this one reads 1)",
+        ),
+    ],
+    ids=["empty", "half", "newer"],
+)
 def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, content: str
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, content: str, why: str
 ) -> None:
     member, process = bed.run_member(1)
     other, _ = bed.run_member(2)
@@ -205,6 +216,7 @@ def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
     record = bed.read(1)
     assert (record.state, record.exit_code) == (MemberState.FAILED, None)
     assert record.reason.startswith("how it ended cannot be found out: ")
+    assert f"{member.prefix}.exit {why}" in record.reason
     assert [place.occupant for place in bed.members.places] == [None, 2]
     assert other.process is not None
 

@@ -59,12 +59,16 @@ class DoorBed:
     def bring_up(self, number: int) -> Member:
         """A member's wrapper comes up."""
         member = self.bed.members.by_number[number]
-        member.prefix = str(self.bed.folder(number) / f"run.1.{member.record.starts + 1}")
+        member.prefix = self.name_start(member)
         Path(self.directory(number, member.record.starts + 1)).mkdir(exist_ok=True)
         at = time.time()
         self.bed.write(member, "started", pid=NOBODY, wrapper_pid=None, step=str(number), at=at)
         self.bed.parts.starts.collect()
         return member
+
+    def name_start(self, member: Member) -> str:
+        """How the files of a member's next start are called."""
+        return str(self.bed.folder(member.number) / f"run.1.{member.record.starts + 1}")
 
     def directory(self, number: int, start: int = 1) -> Path:
         """Where a start of a member counts."""
@@ -91,8 +95,10 @@ class DoorBed:
         return False
 
     def end(self, number: int) -> None:
-        """A member ends."""
-        self.bed.end_member(self.bed.members.by_number[number])
+        """A member ends, also one whose wrapper has not come up."""
+        member = self.get(number)
+        member.prefix = member.prefix or self.name_start(member)
+        self.bed.end_member(member)
 
     def get(self, number: int) -> Member:
         """A member, as its runner keeps it now."""

@@ -108,7 +108,7 @@ def test_who_had_ended_before_its_node_was_missed_has_ended(
     _, (ended, other) = start(job, monkeypatch)
     folder = job.path(1) / "members" / inbox.format_number(ended)
     (folder / "run.1.1.started").write_text("{}")
-    (folder / "run.1.1.exit").write_text(json.dumps({"wait_status": 0, "at": 7.0}))
+    (folder / "run.1.1.exit").write_text(json.dumps({"schema": 1, "wait_status": 0, "at": 7.0}))
     leave(job)
     for number, state in ((ended, MemberState.COMPLETED), (other, MemberState.PENDING)):
         record = read_state(job.path(1), number, 1)

@@ -73,7 +73,8 @@ def write_exit(bed: Bed, number: int, run: str, status: int, **fields: Any) -> N
     """What the wrapper of a start has written: that it was up, and how its script ended."""
     folder = bed.pack / "members" / inbox.format_number(number)
     (folder / f"run.{run}.started").write_text("{}")
-    record = {"wait_status": status, "at": 9.0, "started_at": 5.0, "foreign_signals": [], **fields}
+    record = {"schema": 1, "wait_status": status, "at": 9.0, "started_at": 5.0, **fields}
+    record.setdefault("foreign_signals", [])
     (folder / f"run.{run}.exit").write_text(json.dumps(record))
 
 

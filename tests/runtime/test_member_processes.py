@@ -13,6 +13,8 @@ import pytest
 
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.programs import enter
+from slurm_colloc.runtime.programs.wrapper import write_record
 from slurm_colloc.runtime.stop_member import (
     LOG_LIMIT,
     clean,
@@ -111,9 +113,10 @@ def test_what_is_not_written_yet_is_not_there(member: Member) -> None:
     assert read_started(member) is None
     assert read_exit(member) is None
     assert read_log(member) == ""
-    Path(f"{member.prefix}.started").write_text('{"pid": 7}')
-    Path(f"{member.prefix}.exit").write_text('{"wait_status": 0}')
-    assert (read_started(member), read_exit(member)) == ({"pid": 7}, {"wait_status": 0})
+    write_record(f"{member.prefix}.started", {"pid": 7})
+    write_record(f"{member.prefix}.exit", {"wait_status": 0})
+    assert read_started(member) == {"schema": 1, "pid": 7}
+    assert read_exit(member) == {"schema": 1, "wait_status": 0}
 
 
 def test_of_a_long_log_the_end_is_read(member: Member) -> None:
@@ -134,3 +137,12 @@ def test_what_the_wrapper_could_not_remove_is_removed(member: Member, tmp_path: 
     assert not own.exists()
     assert not launch.exists()
     clean(member)
+
+
+def test_csub_shell_says_that_a_newer_csub_has_started_a_member(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(f"{member.prefix}.started", {"schema": 2})
+    assert enter.main(["4711/1", member.prefix]) == 1
+    said = "csub: error: a newer csub has started 4711/1: use that one\n"
+    assert capsys.readouterr() == ("", said)

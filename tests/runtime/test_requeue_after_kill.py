@@ -334,7 +334,13 @@ def test_what_a_term_has_ended_runs_again(
 
 def write_exit(bed: Bed, status: int, **changes: object) -> None:
     """What the wrapper of the member that runs writes when it ends."""
-    record = {"wait_status": status, "at": time.time(), "foreign_signals": [], **changes}
+    record = {
+        "schema": 1,
+        "wait_status": status,
+        "at": time.time(),
+        "foreign_signals": [],
+        **changes,
+    }
     folder = bed.pack / "members" / format_number(2)
     (folder / "run.1.1.started").write_text("{}")
     (folder / "run.1.1.exit").write_text(json.dumps(record))

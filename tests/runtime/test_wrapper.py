@@ -79,7 +79,7 @@ class Wrapped:
             **changes,
         }
         launch = self.root / "run.1.1.launch"
-        launch.write_text(json.dumps(dataclasses.asdict(Launch(**values))))
+        launch.write_text(json.dumps({"schema": 1, **dataclasses.asdict(Launch(**values))}))
         self.process = subprocess.Popen(
             build_wrapper_argv(sys.executable, str(launch)),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -403,8 +403,15 @@ def test_a_record_is_written_again_where_the_file_system_fails(
     monkeypatch.setattr(os, "replace", fail)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     wrapper.write_record(str(tmp_path / "run.1.1.exit"), {"wait_status": 0})
-    assert wrapper.load(str(tmp_path / "run.1.1.exit")) == {"wait_status": 0}
+    assert wrapper.load(str(tmp_path / "run.1.1.exit")) == {"schema": 1, "wait_status": 0}
     assert failures == []
+
+
+def test_a_launch_that_a_newer_runner_has_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.1.1.launch"
+    path.write_text('{"schema": 2}')
+    with pytest.raises(ValueError, match=rf"{path} was written by a newer version \(schema 2\)"):
+        wrapper.load(str(path))
 
 
 def test_a_record_for_which_there_is_no_place_any_more_is_given_up(tmp_path: Path) -> None:

@@ -24,9 +24,17 @@ def test_what_was_half_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     append_change(tmp_path, 10.0, paused=[(1, 1)])
     with (tmp_path / member_states.NAME).open("ab") as file:
-        file.write(b'{"at": 11.0, "pau\n{"at": null}\n[]\nnull\n\xff\n')
+        file.write(b'{"schema": 1, "at": 11.0, "pau\n{"schema": 1, "at": null}\n[]\nnull\n\xff\n')
     append_change(tmp_path, 12.0, resumed=[(1, 1), (7, 1)])
     assert read_pauses(tmp_path) == [MemberPause(1, 1, 10.0, 12.0, "measured")]
+
+
+def test_what_a_newer_version_has_written_is_passed_over(tmp_path: Path) -> None:
+    append_change(tmp_path, 10.0, paused=[(1, 1)])
+    path = tmp_path / member_states.NAME
+    newer = path.read_text().replace('"schema": 1', '"schema": 2').replace("[1, 1]", "[2, 1]")
+    path.write_text(path.read_text() + newer)
+    assert read_pauses(tmp_path) == [MemberPause(1, 1, 10.0, None, "measured")]
 
 
 def test_a_pack_that_was_never_measured_has_none(tmp_path: Path) -> None:

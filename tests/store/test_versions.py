@@ -55,7 +55,7 @@ from slurm_colloc.store.record_files import build_record, parse_record, read_rec
 from slurm_colloc.store.report_files import KeptMetrics, OwnOutputs, ReportedMetric
 from slurm_colloc.store.runner_requests import Action, DegreeRecord, Dependent, Request
 from slurm_colloc.store.snapshots import SnapshotRecord
-from slurm_colloc.store.written_ends import RunnerKill, RunnerProcess
+from slurm_colloc.store.written_ends import RunnerKill, RunnerProcess, find_written_end
 
 from .builders import build_pack
 
@@ -233,8 +233,9 @@ def test_every_record_that_is_read_is_in_this_matrix() -> None:
 
 
 def test_the_stores_read_their_records_in_one_way() -> None:
-    # What is kept for an hour is asked for again where it cannot be read.
-    others = {"atomic_files.py", "record_files.py", "kept_answers.py"}
+    # What is kept for an hour is asked for again where it cannot be read; and a wrapper, which
+    # loads nothing of the store, has a form of its own (model.member.ExitRecord).
+    others = {"atomic_files.py", "record_files.py", "kept_answers.py", "written_ends.py"}
     readers = {p.name for p in (PACKAGE / "store").rglob("*.py") if "read_json" in p.read_text()}
     assert readers <= others
 
@@ -247,3 +248,21 @@ def test_a_state_of_tomorrow_is_shown_as_it_is_and_has_ended_once_it_says_so() -
     shown = effective_state(ended.state, None, has_ended=ended.is_final)
     assert str(shown) == "CHECKPOINTED"
     assert str(effective_state(running.state, None)) == "PARKED"
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_end_that_a_newer_wrapper_has_written_is_named(tmp_path: Path, schema: int) -> None:
+    path = tmp_path / "members" / "0001" / "run.1.1.exit"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schema": schema, "wait_status": 0, "at": 9.0}))
+    if schema == 1:
+        end = find_written_end(tmp_path, 1, None)
+        assert end is not None
+        assert end.state is MemberState.COMPLETED
+        return
+    with pytest.raises(StateError) as caught:
+        find_written_end(tmp_path, 1, None)
+    assert str(caught.value) == (
+        f"{path} was written by a newer version (schema 2, this one reads 1): "
+        "use the csub that submitted it"
+    )

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
+from slurm_colloc.runtime.programs.wrapper import SCHEMA
 
 POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +62,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         with open(f"{prefix}.started", "rb") as file:
             started = json.load(file)
+        if started["schema"] > SCHEMA:
+            sys.stderr.write(f"csub: error: a newer csub has started {member}: use that one\n")
+            return 1
         wrapper_pid, pid, cpus = started["wrapper_pid"], started["pid"], started["cpus"]
         if not is_alive(wrapper_pid, prefix):
             raise ProcessLookupError

@@ -47,6 +47,9 @@ _WATCHED = (
 _LEASE = (PAUSED, GOES_ON)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+SCHEMA = 1
+"""Of the files between a runner and this program, as of all others in the state."""
+
 _PATIENCE_S = 60.0
 _TOGETHER_S = 120.0
 
@@ -311,14 +314,21 @@ def end_pause(launch: dict[str, Any]) -> None:
 
 
 def load(path: str) -> Any:
-    """Read a small JSON file."""
+    """Read a small JSON file of this version.
+
+    Raises:
+        ValueError: It is damaged, or was written by a newer version.
+    """
     with open(path, encoding="ascii") as file:
-        return json.load(file)
+        value = json.load(file)
+    if value["schema"] > SCHEMA:
+        raise ValueError(f"{path} was written by a newer version (schema {value['schema']})")
+    return value
 
 
 def write_record(path: str, value: dict[str, Any]) -> None:
     """Write a small JSON file atomically."""
-    text = json.dumps(value)
+    text = json.dumps({"schema": SCHEMA, **value})
 
     def write() -> None:
         with open(f"{path}.tmp", "w", encoding="ascii") as file:
