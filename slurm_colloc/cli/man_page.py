@@ -19,16 +19,16 @@ _SYNOPSIS = (
 )
 _TEXT = (
     "csub submits scripts as sbatch(1) does, with the same options, #SBATCH lines and SBATCH_* "
-    "variables. Jobs that came together or are of one kind share the GPU of one ordinary Slurm "
-    "allocation, a pack; each is a member with its own output, exit code, limits and report, and "
-    "is called 4711/3."
+    "variables. Jobs that came together, or for which there is room, share the GPU of one ordinary "
+    "Slurm allocation, a pack; each is a member with its own output, exit code, limits and report, "
+    "and is called 4711/3."
 )
 _IDS = (
     "4711 means all members of a submission, 4711/3 or 4711/2-5,8 some, last the newest "
     "submission, all every member that has not ended. --state, --name and --where narrow it down."
 )
 _EXIT = (
-    "0 is success. 2: something in the call is wrong. 1 and 3 to 7 are listed in the README. "
+    "0 is success. 2: something in the call is wrong. 1 and 3 to 7 are listed in docs/json.md. "
     "csub wait ends with the worst member's exit status."
 )
 _SEE = "sbatch(1), squeue(1), scancel(1), sacct(1)"
