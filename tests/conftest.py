@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
     places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def count_reasons(reports: Iterable[pytest.TestReport]) -> Counter[str]:
+    """How many tests were skipped for which reason."""
+    found: Counter[str] = Counter()
+    for report in reports:
+        said = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        found[said.removeprefix("Skipped: ")] += 1
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was skipped: a line for each reason, and not for each place."""
+    reasons = count_reasons(terminalreporter.stats.get("skipped", ()))
+    if reasons:
+        terminalreporter.section("skipped, by reason", sep="-")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count:5}  {reason}")
 
 
 # A shell that starts them in the background has them ignore it, and with them all that they start.

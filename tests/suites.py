@@ -13,11 +13,13 @@ from collections.abc import Container
 PARTS = 7
 QUICK = "quick"
 CHOICES = (QUICK, *map(str, range(1, PARTS + 1)))
+NEEDS_GPU = "gpu"
+"""The mark of tests that are in no suite: tests/gpu/run.sh runs them."""
 
 
 def is_quick(marks: Container[str]) -> bool:
     """Whether `make test` runs a test with these marks."""
-    if any(mark in marks for mark in ("long", "exhaustive", "demo")):
+    if any(mark in marks for mark in ("long", "exhaustive", "demo", NEEDS_GPU)):
         return False
     return "slurm" not in marks or "smoke" in marks
 
@@ -36,4 +38,4 @@ def belongs(suite: str, file: str, marks: Container[str]) -> bool:
     """Whether a test is one of a suite: `quick`, or a part's number."""
     if suite == QUICK:
         return is_quick(marks)
-    return not is_quick(marks) and is_in_part(suite, file)
+    return NEEDS_GPU not in marks and not is_quick(marks) and is_in_part(suite, file)

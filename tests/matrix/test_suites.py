@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ..conftest import count_reasons
 from ..suites import CHOICES, PARTS, QUICK, belongs, find_part, is_in_part, is_quick
 
 MARKS = ("slurm", "smoke", "long", "exhaustive", "demo", "torch", "root")
@@ -36,6 +39,20 @@ def test_a_test_is_quick_or_in_one_part() -> None:
 )
 def test_quick_is_what_a_newcomer_needs(marks: tuple[str, ...], quick: bool) -> None:
     assert is_quick(marks) is quick
+
+
+def test_what_needs_a_gpu_is_in_no_suite() -> None:
+    for marks in (("gpu",), ("gpu", "slurm", "root"), ("gpu", "long")):
+        assert not [suite for suite in CHOICES if belongs(suite, FILES[0], marks)]
+
+
+def test_skipped_tests_are_counted_by_reason() -> None:
+    reports: list[Any] = [
+        SimpleNamespace(longrepr=("tests/a.py", 3, "Skipped: needs a disk")),
+        SimpleNamespace(longrepr=("tests/b.py", 9, "Skipped: needs a disk")),
+        SimpleNamespace(longrepr=("tests/b.py", 12, "Skipped: needs root")),
+    ]
+    assert count_reasons(reports) == {"needs a disk": 2, "needs root": 1}
 
 
 def test_all_parts_are_used() -> None:
