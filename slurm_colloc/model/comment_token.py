@@ -8,8 +8,8 @@ node's own policy. hooks/prolog.sh and site-config/job_submit.lua know the same 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.mig_profiles import LAYOUT
 
 COMMENT_MAX_BYTES = 1024
@@ -22,7 +22,7 @@ GROUPINGS = ("all", "each")
 """One daemon for all GPUs of the job, or one for each."""
 
 _MODE = rf"mps|off|mig={LAYOUT}"
-_TOKEN = late_pattern(rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?\]")
+_TOKEN = re.compile(rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?\]")
 
 
 @dataclass(frozen=True)

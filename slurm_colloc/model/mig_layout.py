@@ -9,10 +9,11 @@ far back as it goes: what stays free is at the front, where the large profiles b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.mig_profiles import (
     ATTRIBUTE,
     LAYOUT_MAX_CHARACTERS,
@@ -121,11 +122,11 @@ def _extend(
 # 1g.10gb+me    `+me`, `+me.all`, `-me` and `+gfx` belong to the word before
 # 3c.7g+4c.7g   compute instances: words that follow each other fill one GPU instance
 
-_WORD = late_pattern(
+_WORD = re.compile(
     r"(?a)(?:(?P<compute>[123467])c\.)?(?P<slices>[12347])g(?:\.(?P<memory_gb>[1-9][0-9]{0,2})gb)?"
     rf"(?P<attribute>{ATTRIBUTE})?"
 )
-_WORD_BEGINS = late_pattern(r"\+(?=[0-9])")
+_WORD_BEGINS = re.compile(r"\+(?=[0-9])")
 _SHOWN_MAX = 40
 
 

@@ -9,9 +9,9 @@ Names, sizes and placements are NVML's on the GPU itself: they differ between bo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
+from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
 
 # ---- What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure -----
 
-_NAME = late_pattern(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
+_NAME = re.compile(rf"(?P<slices>[0-9]+)g\.(?P<memory_gb>[0-9]+)gb(?P<attribute>{ATTRIBUTE})?")
 
 
 @dataclass(frozen=True, order=True)

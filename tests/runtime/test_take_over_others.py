@@ -335,7 +335,7 @@ def test_one_mail_tells_of_the_whole_array_wherever_its_tasks_run(
 
 def tell_why(two: Two) -> list[str]:
     """What csub why says of each member of the second submission."""
-    slurm = SimpleNamespace(read_job=lambda _job_id: {})
+    slurm = SimpleNamespace(read_elements=lambda _job_id: {})
     state = two.second.state
     session = cast("Session", SimpleNamespace(state=state, slurm=slurm, unreachable=None))
     (view,) = survey_packs(two.second.state, ["t.101"], two.first.slurm.jobs)

@@ -58,8 +58,8 @@ def test_ends_that_no_runner_has_noted_are_written_down_and_others_left(pack: Pa
     for number in (1, 2):
         write_state(pack, number, StateRecord(MemberState.RUNNING, 1, starts=1, node="n1"))
         folder = pack / "members" / f"000{number}"
-        (folder / "run.1.1.started").write_text("{}")
-        ended = {"wait_status": 0, "at": 7.0, "terminated": number == 2}
+        (folder / "run.1.1.started").write_text('{"schema": 1}')
+        ended = {"schema": 1, "wait_status": 0, "at": 7.0, "terminated": number == 2}
         (folder / "run.1.1.exit").write_text(json.dumps(ended))
     write_down_ends(pack)
     first, second = (read_state(pack, number, 1) for number in (1, 2))
