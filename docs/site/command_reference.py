@@ -14,7 +14,7 @@ import typer
 
 from slurm_colloc.__main__ import run
 from slurm_colloc.cli.admin_command import build_parser
-from slurm_colloc.cli.command_groups import group_commands
+from slurm_colloc.cli.command_groups import list_groups
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option
 
@@ -36,10 +36,12 @@ def render_commands() -> str:
     group: Any = typer.main.get_command(build_app())
     commands = {name: command for name, command in group.commands.items() if not command.hidden}
     lines = [""]
-    for title, names in group_commands(list(commands)):
+    for title, listed in list_groups(commands.keys()):
         lines += ["", f"## {title}"]
-        for name in names:
-            lines += _render_command(("csub", name), commands[name])
+        for name in listed:
+            lines += _render_command(("csub", name), commands.pop(name))
+    if commands:
+        raise RuntimeError(f"in no group of csub --help: {', '.join(commands)}")
     lines += [*_render_own_options(), *_render_sbatch_options()]
     return "\n".join(lines) + "\n"
 
