@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -136,7 +136,7 @@ def _name_option(option: Option) -> str:
     return f"`{short}--{option.name}{_VALUES[option.argument]}`"
 
 
-def render_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def render_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """A table, in Markdown; nothing where it has no rows."""
     if not rows:
         return

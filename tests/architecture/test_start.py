@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -134,3 +135,15 @@ def test_budgets_are_not_far_above_what_is_loaded(home: Path) -> None:
     for word, budget in BUDGETS.items():
         own = [name for name in list_for(home, word) if name.startswith("slurm_colloc")]
         assert len(own) >= budget.own - 8, (word, len(own))
+
+
+def test_dataclasses_are_defined_late_except_in_what_root_loads() -> None:
+    package = Path(__file__).resolve().parents[2] / "slurm_colloc"
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"^(?:from|import) dataclasses\b", path.read_text(), re.MULTILINE)
+    }
+    roots = {f"model/{name}.py" for name in ("comment_token", "mig_layout", "mig_profiles")}
+    outside = {name for name in found if not name.startswith("host/")}
+    assert outside == {"model/late_definitions.py", *roots}

@@ -55,7 +55,7 @@ def submit_each(user: CsubUser, *shares: str, degree: int = 2) -> dict[str, str]
 
 
 def shorten_waits(user: CsubUser, **waits: object) -> None:
-    """Let this user's runners be less patient, see runtime.gpu.gpu_patience."""
+    """Let this user's runners be less patient, see GpuPatience."""
     launcher = user.home / "runner.py"
     launcher.write_text(_LAUNCHER.format(python=sys.executable, waits=waits))
     launcher.chmod(0o755)

@@ -12,7 +12,6 @@ told from an empty answer stands at `ControlProgram.ask`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import socket
@@ -254,7 +253,7 @@ def read_peer(pipe_directory: str) -> Peer | None:
         return Peer(*struct.unpack("3i", data))
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class ControlProgram:
     """One daemon's control program.
 
