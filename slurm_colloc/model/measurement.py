@@ -148,10 +148,12 @@ FLAT = 1.1
 """Twice as many that bring no more than this say that the GPU was full before."""
 
 KINDS_MOST = 4
-"""Of more kinds each has one window alone, and not one in each round."""
+"""Of more kinds only those have a second window alone whose slowdown decides."""
 
-SEARCHES_MOST = 5
-"""Degrees that are tried besides all and half of the members."""
+SEARCH_STEP = 1.0 / 6.0
+"""Of the best degree: nearer ones are not tried."""
+SEARCHES, SEARCHES_MOST = 2, 5
+"""Degrees tried besides all and half of the members; the most where each breaks a bound."""
 
 
 def describe_seldom_lines(members: Sequence[PausableMember]) -> str:
@@ -222,22 +224,26 @@ class _DegreeSearch:
 
     def _look_first(self, first: Sequence[int]) -> Generator[Window, WindowResult, None]:
         """One alone, all and half of them, as often as noise asks."""
+        degrees, kinds = list(first), list(self._representatives)
         for round_number in range(ROUNDS_MOST):
-            if round_number == 0 or len(self._representatives) <= KINDS_MOST:
-                for kind, member in self._representatives.items():
-                    result = yield Window(frozenset((member.number,)), self._window_s)
-                    self._note_alone(kind, member.number, result)
-            for degree in first:
+            for kind in kinds:
+                yield from self._look_alone(kind)
+            for degree in degrees:
                 self._note(degree, (yield self._open(degree)))
-            if round_number + 1 >= ROUNDS_LEAST and not self._is_noisy(first):
-                break
+            if round_number + 1 >= ROUNDS_LEAST:
+                degrees = self._list_undecided(first)
+                if not degrees:
+                    break
+            if len(self._representatives) > KINDS_MOST:
+                deciding = {self._find_deciding_kind(degree) for degree in degrees}
+                kinds = [kind for kind in self._representatives if kind in deciding]
 
     def _search(self) -> Generator[Window, WindowResult, None]:
         """Degrees between those that were tried, as long as one could be better than the best."""
-        for _ in range(SEARCHES_MOST):
+        for tried in range(SEARCHES_MOST):
             best = self._choose()
             candidate = self._find_candidate(best)
-            if candidate is None:
+            if candidate is None or (tried >= SEARCHES and best > self._least):
                 break
             yield from self._compare(best, candidate)
             if candidate not in self._samples:
@@ -252,7 +258,7 @@ class _DegreeSearch:
         found: dict[str, PausableMember] = {}
         is_free = sum(not member.may_pause for member in self._members) == 0
         for member in self._members:
-            kind = member.kind or f"#{member.number}"
+            kind = _name_kind(member)
             # With one that may not be paused none is ever alone.
             if member.rate_alone is None and kind not in known and is_free:
                 found.setdefault(kind, member)
@@ -273,19 +279,42 @@ class _DegreeSearch:
         return Window(running, self._window_s)
 
     def _compare(self, best: int, candidate: int) -> Generator[Window, WindowResult, None]:
-        """Measure one more degree in turn with the best so far, and on its scale."""
+        """Measure one more degree, in turn with what decides about it.
+
+        That is the one alone whose bound more would break, or the best so far, on its scale.
+        """
+        kind = self._find_broken_kind(candidate)
         reference = 1.0 if best == 1 else self._compute_mean_stp(best)
-        for _ in range(ROUNDS_LEAST):
-            now = self._read(best, (yield self._open(best)))
-            tried = self._read(candidate, (yield self._open(candidate)))
-            stp = None if now is None else self._compute_stp(best, now)
-            if reference is None and now is not None and stp:
-                self._samples.setdefault(best, []).append(now)
-                reference = stp
-            if reference and stp and tried is not None:
+        for round_number in range(ROUNDS_MOST):
+            pace: float | None = 1.0
+            if kind:
+                yield from self._look_alone(kind)
+            else:
+                now = self._read(best, (yield self._open(best)))
+                stp = None if now is None else self._compute_stp(best, now)
+                if reference is None and now is not None and stp:
+                    self._samples.setdefault(best, []).append(now)
+                    reference = stp
                 # The host may be faster or slower now than it was in the first windows.
-                pace = stp / reference
+                pace = stp / reference if reference and stp else None
+            tried = self._read(candidate, (yield self._open(candidate)))
+            if pace and tried is not None:
                 self._samples.setdefault(candidate, []).append(_Sample(tried.rates, pace))
+            if round_number + 1 >= ROUNDS_LEAST and not self._is_bound_open(candidate):
+                break
+
+    def _find_broken_kind(self, candidate: int) -> str:
+        """Whose bound the next larger degree would break, if its rate alone is measured."""
+        above = min((degree for degree in self._samples if degree > candidate), default=None)
+        if above is None or self._keeps_bounds(above):
+            return ""
+        return self._find_deciding_kind(above)
+
+    def _look_alone(self, kind: str) -> Generator[Window, WindowResult, None]:
+        member = self._representatives[kind]
+        self._note_alone(
+            kind, member.number, (yield Window(frozenset((member.number,)), self._window_s))
+        )
 
     # -- what they show -----------------------------------------------------------------------
 
@@ -308,7 +337,7 @@ class _DegreeSearch:
     def _find_alone(self, member: PausableMember) -> float | None:
         if member.rate_alone is not None:
             return member.rate_alone
-        measured = self._alone.get(member.kind or f"#{member.number}")
+        measured = self._alone.get(_name_kind(member))
         if measured:
             return _average(measured)
         like = [m.rate_alone for m in self._members if m.kind == member.kind and m.rate_alone]
@@ -336,20 +365,17 @@ class _DegreeSearch:
         stps = self._compute_stps(degree)
         return _average(stps) if stps else None
 
-    def _is_noisy(self, degrees: Sequence[int]) -> bool:
-        """Whether noise could decide between these, or about a bound."""
+    def _list_undecided(self, degrees: Sequence[int]) -> list[int]:
+        """Those of which noise could decide, about a bound or which one makes more progress."""
         found = [self._compute_stps(degree) for degree in degrees]
         if not all(found):
-            return True
+            return list(degrees)
+        is_open = [degree for degree in degrees if self._is_bound_open(degree)]
+        if is_open or len(degrees) < 2 or not all(map(self._keeps_bounds, degrees)):
+            return is_open
         means, errors = [_average(stps) for stps in found], [_compute_error(stps) for stps in found]
-        for degree, mean, error in zip(degrees, means, errors, strict=True):
-            worst = self._find_worst_member(degree)
-            if worst is not None and abs(worst[1] / worst[2] - 1.0) < (error or 0.0) / mean:
-                return True
-        if len(means) < 2:
-            return False
         noise = math.hypot(errors[0] or 0.0, errors[1] or 0.0)
-        return abs(means[0] - means[1]) < 2.0 * noise
+        return list(degrees) if abs(means[0] - means[1]) < 2.0 * noise else []
 
     def _find_worst_member(self, degree: int) -> tuple[int, float, float] | None:
         """Who uses most of its bound: number, slowdown, bound. Alike ones go by their mean."""
@@ -368,6 +394,55 @@ class _DegreeSearch:
             if worst is None or slowdown / member.bound > worst[1] / worst[2]:
                 worst = member.number, slowdown, member.bound
         return worst
+
+    def _find_deciding_kind(self, degree: int) -> str:
+        """Of the member that uses most of its bound, if its rate alone is measured; else empty."""
+        worst = self._find_worst_member(degree)
+        member = next((m for m in self._members if worst and m.number == worst[0]), None)
+        kind = "" if member is None else _name_kind(member)
+        return kind if kind in self._representatives else ""
+
+    def _is_bound_open(self, degree: int) -> bool:
+        """Whether noise could decide about a bound."""
+        worst = self._find_worst_member(degree)
+        if worst is None or not 0.0 < worst[1] < math.inf:
+            return False
+        return abs(math.log(worst[1] / worst[2])) < self._estimate_error(degree)
+
+    def _estimate_error(self, degree: int) -> float:
+        """The standard error of the logarithm of the worst member's slowdown at a degree."""
+        kind = self._find_deciding_kind(degree)
+        alone, together = len(self._alone.get(kind, ())), len(self._samples.get(degree, ()))
+        parts = 1.0 / max(1, together) + (1.0 / max(1, alone) if kind else 0.0)
+        return self._estimate_noise() * math.sqrt(parts)
+
+    def _estimate_excess(self, degree: int) -> float:
+        """By how much noise makes the slowdown of the worst of several kinds too large.
+
+        About the largest of so many errors, as a logarithm.
+        """
+        kinds = len({_name_kind(member) for member in self._members[:degree]})
+        return self._estimate_error(degree) * math.sqrt(math.log(kinds))
+
+    def _estimate_noise(self) -> float:
+        """The standard deviation of a rate's logarithm between windows of the same members.
+
+        It is 0 where no window came twice.
+        """
+        series = [list(rates) for rates in self._alone.values()]
+        for degree, samples in self._samples.items():
+            series += [
+                [s.rates[m.number] / s.pace for s in samples if s.rates.get(m.number)]
+                for m in self._members[:degree]
+            ]
+        squares, free = 0.0, 0
+        for rates in series:
+            if len(rates) > 1:
+                logs = [math.log(rate) for rate in rates]
+                mean = _average(logs)
+                squares += sum((log - mean) ** 2 for log in logs)
+                free += len(logs) - 1
+        return math.sqrt(squares / free) if free else 0.0
 
     def _compute_mean_shares(self, degree: int) -> dict[int, float]:
         found: dict[int, list[float]] = {}
@@ -388,7 +463,7 @@ class _DegreeSearch:
 
     def _keeps_bounds(self, degree: int) -> bool:
         worst = self._find_worst_member(degree) if degree > self._least else None
-        return worst is None or worst[1] <= worst[2]
+        return worst is None or worst[1] <= worst[2] * math.exp(self._estimate_excess(degree))
 
     def _choose(self) -> int:
         measured = self._list_measured()
@@ -403,7 +478,8 @@ class _DegreeSearch:
         measured = self._list_measured()
         above = min((d for d in measured if d > best), default=None)
         below = max((d for d in measured if d < best), default=None)
-        step = max(1, best // 6)
+        # Noise hides smaller differences.
+        step = max(1, int(best * max(SEARCH_STEP, self._estimate_noise())))
         if below is not None and best - below > step:
             is_flat = above is not None and measured[above] < FLAT * measured[best]
             as_many = below * measured[best] / measured[below]
@@ -412,7 +488,21 @@ class _DegreeSearch:
             # Where the last ones still bring a good part of what each has, fewer are not tried.
             if as_many < best - step and (is_flat or gain < GOOD_PART * measured[best] / best):
                 return -(-(best + below) // 2)
-        return (best + above) // 2 if above is not None and above - best > step else None
+        if above is None or above - best <= step:
+            return None
+        return self._guess_limit(best, above)
+
+    def _guess_limit(self, best: int, above: int) -> int:
+        """Between a degree that keeps bounds and one that does not: where they would just be kept.
+
+        Slowdowns are taken to grow evenly. The middle where bounds do not decide.
+        """
+        low, high = self._find_worst_member(best), self._find_worst_member(above)
+        if high is None or not high[2] < high[1] < math.inf:
+            return (best + above) // 2
+        used = 1.0 if best == 1 or low is None else low[1]
+        part = (high[2] - used) / (high[1] - used) if used < high[2] else 0.0
+        return min(max(round(best + part * (above - best)), best + 1), above - 1)
 
     def _conclude(self) -> DegreeMeasurement:
         measured = self._list_measured()
@@ -444,6 +534,10 @@ class _DegreeSearch:
             self._window_s * len(stps),
             tuple(member.number for member in self._members[:degree]),
         )
+
+
+def _name_kind(member: PausableMember) -> str:
+    return member.kind or f"#{member.number}"
 
 
 def _average(values: Sequence[float]) -> float:
