@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | gpus | kills | mig | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | serving | gpus | kills | mig | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -27,7 +27,10 @@
 # its CSUB_GPU_AFTERNOON says which runs. It writes OUT/afternoon.json, afternoon.csv and profiles.json.
 #
 # lanes: as afternoon, side by side on several GPUs of one host, each with its part of the cores:
-# CSUB_GPU_LANES="wrapper twelve-wrapper|unknown-3 known-3"; each writes to OUT/lane-N.
+# CSUB_GPU_LANES="wrapper twelve-wrapper|unknown-3 known-3|serving"; each writes to OUT/lane-N.
+#
+# serving: latency of a served model in one pack with four trainings, test_gpu_serving.py; it writes
+# OUT/serving.json.
 #
 # gpus: packs over two real GPUs of one host, test_gpu_several.py; CSUB_GPU_GPUS names its parts,
 # "small pairs mixed lost"; its CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say how much, CSUB_GPU_LIMIT_S when to
@@ -215,17 +218,21 @@ elif [ "$*" = lanes ]; then
     while [ "$lane" -lt "$count" ]; do
         runs=$(printf '%s\n' "$CSUB_GPU_LANES" | cut -d '|' -f "$((lane + 1))")
         mkdir -p "$out/lane-$lane"
+        suite=afternoon
+        [ "$runs" != serving ] || suite=serving
         # useradd and Slurm's ports take turns.
         sleep 2
         env GPU_SUITE_OUT="$out/lane-$lane" CSUB_GPU_LANE="$lane/$count" CSUB_GPU_AFTERNOON="$runs" \
             timeout --signal=INT --kill-after=40 "${CSUB_GPU_LIMIT_S:-570}" \
-            "$venv/bin/python" -u -m pytest -p no:cacheprovider -q -s tests/gpu/test_gpu_afternoon.py \
+            "$venv/bin/python" -u -m pytest -p no:cacheprovider -q -s "tests/gpu/test_gpu_$suite.py" \
             >"$out/lane-$lane/suite.txt" 2>&1 || echo "lane $lane: $?" >>"$out/suite.txt" &
         lane=$((lane + 1))
     done
     wait
     [ ! -s "$out/suite.txt" ] || worst=1
     tail -n 3 "$out"/lane-*/suite.txt
+elif [ "$*" = serving ]; then
+    run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_serving.py
 elif [ "$*" = gpus ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_several.py
 elif [ "$*" = kills ]; then
