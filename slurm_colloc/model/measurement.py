@@ -419,8 +419,10 @@ class _DegreeSearch:
     def _estimate_excess(self, degree: int) -> float:
         """By how much noise makes the slowdown of the worst of several kinds too large.
 
-        About the largest of so many errors, as a logarithm.
+        About the largest of so many errors, as a logarithm. A single window excuses nothing.
         """
+        if len(self._samples.get(degree, ())) < ROUNDS_LEAST:
+            return 0.0
         kinds = len({_name_kind(member) for member in self._members[:degree]})
         return self._estimate_error(degree) * math.sqrt(math.log(kinds))
 

@@ -217,12 +217,14 @@ def _no_rate_alone(summary: Summary, member: Member) -> _Told:
 def _over_bound(summary: Summary, member: Member) -> _Told:
     if find_over_bound([member]):
         bound = format_figure(member["accepted_slowdown"])
-        fewer = max(1, summary["pack"]["members_most"] - 1)
-        yield (
-            f"ran more than the accepted {bound} times slower than alone",
-            None,
-            f"--degree={fewer} makes each faster, --max-slowdown accepts more",
-        )
+        most = summary["pack"]["members_most"]
+        measured = (summary["degree"] or {}).get("degree") or most
+        if measured < most:
+            remedy = f"since then {measured} at once were measured to be best; packs begin so now"
+        else:
+            fewer = max(1, most - 1)
+            remedy = f"--degree={fewer} makes each faster, --max-slowdown accepts more"
+        yield f"ran more than the accepted {bound} times slower than alone", None, remedy
 
 
 def _was_watched(summary: Summary) -> bool:

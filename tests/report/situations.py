@@ -248,6 +248,11 @@ def _park(summary: Summary) -> None:
         member["stopped_s"] = 11.0
 
 
+def _measure_late(summary: Summary) -> None:
+    _set_room(summary)
+    summary["degree"] |= {"state": "SETTLED", "degree": 2, "room": 0, "places": 4}
+
+
 def _fall_back(summary: Summary) -> None:
     summary["setup"] |= {"mode": "timeslice", "reason": "the MPS daemon did not start"}
 
@@ -293,6 +298,10 @@ SITUATIONS: Mapping[str, Situation] = {
     "slower than the bound": Situation(
         "Four, each slower than was accepted; there was room for three more",
         _made(_set_room, 4, 1.65),
+    ),
+    "measured late": Situation(
+        "Four that began together, of which two at once were measured to be best",
+        _made(_measure_late, 4, 1.65),
     ),
     "did not pay": Situation("Two that are in each other's way", _made(_same, 2, 2.4)),
     "one failed": Situation("One of four ended with exit code 3", _made(_fail_one, 4, 1.2)),
