@@ -38,7 +38,7 @@ from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.pause_windows import PauseWindows
 from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.member_states import PARKED
-from slurm_colloc.store.runner_requests import KEPT, DegreeRecord, write_degree
+from slurm_colloc.store.runner_requests import KEPT, CoreLoan, DegreeRecord, write_degree
 
 AFTER_SIGNAL_S = 60.0
 """What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
@@ -64,6 +64,7 @@ class MeasuredDegree:
         find_unwatched: Why nothing of the pack is watched; empty where it is.
         find_obstacle: Why nothing is measured in it; empty where it is.
         count_waiting: How many wait that may start here, in other packs, too.
+        list_loans: Cores that members have besides their own.
     """
 
     pack: PackContext
@@ -77,6 +78,7 @@ class MeasuredDegree:
     find_known: Callable[[Sequence[Member]], KnownDegree | None] = lambda _: None
     planned_degree: int = 1
     count_waiting: Callable[[], int] = lambda: 0
+    list_loans: Callable[[], tuple[CoreLoan, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
@@ -367,6 +369,7 @@ class MeasuredDegree:
             # Figures of every moment would be written at every moment.
             free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
             memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
+            cores=self.list_loans(),
         )
 
     def _write(self) -> None:

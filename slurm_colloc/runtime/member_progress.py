@@ -471,6 +471,8 @@ class ProgressReader:
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
         """Of when the newest figures are, in seconds since the epoch; 0 for none."""
+        self.figures: Mapping[str, Any] = {}
+        """The newest of each member, by its number as text."""
 
     def work(self) -> None:
         """See what the members that run take now."""
@@ -505,7 +507,7 @@ class ProgressReader:
             value = read_latest(self.pack.path)
             # An earlier attempt may have left some.
             if value is not None and value["at"] > max(self._begun_at, self.looked_at):
-                self.looked_at = value["at"]
+                self.looked_at, self.figures = value["at"], value["members"]
                 return value
         return None
 

@@ -338,7 +338,7 @@ class MemberPauser:
     def find_obstacles(self, members: Iterable[Member]) -> dict[int, str]:
         """Why members are never to be paused, by number; those are missing that may be."""
         wanted = list(members)
-        found = self._processes.find(_list_wrappers(wanted))
+        found = self._processes.find(list_wrappers_of(wanted))
         obstacles = {
             member.number: find_pause_obstacle(found.get(member.number, ()))
             if member.spec.job.pause
@@ -380,7 +380,7 @@ class MemberPauser:
         for member in new:
             self._begin(member)
             member.paused_at = now
-        self._processes.stop(_list_wrappers(new), self._stopped)
+        self._processes.stop(list_wrappers_of(new), self._stopped)
         for member in new:
             if not self._stopped[member.number].is_whole:
                 self.pack.journal.write("not_wholly_paused", member=member.number)
@@ -438,7 +438,7 @@ class MemberPauser:
             self.resume(let_go)
             paused = [m for m in paused if m not in let_go]
         if paused:
-            self._processes.stop(_list_wrappers(paused), self._stopped)
+            self._processes.stop(list_wrappers_of(paused), self._stopped)
 
     def _begin(self, member: Member) -> None:
         """Tell its wrapper that it is paused, before it is."""
@@ -453,7 +453,7 @@ class MemberPauser:
         self._write(paused=[member], reason=PARKED if member.is_parked else MEASURED)
         member.resume(lapsed_at, paused_again_at=now)
         self._begin(member)
-        self._processes.stop(_list_wrappers([member]), self._stopped)
+        self._processes.stop(list_wrappers_of([member]), self._stopped)
         self.pack.journal.write("paused_again", member=member.number, reason="the runner hung")
 
     def continue_left(self) -> None:
@@ -482,7 +482,8 @@ class MemberPauser:
             self.pack.journal.write("pause_not_written", reason=str(error))
 
 
-def _list_wrappers(members: Iterable[Member]) -> dict[int, int]:
+def list_wrappers_of(members: Iterable[Member]) -> dict[int, int]:
+    """The wrappers' process ids, by member; those that have none yet are left out."""
     return {m.number: m.wrapper_pid for m in members if m.wrapper_pid is not None}
 
 

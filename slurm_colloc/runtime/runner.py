@@ -171,6 +171,7 @@ class Runner:
         run("Slurm's decision", self._follow_slurm)
         is_going_on = parts.slurm_decision.ending is None and not parts.slurm_decision.is_undecided
         run("the measured degree", lambda: self._measure(is_going_on=is_going_on))
+        run("lending cores", parts.core_lender.work)
         if parts.slurm_decision.ending is not None:
             is_ended = run("ending the pack", parts.pack_end.work, self._give_up("ending the pack"))
             return bool(is_ended)

@@ -20,6 +20,7 @@ from slurm_colloc.runtime.allocation import (
 )
 from slurm_colloc.runtime.blame import BlameFinder
 from slurm_colloc.runtime.collect_ends import EndCollector, MemberEnds, SlurmDecision
+from slurm_colloc.runtime.core_loans import CoreLender
 from slurm_colloc.runtime.divide_gpus import find_own_problem
 from slurm_colloc.runtime.door import Doors
 from slurm_colloc.runtime.end_pack import LastWork, PackEnd
@@ -198,6 +199,12 @@ class RunnerParts:
                 + sum(member.is_at_door for member in members.with_process())
                 + count_waiting_in_sisters(pack.state, record, pack.attempt)
             ),
+            list_loans=lambda: core_lender.list_loans(),  # noqa: PLW0108 - made behind this
+        )
+        self.core_lender = core_lender = CoreLender(
+            pack=pack,
+            find_figures=lambda: (progress.looked_at, progress.figures),
+            is_measuring=lambda: measured_degree.is_measuring,
         )
         doors = Doors(
             pack=pack,

@@ -209,6 +209,29 @@ KEPT = 8
 
 
 @dataclass(frozen=True)
+class CoreLoan:
+    """Cores that a member has, or had, besides its own.
+
+    Attributes:
+        member: Its number.
+        own: Cores that it asked for.
+        cores: Those that it has now.
+        most: The most that it had.
+        of: Cores of the job.
+        wait_share: The part of its time that it waited for data before.
+        gain: By what part its rate rose; None before that is known.
+    """
+
+    member: int
+    own: int
+    cores: int
+    most: int
+    of: int
+    wait_share: float
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
 class DegreeRecord:
     """What the runner has measured, and decided.
 
@@ -227,6 +250,7 @@ class DegreeRecord:
         rates_alone: The rates alone of members, by number.
         cost_s: What pausing for measurements has cost so far: seconds of the whole pack's progress.
         decisions: The newest decisions, the oldest first.
+        cores: Cores that members have, or had, besides their own, by number.
     """
 
     attempt: int
@@ -241,6 +265,7 @@ class DegreeRecord:
     rates_alone: tuple[RateAlone, ...] = ()
     cost_s: float = 0.0
     decisions: tuple[DegreeDecision, ...] = ()
+    cores: tuple[CoreLoan, ...] = ()
 
     @property
     def reason(self) -> str:
