@@ -114,9 +114,9 @@ def list_wanted_back(uses: Sequence[CoreUse], loans: Mapping[int, Sequence[int]]
     wanted: set[int] = set()
     for use in uses:
         mine = [cpu for cpu in use.own if cpu in lent]
-        if mine and not use.is_paused and use.used is not None:
-            if use.used > len(use.own) - len(mine) + EXCESS:
-                wanted.update(mine)
+        used = 0.0 if use.is_paused else use.used or 0.0
+        if mine and used > len(use.own) - len(mine) + EXCESS:
+            wanted.update(mine)
     return wanted
 
 

@@ -86,7 +86,7 @@ class CoreLender:
         if self.loans:
             self._take_back(members)
         at, figures = self.find_figures()
-        if at > self._judged and now >= self._changed_at + JUDGED_AFTER_S and len(members) > 1:
+        if at > self._judged and now >= self._changed_at + JUDGED_AFTER_S:
             self._judged = at
             self._decide(members, figures)
 

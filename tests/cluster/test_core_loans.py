@@ -1,0 +1,89 @@
+"""A training that waits for data borrows the core that its neighbour has left, on a real Slurm."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+
+from ..wait_until import wait_until
+from .conftest import CsubUser, running_sandbox, user_of
+from .mps import explained, journal, pack_directory
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs"),
+]
+
+# Each item takes a hundredth of a second of a core, and there are two workers.
+TRAIN = """\
+import sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Decoded(Dataset):
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, row):
+        end = time.process_time() + 0.01
+        while time.process_time() < end:
+            pass
+        return torch.ones(8)
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for batch in DataLoader(Decoded(), batch_size=4, num_workers=2):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+    if Path(sys.argv[1]).exists():
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def two_core_cluster() -> Iterator[Sandbox]:
+    """One node with one GPU and the two CPUs that it really has."""
+    with running_sandbox(nodes=1, gpus_per_node=1, cpus_per_node=2) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def owner(two_core_cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    with user_of(two_core_cluster, accounts[0]) as somebody:
+        yield somebody
+
+
+def test_a_training_that_waits_for_data_borrows_a_core(owner: CsubUser) -> None:
+    stop = owner.home / "stop"
+    (owner.home / "train.py").write_text(TRAIN)
+    owner.script("train.sh", f'exec {sys.executable} "$HOME/train.py" {stop}')
+    owner.script("short.sh", "sleep 3")
+    words = ("--share=timeslice", "--gres=gpu:1", "-c1", "--mem=1G", "--time=30", "--degree=2")
+    job_id = owner.submit("pack", *words, "train.sh", "short.sh")
+    pack = pack_directory(owner, job_id)
+    with explained(owner, job_id):
+        lent = wait_until(lambda: journal(owner, job_id, "cores"), "a loan", patience_s=180)
+    assert [(event["member"], event["cores"], event["own"]) for event in lent] == [(1, 2, 1)]
+    assert lent[0]["wait_share"] > 0.3
+
+    def read_gain() -> float | None:
+        loans = json.loads((pack / "degree.json").read_text())["cores"]
+        return loans[0]["gain"] if loans else None
+
+    assert wait_until(read_gain, "it is judged", patience_s=120) > 0.2
+    stop.touch()
+    rows = owner.finish(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
