@@ -14,16 +14,10 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import tell_number
+from slurm_colloc.model.member import WaitFacts, WaitKind, WaitReason, tell_number
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.usage_profile import ProfileRecord
-from slurm_colloc.model.why_not_now import (
-    BEING_MEASURED,
-    is_degree_reason,
-    say_at_once,
-    say_no_more,
-)
+from slurm_colloc.model.why_not_now import say_at_once, say_no_more
 
 
 class DegreeState(enum.StrEnum):
@@ -108,6 +102,7 @@ class DegreeDecision:
         degree: How many may run from now on.
         stp: The sum of normalised progress that it rests on; None where nothing was measured.
         reason: Why, in words.
+        best: The degree with more progress, where with it the last would end later; else None.
     """
 
     at: float
@@ -116,6 +111,7 @@ class DegreeDecision:
     degree: int
     stp: float | None
     reason: str
+    best: int | None = None
 
 
 # ----
@@ -264,31 +260,31 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
 
 
 def describe_measured(
-    state: DegreeState, curve: Sequence[CurvePoint], degree: int, reason: str
+    state: DegreeState, curve: Sequence[CurvePoint], degree: int, newest: DegreeDecision | None
 ) -> str:
     """What is known of how many run at once, or why nothing was measured; empty where neither is.
 
-    The numbers are the newest ones; the reason of the newest decision comes after them where it is
-    something else.
-
     Args:
         state: How far the measurement is.
-        curve: The measured points.
+        curve: The measured points, the newest ones.
         degree: How many may run.
-        reason: The reason of the newest decision; empty while there is none.
+        newest: The newest decision; None while there is none.
     """
-    if state is not DegreeState.SETTLED:
-        return reason
-    told = describe_curve(curve, degree)
-    if not told:
-        return reason
-    # Behind a semicolon stands what follows from no curve.
-    other = reason.partition("; ")[2] if is_degree_reason(reason) else reason
-    return f"{told}; {other}" if other else told
+    told = describe_curve(curve, degree) if state is DegreeState.SETTLED else ""
+    if newest is None:
+        return told
+    return f"{told}{tell_later_end(newest.best)}" if told else newest.reason
 
 
-def explain_no_start(state: DegreeState, degree: int, places: int, running: int, said: str) -> str:
-    """Why a member waits although its pack has a place for it; empty where that is not why.
+def tell_later_end(best: int | None) -> str:
+    """What follows from no curve: why not as many run as make most progress; see `best`."""
+    return "" if best is None else f"; with {best} at once the last would end later"
+
+
+def explain_no_start(
+    state: DegreeState, degree: int, places: int, running: int, said: str
+) -> WaitReason | None:
+    """Why a member waits although its pack has a place for it; None where that is not why.
 
     Args:
         state: How far the measurement is.
@@ -298,10 +294,10 @@ def explain_no_start(state: DegreeState, degree: int, places: int, running: int,
         said: What is known of how many run at once; see `describe_measured`.
     """
     if state is DegreeState.OFF or running < degree or running >= places:
-        return ""
+        return None
     if state is DegreeState.MEASURING:
-        return f"{BEING_MEASURED} with {format_count(running, 'member')}"
-    return said
+        return WaitReason(WaitKind.MEASURING, WaitFacts(count=running))
+    return WaitReason(WaitKind.DEGREE, WaitFacts(told=said)) if said else None
 
 
 def is_beyond_bound(point: CurvePoint) -> bool:

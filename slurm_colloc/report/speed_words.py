@@ -12,7 +12,7 @@ from typing import Any
 from slurm_colloc.errors import CollocError
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured, explain_no_start
 from slurm_colloc.model.measurement import FIRST_COST_MOST_S
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, WaitReason
 from slurm_colloc.model.quantities import is_number
 from slurm_colloc.model.why_not_now import BEING_MEASURED
 from slurm_colloc.report.member_views import MemberView, PackView
@@ -138,7 +138,7 @@ def describe_degree(record: DegreeRecord | None, at_once: int, *, is_over: bool 
         if was_tried and record.cost_s > FIRST_COST_MOST_S:
             return "measuring was cut short as members came or went, and is tried again later"
         return BEING_MEASURED
-    return describe_measured(record.state, record.curve, record.degree, record.reason)
+    return describe_measured(record.state, record.curve, record.degree, record.newest)
 
 
 def describe_limit(record: DegreeRecord | None) -> str:
@@ -151,15 +151,15 @@ def describe_limit(record: DegreeRecord | None) -> str:
     return f"in its pack {said}" if said else ""
 
 
-def explain_kept_waiting(record: DegreeRecord | None, running: int) -> str:
-    """Why a member waits although its pack has a place for it; empty where that is not why.
+def explain_kept_waiting(record: DegreeRecord | None, running: int) -> WaitReason | None:
+    """Why a member waits although its pack has a place for it; None where that is not why.
 
     Args:
         record: What the runner has decided; None where nothing.
         running: Members that run, those that are paused among them.
     """
     if record is None:
-        return ""
+        return None
     said = describe_degree(record, running)
     return explain_no_start(record.state, record.degree, record.places, running, said)
 

@@ -9,19 +9,14 @@ from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass, field
-from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
+from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.preallocation import find_taken_at_once
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import (
-    PREPARING_GPU,
+    OF_DEGREE,
     RunningMember,
     StartFacts,
-    is_degree_reason,
-    is_obstacle,
-    is_time_reason,
-    is_waiting_reason,
-    read_dependency,
     why_not_now,
 )
 from slurm_colloc.planning.unknown_packs import NOT_OPEN, OPEN_FOR
@@ -204,7 +199,7 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
 
 def _explain_held(member: MemberView) -> str:
     # Its runner holds what it must not start yet, see runtime.may_start.
-    facts = StartFacts(is_held=True, dependency=read_dependency(member.reason))
+    facts = StartFacts(is_held=True, dependency=member.dependency)
     return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
 
 
@@ -222,9 +217,9 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
     if word == "Resources":
         needs = describe_request(facts.fields)
         said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
-    elif word == "Dependency" and read_dependency(member.reason):
+    elif word == "Dependency" and member.dependency:
         # Slurm waits for the pack of a member, see model.job_values.
-        said = f"waits for {read_dependency(member.reason)} (Dependency)"
+        said = f"waits for {member.dependency} (Dependency)"
     elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
         said = f"waits for {facts.fields['Dependency']} (Dependency)"
     elif word == HELD:
@@ -248,8 +243,7 @@ def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
         if start.has_run:
             why = "it starts as soon as its pack has a place for it"
     cause = member.record.reason if start.has_run and member.record is not None else ""
-    is_told = cause and not is_waiting_reason(cause)
-    return f"to be started again ({cause}): {why}" if is_told else why
+    return f"to be started again ({cause}): {why}" if cause else why
 
 
 def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> StartFacts:
@@ -259,22 +253,24 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
     ]
     record = member.record
-    obstacles = [m.record.reason for m in (member, *waiting) if m.record is not None]
+    told = [m.record.waits for m in (member, *waiting) if m.record is not None]
+    obstacles = [reason for reason in told if reason is not None]
+    own = None if record is None else record.waits
     is_preparing = facts.is_gpu_unprepared and not running
     return StartFacts(
         is_held=member.is_held,
-        dependency=read_dependency(member.reason) if member.is_held else "",
+        dependency=member.dependency if member.is_held else "",
         is_moved=member.moved_to is not None,
-        too_late=member.reason if is_time_reason(member.reason) else "",
+        too_late=own if own is not None and own.kind is WaitKind.TIME else None,
         alone=record is not None and record.retries.alone,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.place < member.place),
         degree=_count_places(view, facts),
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(view, m, facts.now) for m in running),
-        pack_waits=PREPARING_GPU if is_preparing else "",
-        no_place=next((text for text in obstacles if is_obstacle(text)), ""),
-        degree_reason=next((text for text in obstacles if is_degree_reason(text)), "")
+        pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
+        no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
+        degree_reason=next((each for each in obstacles if each.kind in OF_DEGREE), None)
         or explain_kept_waiting(
             facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
         ),

@@ -239,10 +239,9 @@ class RunnerParts:
             check_fence=fence.check,
             # Who is at the door has started, and goes first.
             find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
-            describe_wait=lambda member: (
-                ("it needs a larger GPU" if memory.is_too_large(member) else "")
-                or measured_degree.describe(member)
-                or memory.describe(member)
+            would_wait=lambda member: (
+                memory.is_too_large(member)
+                or bool(measured_degree.describe(member) or memory.describe(member))
             ),
         )
         self.requests = RequestHandler(

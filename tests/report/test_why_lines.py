@@ -18,7 +18,14 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.member import (
+    ExitCode,
+    MemberState,
+    SlurmJobState,
+    WaitFacts,
+    WaitKind,
+    WaitReason,
+)
 from slurm_colloc.model.plan import Policy
 from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
@@ -131,7 +138,8 @@ def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) ->
     )
     # Its pack has begun too early, and its runner holds it.
     begin_attempt(state.pack_path("s.0"), 1)
-    write(state, 1, MemberState.PENDING, reason="Dependency afterok:12/3")
+    waits = WaitReason(WaitKind.DEPENDENCY, WaitFacts(name="afterok:12/3"))
+    write(state, 1, MemberState.PENDING, waits=waits)
     write_held(state.pack_path("s.0"), 1)
     view = look(state, "RUNNING")
     assert line(view, 1) == (
@@ -188,12 +196,12 @@ def test_what_was_measured_of_a_pack(state: State) -> None:
     assert line(view, 3, degree=settled) == f"4711/3 PENDING: waits: {BEST}"
     assert line(view, 1, degree=settled).endswith(f"; {BEST}")
     # What its runner gave as its reason is no other one, or comes after the numbers.
-    other = "its GPU memory holds no more"
-    for reason, said in (
-        ("no more than 2 run at once: 2 together make 1.8", BEST),
-        (other, f"{BEST}; {other}"),
+    reason = "no more than 2 run at once: 2 together make 1.8"
+    for best, said in (
+        (None, BEST),
+        (4, f"{BEST}; with 4 at once the last would end later"),
     ):
-        decision = DegreeDecision(NOW, DegreeState.SETTLED, 3, 2, 1.91, reason)
+        decision = DegreeDecision(NOW, DegreeState.SETTLED, 3, 2, 1.91, reason, best)
         decided = dataclasses.replace(settled, decisions=(decision,))
         assert line(view, 3, degree=decided) == f"4711/3 PENDING: waits: {said}"
         told = dataclasses.replace(decided, curve=())
@@ -443,8 +451,10 @@ def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -
         dataclasses.replace(degree, state=DegreeState.MEASURING),
     ):
         assert "in its pack" not in line(view, 1, degree=other)
-    left = "the pack has only 5 minutes left"
-    write(state, 3, MemberState.PENDING, reason=left)
+    left = "the pack has only 5:00 left, and it may take 6:40: it is submitted again once "
+    left += "the pack has ended"
+    late = WaitReason(WaitKind.TIME, WaitFacts(left_s=300, limit_s=400))
+    write(state, 3, MemberState.PENDING, waits=late)
     view = look(state, "RUNNING", degree=4)
     assert line(view, 3, degree=degree) == f"4711/3 PENDING: waits: {left}; in its pack {BEST}"
     assert "Degree:   " not in render_pack(view, state, NOW)
