@@ -17,8 +17,6 @@ from slurm_colloc.model.quantities import format_count, format_elapsed
 # ---- Why a member waits, in words ----------------------------------------------------------------
 
 BEING_MEASURED = "the pack is being measured"
-ONE_AT_A_TIME = "one member at a time"
-"""What the setup says where the GPU takes no second process."""
 
 
 OF_DEGREE = frozenset({WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR})
@@ -170,5 +168,5 @@ def _describe_room(facts: StartFacts) -> str:
     left = [member.left_s for member in facts.running if member.left_s is not None]
     at_most = f" (at most {format_elapsed(max(0, min(left)))} left)" if left else ""
     after = f", after {', '.join(facts.before)}" if facts.before else ""
-    limit = f"its GPU takes {ONE_AT_A_TIME}" if facts.takes_one else f"Degree {facts.degree}"
+    limit = "its GPU takes one member at a time" if facts.takes_one else f"Degree {facts.degree}"
     return f"starts when {which} ends{at_most}{after} ({limit})"

@@ -11,7 +11,6 @@ from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.preallocation import find_taken_at_once
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.model.why_not_now import (
     OF_DEGREE,
@@ -19,7 +18,6 @@ from slurm_colloc.model.why_not_now import (
     StartFacts,
     why_not_now,
 )
-from slurm_colloc.planning.unknown_packs import NOT_OPEN, OPEN_FOR
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -36,12 +34,8 @@ from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.runner_requests import DegreeRecord
 
-_ALONE = "runs alone: "
-_TAKES_NO_MORE = "takes no more members"
 _FOLDED_LEAST = 2
 _PARTNERS_NAMED_MOST = 3
-_UNLESS_JOINED = "unless another joins it"
-"""Of a single script; why no job may join it, or why it joined none, says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -96,8 +90,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     degree = describe_of_pack(view, member, facts)
     text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
-    if member.record is not None and (taken := find_taken_at_once(member.record.evidence)):
-        clauses.append(taken)
+    if member.record is not None and member.record.taken_at_once:
+        clauses.append(member.record.taken_at_once)
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
     if facts.unreachable and not member.is_final and not view.record.local:
@@ -144,8 +138,10 @@ def describe_closed(record: PackRecord, names: Sequence[str]) -> str:
         record: The pack.
         names: Its members' ids.
     """
-    told = [text for text in record.reasons if text.startswith(_TAKES_NO_MORE)]
-    return f"the pack of {name_members(names)} {told[0]}" if told and names else ""
+    why = record.sharing.full
+    return (
+        f"the pack of {name_members(names)} takes no more members: {why}" if why and names else ""
+    )
 
 
 def _waits_in_pack(view: PackView, member: MemberView) -> bool:
@@ -160,19 +156,14 @@ def list_sharing_reasons(view: PackView) -> list[str]:
 
     That its own pack is full or closed is told to those that did not join it.
     """
-    record = view.record
-    found = [text for text in record.reasons if text.startswith(OPEN_FOR)]
+    record, sharing = view.record, view.record.sharing
+    found = [sharing.opened] if sharing.opened else []
     if record.request is None:
-        # Besides why it is alone, notes stand there.
-        whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
-        is_clear = bool(record.closed or record.refusals)
-        told = [text for text in whys if not (is_clear and _UNLESS_JOINED in text)]
-        if record.closed:
-            told = told or [record.closed]
-        elif not whys:
-            told = list(record.reasons)
-        found += [f"it {_ALONE}{text}" for text in told]
-    found += [f"it {text}" for text in record.reasons if text.startswith(NOT_OPEN)]
+        # Why no job may join it, or why it joined none, says more than that it came alone.
+        says_more = sharing.came_alone and (record.closed or record.refusals)
+        alone = ("" if says_more else sharing.alone) or record.closed
+        found += [f"it runs alone: {alone}"] if alone else []
+    found += [f"it {sharing.not_opened}"] if sharing.not_opened else []
     return found + [f"it did not join {text}" for text in record.refusals]
 
 

@@ -136,6 +136,8 @@ class StateRecord:
         at_door: It was started to load its program, and may not use the GPU yet; says something of
             running members only.
         waits: Why one that waits does; None where nothing is said of it.
+        taken_at_once: What of the evidence tells that it took GPU memory before it needed any;
+            empty for nothing.
     """
 
     state: MemberState
@@ -156,6 +158,7 @@ class StateRecord:
     retries: Retries = Retries()
     at_door: bool = False
     waits: WaitReason | None = None
+    taken_at_once: str = ""
 
     @property
     def dependency(self) -> str:

@@ -26,8 +26,9 @@ from slurm_colloc.model.member import (
     WaitKind,
     WaitReason,
 )
-from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.plan import Policy, SharingReasons
 from slurm_colloc.model.preallocation import describe_taken_at_once
+from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import (
     survey_packs,
@@ -377,7 +378,7 @@ def test_how_fast_a_member_is_goes_without_its_pauses(state: State) -> None:
 def test_refused_partners_are_named(state: State) -> None:
     view = look(
         state, "PENDING", "Priority",
-        reasons=("3 members, 3 at once", "takes no more members: 12 CPUs would exceed 8"),
+        sharing=SharingReasons(full="12 CPUs would exceed 8"),
         refusals=("pack 12: 5 members would exceed 4",),
     )  # fmt: skip
     told = line(view, 1)
@@ -394,24 +395,25 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     reason = "slowdown 1.54 with others is more than 1.5"
     view = look(
         state, "PENDING", "Priority", request=None, closed="it is an element of a job array",
-        reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),
+        sharing=SharingReasons(alone=reason),
     )  # fmt: skip
     assert line(view, 1).endswith(f"; it runs alone: {reason}")
     same = look(
         state, "PENDING", "Priority", request=None, closed="it asks for 2 GPUs",
-        reasons=("a.sh runs alone: it asks for 2 GPUs, a pack shares one",),
+        sharing=SharingReasons(alone="it asks for 2 GPUs, a pack shares one"),
     )  # fmt: skip
     assert line(same, 1).endswith("; it runs alone: it asks for 2 GPUs, a pack shares one")
     # That a single script may be joined is no reason where it may not.
-    single = compute_reason_to_run_alone(Job(1, "a.sh", "a.sh", (), "/", gpus=2), Policy(degree=2))
-    told = (f"a.sh runs alone: {single}",)
-    view = look(state, "PENDING", "Priority", request=None, reasons=told)
+    job = Job(1, "a.sh", "a.sh", (), "/", gpus=2)
+    single = compute_reason_to_run_alone(job, Policy(degree=2))
+    told = build_lone_pack(0, job, single).sharing
+    view = look(state, "PENDING", "Priority", request=None, sharing=told)
     assert line(view, 1).endswith(f"; it runs alone: {single}")
-    view = look(state, "PENDING", "Priority", request=None, reasons=told, closed="it asks for 2")
+    view = look(state, "PENDING", "Priority", request=None, sharing=told, closed="it asks for 2")
     assert line(view, 1).endswith("; it runs alone: it asks for 2")
     # Nor where it has tried to join.
     tried = ("pack 12: all 3 places are taken",)
-    view = look(state, "PENDING", "Priority", request=None, reasons=told, refusals=tried)
+    view = look(state, "PENDING", "Priority", request=None, sharing=told, refusals=tried)
     assert "it runs alone" not in line(view, 1)
     assert line(view, 1).endswith("; it did not join pack 12: all 3 places are taken")
 
@@ -507,10 +509,13 @@ def test_who_took_all_it_may_take_at_once_is_told_what_to_do(
     state: State, member_state: str
 ) -> None:
     run(state, 1, 2)
-    shown = ("its output: CUDA error", describe_taken_at_once(9000.0, 10_000))
-    write(state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO, evidence=shown)
+    taken = describe_taken_at_once(9000.0, 10_000)
+    write(
+        state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO,
+        evidence=("its output: CUDA error", taken), taken_at_once=taken,
+    )  # fmt: skip
     view = look(state, "RUNNING")
-    assert f"; {shown[1]}" in line(view, 1)
+    assert f"; {taken}" in line(view, 1)
     assert "CUDA error" not in line(view, 1)
     assert "at once" not in line(view, 2)
 

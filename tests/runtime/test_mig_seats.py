@@ -301,6 +301,7 @@ def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) 
         (Path(run) / "7").mkdir()
         setup = build_setup("7", ["7g.80gb"])
         setup["reason"] = "MIG is on, and one instance has the whole GPU; no layout 3g+3g: in use"
+        setup["mig"]["layout"] = ""
         (Path(run) / "7" / "setup.json").write_text(json.dumps(setup))
         environment = {**bed.allocation.environment, "SLURM_JOB_ID": "7", RUN_VARIABLE: run}
         allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)

@@ -541,6 +541,7 @@ class _Join(Prospect):
             degree=planned.degree,
             mode=planned.mode,
             reasons=planned.reasons,
+            sharing=planned.sharing,
         )
         write_record(self.path, record)
         return record
