@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import WaitFacts, WaitKind, WaitReason, tell_number
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import ProfileRecord
 from slurm_colloc.model.why_not_now import say_at_once, say_no_more
@@ -222,7 +222,7 @@ _EVEN = 1.01
 """Below it a member does not count as slower."""
 
 
-def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
+def describe_curve(curve: Sequence[CurvePoint], degree: int, best: int | None = None) -> str:
     """Why so many members of a pack run at once, by what was measured.
 
     `no more than 6 run at once: 6 together make 4.1 times the progress of one alone, 8 make 3.6,
@@ -231,6 +231,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
     Args:
         curve: The measured points, in any order; of several of one degree the last counts.
         degree: How many may run.
+        best: With how many the last would end later, although more progress is made; else None.
 
     Returns:
         The sentence, without a full stop; empty where no two were measured together.
@@ -238,6 +239,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
     points = {point.degree: point for point in curve if point.degree > 1}
     if not points:
         return ""
+    later = "" if best is None else f"; with {best} at once the last would end later"
     chosen = points.get(degree)
     fewer = max((other for other in points if other < degree), default=None)
     more = min((other for other in points if other > degree), default=None)
@@ -246,7 +248,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
         fewer = max((other for other in points if other < shown.degree), default=None)
         others = [] if fewer is None else [points[fewer]]
         told = f"{say_at_once(degree)}: {_compare(shown, others)}"
-        return told + _tell_bound(shown, ", and", "is")
+        return told + _tell_bound(shown, ", and", "is") + later
     beyond = points[more]
     base = chosen if fewer is None or chosen is not None else points[fewer]
     told = _compare(beyond, []) if base is None else _compare(base, [beyond])
@@ -256,11 +258,11 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
         bound = _tell_bound(beyond, ", but" if is_more else ", and", "would be")
     elif chosen is not None and is_more and not _is_surely_more(beyond, chosen):
         bound = ", which is not surely more"
-    return f"{say_no_more(degree)}: {told}{bound}"
+    return f"{say_no_more(degree)}: {told}{bound}{later}"
 
 
 def describe_measured(
-    state: DegreeState, curve: Sequence[CurvePoint], degree: int, newest: DegreeDecision | None
+    state: DegreeState, curve: Sequence[CurvePoint], degree: int, made: Sequence[DegreeDecision]
 ) -> str:
     """What is known of how many run at once, or why nothing was measured; empty where neither is.
 
@@ -268,36 +270,11 @@ def describe_measured(
         state: How far the measurement is.
         curve: The measured points, the newest ones.
         degree: How many may run.
-        newest: The newest decision; None while there is none.
+        made: What was decided, the oldest first.
     """
-    told = describe_curve(curve, degree) if state is DegreeState.SETTLED else ""
-    if newest is None:
-        return told
-    return f"{told}{tell_later_end(newest.best)}" if told else newest.reason
-
-
-def tell_later_end(best: int | None) -> str:
-    """What follows from no curve: why not as many run as make most progress; see `best`."""
-    return "" if best is None else f"; with {best} at once the last would end later"
-
-
-def explain_no_start(
-    state: DegreeState, degree: int, places: int, running: int, said: str
-) -> WaitReason | None:
-    """Why a member waits although its pack has a place for it; None where that is not why.
-
-    Args:
-        state: How far the measurement is.
-        degree: How many may run.
-        places: How many can be there, those that are paused among them.
-        running: Members that are there, those that are paused among them.
-        said: What is known of how many run at once; see `describe_measured`.
-    """
-    if state is DegreeState.OFF or running < degree or running >= places:
-        return None
-    if state is DegreeState.MEASURING:
-        return WaitReason(WaitKind.MEASURING, WaitFacts(count=running))
-    return WaitReason(WaitKind.DEGREE, WaitFacts(told=said)) if said else None
+    reason, best = (made[-1].reason, made[-1].best) if made else ("", None)
+    told = describe_curve(curve, degree, best) if state is DegreeState.SETTLED else ""
+    return told or reason
 
 
 def is_beyond_bound(point: CurvePoint) -> bool:

@@ -413,10 +413,13 @@ class WaitKind(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class WaitFacts:
-    """What there is to say of a reason; which of it, its kind tells.
+class WaitReason:
+    """Why a member waits, with the facts that there are of its kind.
+
+    What is decided by it goes by its kind; its words (model.why_not_now) are only shown.
 
     Attributes:
+        kind: What it waits for.
         name: A member, a condition (`afterok:4711/3`), or the profile of an instance.
         told: What was measured, answered or decided, in words.
         count: How many run; how many have reserved memory; how many CPUs are wanted.
@@ -427,6 +430,7 @@ class WaitFacts:
         limit_s: What it may take of that.
     """
 
+    kind: WaitKind
     name: str = ""
     told: str = ""
     count: int = 0
@@ -435,14 +439,6 @@ class WaitFacts:
     need_mb: int | None = None
     left_s: int = 0
     limit_s: int = 0
-
-
-@dataclass(frozen=True)
-class WaitReason:
-    """Why a member waits. What is decided by it goes by its kind; its words are only shown."""
-
-    kind: WaitKind
-    facts: WaitFacts = WaitFacts()
 
 
 # ---- What a member's wrapper has written about its end; pure -------------------------------------

@@ -42,18 +42,13 @@ _WORDS: Mapping[WaitKind, str] = {
 
 def describe_wait(reason: WaitReason) -> str:
     """The reason as a clause."""
-    facts = reason.facts
-    is_known = facts.need_mb is not None
+    need_mb = reason.need_mb
     return _WORDS.get(reason.kind, "{told}").format(
-        name=facts.name,
-        told=facts.told,
-        count=facts.count,
-        members=format_count(facts.count, "member"),
-        taken_mb=facts.taken_mb,
-        usable_mb=facts.usable_mb,
-        need=f"it may take {facts.need_mb} MB" if is_known else "what it takes is not known",
-        left=format_elapsed(facts.left_s),
-        limit=format_elapsed(facts.limit_s),
+        **vars(reason),
+        members=format_count(reason.count, "member"),
+        need="what it takes is not known" if need_mb is None else f"it may take {need_mb} MB",
+        left=format_elapsed(reason.left_s),
+        limit=format_elapsed(reason.limit_s),
     )
 
 

@@ -398,9 +398,7 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
         group=job.group,
         predicted_slowdown=None,
         reasons=(f"{job.name} runs alone: {reason}",),
-        sharing=SharingReasons(
-            alone=reason, came_alone=not (job.came_together or job.alone_because)
-        ),
+        sharing=SharingReasons(reason, not (job.came_together or job.alone_because)),
     )
 
 

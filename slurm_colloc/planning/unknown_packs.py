@@ -347,13 +347,8 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     reasons.append(opened)
     if asked is not None and asked > places:
         reasons.append(f"--open={asked}: there is room for {places} ({_describe_share(question)})")
-    return replace(
-        pack,
-        request=request,
-        reasons=tuple(reasons),
-        open_for=others,
-        sharing=replace(pack.sharing, opened=opened),
-    )
+    sharing = replace(pack.sharing, opened=opened)
+    return replace(pack, request=request, reasons=tuple(reasons), open_for=others, sharing=sharing)
 
 
 def keep_open(planned: PackPlan, request: PackRequest | None, places: int) -> PackPlan:

@@ -12,17 +12,9 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import (
-    OF_DEGREE,
-    RunningMember,
-    StartFacts,
-    why_not_now,
-)
+from slurm_colloc.model.why_not_now import OF_DEGREE, RunningMember, StartFacts, why_not_now
 from slurm_colloc.report.member_survey import HELD
-from slurm_colloc.report.member_views import (
-    MemberView,
-    PackView,
-)
+from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import (
     describe_degree,
@@ -244,8 +236,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
     ]
     record = member.record
-    told = [m.record.waits for m in (member, *waiting) if m.record is not None]
-    obstacles = [reason for reason in told if reason is not None]
+    obstacles = [m.record.waits for m in (member, *waiting) if m.record and m.record.waits]
     own = None if record is None else record.waits
     is_preparing = facts.is_gpu_unprepared and not running
     return StartFacts(

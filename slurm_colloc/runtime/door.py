@@ -19,7 +19,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import MemberState, WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
 from slurm_colloc.model.why_not_now import describe_wait
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
@@ -114,10 +114,8 @@ class Doors:
 
     def describe(self) -> WaitReason | None:
         """Why no other member is let on to the GPU; None where none is at the door."""
-        first = next(iter(self.list_waiting()), None)
-        if first is None:
-            return None
-        return WaitReason(WaitKind.DOOR, WaitFacts(name=str(first.name(self.pack.shown_id))))
+        names = (str(member.name(self.pack.shown_id)) for member in self.list_waiting())
+        return next((WaitReason(WaitKind.DOOR, name) for name in names), None)
 
     def _has_host_memory(self, member: Member) -> bool:
         left_mb = count_host_memory_left_mb(self.pack.record, self.pack.members.with_process())

@@ -7,7 +7,7 @@ from functools import partial
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import EndCause, MemberState, WaitKind
+from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.model.why_not_now import why_not_now
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.door import Doors
@@ -301,14 +301,9 @@ class MemberIntake:
                 member.record = tell_of_restart(member.record, self.killed_before)
         self.pack.members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
-        reason, waits = member.record.reason, member.record.waits
-        self.states.write(
-            member,
-            MemberState.PENDING,
-            reason="" if member.record.at_door else reason,
-            at_door=False,
-            waits=waits if waits is not None and waits.kind is WaitKind.DEPENDENCY else None,
-        )
+        kept = member.record.waits if member.record.dependency else None
+        stale = {"reason": "", "at_door": False} if member.record.at_door else {}
+        self.states.write(member, MemberState.PENDING, waits=kept, **stale)
 
     def _find_written_end(self, number: int, record: StateRecord | None) -> StateRecord | None:
         killed = self.killed_before

@@ -11,20 +11,8 @@ from collections.abc import Callable
 
 from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.late_definitions import dataclass, field, replace
-from slurm_colloc.model.member import (
-    ExitCode,
-    MemberState,
-    SlurmJobState,
-    WaitFacts,
-    WaitKind,
-    WaitReason,
-)
-from slurm_colloc.model.why_not_now import (
-    RunningMember,
-    StartFacts,
-    describe_wait,
-    why_not_now,
-)
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.why_not_now import RunningMember, StartFacts, describe_wait, why_not_now
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
@@ -50,7 +38,8 @@ class DependencyLook:
 
     Attributes:
         outlook: Whether it holds, may yet, or never will.
-        told: What the member waits for, `afterok:4711/3`; where it is NEVER, why.
+        told: What the member waits for, `afterok:4711/3`; where it is NEVER, why; empty
+            where it holds.
         is_late: It has been open for longer than PATIENCE_S.
     """
 
@@ -124,8 +113,7 @@ class StartQueue:
         ending = self.slurm_decision.ending
         if ending is not None:
             # Slurm may show it running after all.
-            facts = WaitFacts(told=ending.reason)
-            return WaitReason(WaitKind.ENDING, facts) if ending.reason else None
+            return WaitReason(WaitKind.ENDING, told=ending.reason) if ending.reason else None
         if self.slurm_decision.is_undecided:
             return WaitReason(WaitKind.SIGNALLED)
         if self.gpu_mode.instances is not None and self.gpu_mode.instances.is_changing:
@@ -145,8 +133,8 @@ class StartQueue:
             return facts
         cpus = member.spec.plan.cpus
         if not self.pack.members.find_places(cpus):
-            place = WaitFacts(name=str(member.name(self.pack.shown_id)), count=cpus)
-            return replace(facts, no_place=WaitReason(WaitKind.PLACE, place))
+            name = str(member.name(self.pack.shown_id))
+            return replace(facts, no_place=WaitReason(WaitKind.PLACE, name, count=cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
             return replace(facts, degree_reason=instances.describe(member))
@@ -164,8 +152,7 @@ class StartQueue:
         if found is None:
             return facts
         look.dependencies[member.number] = found
-        holds = found.outlook is ConditionOutlook.SATISFIED
-        return replace(facts, dependency="" if holds else found.told)
+        return replace(facts, dependency=found.told)
 
     def _judge_dependency(self, member: Member) -> DependencyLook | None:
         """What has become of a member's dependency; None where nothing is waited for any more."""
@@ -328,7 +315,7 @@ class StartQueue:
         if found.outlook is ConditionOutlook.SATISFIED:
             self._satisfied.add(number)
             return
-        waits = WaitReason(WaitKind.DEPENDENCY, WaitFacts(name=found.told))
+        waits = WaitReason(WaitKind.DEPENDENCY, name=found.told)
         is_never = found.outlook is ConditionOutlook.NEVER
         reason = found.told if is_never else describe_wait(waits)
         self.pack.journal.write("dependency", member=number, reason=reason)

@@ -12,12 +12,7 @@ from collections.abc import Callable, Sequence
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.measured_curve import (
-    DegreeDecision,
-    DegreeState,
-    describe_curve,
-    tell_later_end,
-)
+from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
 from slurm_colloc.model.measurement import (
     AGAIN_S,
     DegreeMeasurement,
@@ -27,7 +22,7 @@ from slurm_colloc.model.measurement import (
     may_cost,
     measure_degree,
 )
-from slurm_colloc.model.member import WaitFacts, WaitKind, WaitReason, tell_number
+from slurm_colloc.model.member import WaitKind, WaitReason, tell_number
 from slurm_colloc.model.why_not_now import say_at_once, say_no_more
 from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
@@ -120,14 +115,14 @@ class MeasuredDegree:
         if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
             return None
         if self._windows.is_open:
-            return WaitReason(WaitKind.MEASURING, WaitFacts(count=len(running)))
+            return WaitReason(WaitKind.MEASURING, count=len(running))
         known = None if self._measured else self.find_known([*running, member])
         if known is not None and not known.is_open and len(running) >= known.degree:
-            return WaitReason(WaitKind.DEGREE, WaitFacts(told=_tell_known(known)))
+            return WaitReason(WaitKind.DEGREE, told=_tell_known(known))
         is_full = self._is_full(member) or self._list_parked()
         if is_full and not self._is_last_moment(member):
             told = self._record.reason or say_no_more(self._record.degree)
-            return WaitReason(WaitKind.DEGREE, WaitFacts(told=told))
+            return WaitReason(WaitKind.DEGREE, told=told)
         return None
 
     def find_room(self) -> int:
@@ -302,7 +297,7 @@ class MeasuredDegree:
         self._park_beyond(known.degree, running)
         degree = len(self.pack.members.places) if known.is_open else known.degree
         stp = None if known.point is None else known.point.stp
-        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known))
+        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known), None)
 
     # -- deciding -----------------------------------------------------------------------------
 
@@ -337,17 +332,11 @@ class MeasuredDegree:
         # Where all go on, it is not known yet that one more would be too many.
         degree = len(self.pack.members.places) if chosen >= len(running) else chosen
         best = measured.degree if chosen > measured.degree else None
-        reason = describe_curve(measured.curve, degree) or say_no_more(degree)
-        reason += tell_later_end(best)
+        reason = describe_curve(measured.curve, degree, best) or say_no_more(degree)
         self._decide(DegreeState.SETTLED, degree, stp, reason, best)
 
     def _decide(
-        self,
-        state: DegreeState,
-        degree: int,
-        stp: float | None,
-        reason: str,
-        best: int | None = None,
+        self, state: DegreeState, degree: int, stp: float | None, reason: str, best: int | None
     ) -> None:
         running = len(self.pack.members.running())
         decision = DegreeDecision(time.time(), state, running, degree, stp, reason, best)
@@ -364,7 +353,7 @@ class MeasuredDegree:
         self._is_off = True
         self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
-        self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason)
+        self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason, None)
 
     def _describe_now(self) -> DegreeRecord:
         """What those are told that would join, or whose members might come."""

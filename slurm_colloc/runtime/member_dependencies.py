@@ -135,7 +135,8 @@ def judge_own_dependency(
     """Judge what a job waits for, before it starts.
 
     Returns:
-        The outlook; what is waited for where it is OPEN, and where it is NEVER why, in words.
+        The outlook; what is waited for where it is OPEN, why in words where it is NEVER, else
+        nothing.
     """
     dependency = Dependency(
         tuple(Condition(kind, target) for kind, target in job.depends), job.depends_on_any

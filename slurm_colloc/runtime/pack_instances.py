@@ -24,7 +24,7 @@ from slurm_colloc.host.keeper.prepared_daemon import (
 from slurm_colloc.host.system.directories import read_trusted_uids
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import WaitKind, WaitReason
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile
 from slurm_colloc.model.plan import SharingMode
@@ -353,8 +353,8 @@ class MigSeats:
             why = "one is made as soon as enough slices are free"
         else:
             why = f"the largest, {largest}, has {largest_mb} MB"
-        told = f"{wanted}: {why}{f' ({problem})' if problem else ''}"
-        return WaitReason(WaitKind.INSTANCE, WaitFacts(told=told))
+        why += f" ({problem})" if problem else ""
+        return WaitReason(WaitKind.INSTANCE, told=f"{wanted}: {why}")
 
 
 def match_places(gpu: PreparedGpu, words: Sequence[str], places: Sequence[int]) -> dict[str, int]:
@@ -481,7 +481,7 @@ class PackInstances:
         change = None if why is None else self.seats.find_change(member)
         if change is None:
             return why
-        return WaitReason(WaitKind.NEW_INSTANCE, WaitFacts(name=change.create[0]))
+        return WaitReason(WaitKind.NEW_INSTANCE, name=change.create[0])
 
     def make_room(self, member: Member) -> None:
         """Have an instance made for a member of free ones, where that can be done."""

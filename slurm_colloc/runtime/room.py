@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import RESUBMISSIONS, WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
 from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
@@ -95,13 +95,13 @@ class GpuMemoryRoom:
         if free.choose_part_mb(need_mb, gpus) is not None:
             return None
         gpu = min(free.choose_gpus(gpus), key=free.free_mb.__getitem__)
-        facts = WaitFacts(
+        return WaitReason(
+            WaitKind.MEMORY,
             count=free.members[gpu],
             taken_mb=free.usable_mb - free.free_mb[gpu],
             usable_mb=free.usable_mb,
             need_mb=need_mb,
         )
-        return WaitReason(WaitKind.MEMORY, facts)
 
     def reserve(
         self, member: Member, *, is_later: bool = False
@@ -293,7 +293,7 @@ class TimeLeft:
         left_s, limit_s = self.left_s, member.spec.job.time_limit_s
         assert left_s is not None
         assert limit_s is not None
-        return WaitReason(WaitKind.TIME, WaitFacts(left_s=int(left_s), limit_s=limit_s))
+        return WaitReason(WaitKind.TIME, left_s=int(left_s), limit_s=limit_s)
 
     def _has_begun(self) -> bool:
         """A member has been started: no pack hands back all that it was given."""

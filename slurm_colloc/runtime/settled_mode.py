@@ -55,11 +55,8 @@ class SettledMode:
         """This mode holds."""
         if not self.refusal:
             self.mode = mode
-            self.preparation.write(
-                mode=mode.value,
-                reason=reason,
-                takes_one=self.takes_one_process and mode is SharingMode.TIMESLICE,
-            )
+            takes_one = self.takes_one_process and mode is SharingMode.TIMESLICE
+            self.preparation.write(mode=mode.value, reason=reason, takes_one=takes_one)
             self.pack.journal.write("sharing", mode=mode.value, reason=reason)
 
     def settle_mps(self, active_ms: float | None) -> None:

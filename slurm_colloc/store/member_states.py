@@ -164,8 +164,7 @@ class StateRecord:
     def dependency(self) -> str:
         """What it waits for, `afterok:4711/3`; empty where that is not why it waits."""
         waits = self.waits
-        is_so = waits is not None and waits.kind is WaitKind.DEPENDENCY
-        return waits.facts.name if waits is not None and is_so else ""
+        return waits.name if waits and waits.kind is WaitKind.DEPENDENCY else ""
 
     @property
     def is_final(self) -> bool:

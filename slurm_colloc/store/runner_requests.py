@@ -243,14 +243,9 @@ class DegreeRecord:
     decisions: tuple[DegreeDecision, ...] = ()
 
     @property
-    def newest(self) -> DegreeDecision | None:
-        """The newest decision; None while there is none."""
-        return self.decisions[-1] if self.decisions else None
-
-    @property
     def reason(self) -> str:
-        """Its reason; empty while there is none."""
-        return "" if self.newest is None else self.newest.reason
+        """The reason of the newest decision; empty while there is none."""
+        return self.decisions[-1].reason if self.decisions else ""
 
     def describe(self) -> str:
         """What was decided last; empty where nothing was, or nothing could be measured."""

@@ -18,14 +18,7 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import (
-    ExitCode,
-    MemberState,
-    SlurmJobState,
-    WaitFacts,
-    WaitKind,
-    WaitReason,
-)
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import Policy, SharingReasons
 from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.pack_request import build_lone_pack
@@ -139,7 +132,7 @@ def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) ->
     )
     # Its pack has begun too early, and its runner holds it.
     begin_attempt(state.pack_path("s.0"), 1)
-    waits = WaitReason(WaitKind.DEPENDENCY, WaitFacts(name="afterok:12/3"))
+    waits = WaitReason(WaitKind.DEPENDENCY, name="afterok:12/3")
     write(state, 1, MemberState.PENDING, waits=waits)
     write_held(state.pack_path("s.0"), 1)
     view = look(state, "RUNNING")
@@ -455,7 +448,7 @@ def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -
         assert "in its pack" not in line(view, 1, degree=other)
     left = "the pack has only 5:00 left, and it may take 6:40: it is submitted again once "
     left += "the pack has ended"
-    late = WaitReason(WaitKind.TIME, WaitFacts(left_s=300, limit_s=400))
+    late = WaitReason(WaitKind.TIME, left_s=300, limit_s=400)
     write(state, 3, MemberState.PENDING, waits=late)
     view = look(state, "RUNNING", degree=4)
     assert line(view, 3, degree=degree) == f"4711/3 PENDING: waits: {left}; in its pack {BEST}"

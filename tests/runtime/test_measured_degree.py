@@ -740,7 +740,7 @@ def test_what_earlier_packs_measured_is_not_measured_again(
     assert stage.start_all() == [1, 2, 3]
     waits = stage.members.by_number[4].record.waits
     assert waits is not None
-    assert waits.facts.told.startswith(
+    assert waits.told.startswith(
         "no more than 3 run at once: 3 at once made 2.4 times the progress of one alone on 1970-"
     )
     stage.pass_time(60, refills=True)

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import (
-    EndCause,
-    ExitCode,
-    MemberState,
-    WaitFacts,
-    WaitKind,
-    WaitReason,
-)
+from slurm_colloc.model.member import EndCause, ExitCode, MemberState, WaitKind, WaitReason
 from slurm_colloc.runtime import fill_places, guarded_steps
 from slurm_colloc.runtime.fill_places import MemberIntake
 from slurm_colloc.runtime.members import Member
@@ -190,7 +183,7 @@ def test_only_what_was_taken_is_adopted_and_only_once(second: Bed) -> None:
     assert list_taken(str(second.pack)) == [2]
 
 
-DEPENDENCY = WaitReason(WaitKind.DEPENDENCY, WaitFacts(name="afterok:4/2"))
+DEPENDENCY = WaitReason(WaitKind.DEPENDENCY, name="afterok:4/2")
 
 
 @pytest.mark.parametrize(

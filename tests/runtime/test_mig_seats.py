@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
-from slurm_colloc.model.member import WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_mode import GpuMode
@@ -109,7 +109,7 @@ def settle(bed: Bed) -> None:
 
 
 def wait_for_instance(told: str) -> WaitReason:
-    return WaitReason(WaitKind.INSTANCE, WaitFacts(told=told))
+    return WaitReason(WaitKind.INSTANCE, told=told)
 
 
 def test_each_member_has_an_instance_of_its_own(bed: Bed) -> None:
@@ -169,7 +169,7 @@ def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) 
     queue = bed.parts.start_queue
     looks = [queue.choose_start() for _ in range(2)]
     assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
-    made = WaitReason(WaitKind.NEW_INSTANCE, WaitFacts(name="3g.40gb"))
+    made = WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb")
     assert instances.describe(member) == made
     assert not instances.filenos()
     queue.follow(looks[0])
@@ -189,7 +189,7 @@ def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sock
     assert len(agent.requests) == 1
     waits = bed.members.by_number[5].record.waits
     assert waits is not None
-    assert "held by dcgm\\x1b[2J" in waits.facts.told
+    assert "held by dcgm\\x1b[2J" in waits.told
     assert "its MIG instances were not changed" in bed.parts.gpu_mode.setup.notes[-1]
     want(bed, 3)
     agent.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.member import MemberState, WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu_share import GpuShare
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
@@ -84,8 +84,9 @@ def pair() -> Set:
 
 
 def lack_memory(taken_mb: int, need_mb: int) -> WaitReason:
-    facts = WaitFacts(count=1, taken_mb=taken_mb, usable_mb=80_000, need_mb=need_mb)
-    return WaitReason(WaitKind.MEMORY, facts)
+    return WaitReason(
+        WaitKind.MEMORY, count=1, taken_mb=taken_mb, usable_mb=80_000, need_mb=need_mb
+    )
 
 
 def test_each_gets_as_many_as_it_uses_where_most_room_is(pair: Set) -> None:

@@ -50,7 +50,7 @@ def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_firs
     assert counts[0] != [1, 2], "the second goes where none is yet"
     waits = seats.describe(members[5])
     assert waits is not None
-    assert waits.facts.told.endswith(": those that are large enough are taken")
+    assert waits.told.endswith(": those that are large enough are taken")
     seats.keep([2, 3, 4])
     assert seats.take(members[5]) is not None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import RESUBMISSIONS, WaitFacts, WaitKind, WaitReason
+from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
 from slurm_colloc.runtime.room import END_MARGIN_S, TimeLeft
 from slurm_colloc.store.member_states import write_held
 
@@ -138,7 +138,7 @@ def test_why_it_waits_is_told_as_it_was_first(build_bed: Callable[..., Bed], clo
     assert time_left.describe(member) is None
     clock.now = 70
     reason = time_left.describe(member)
-    assert reason == WaitReason(WaitKind.TIME, WaitFacts(left_s=30, limit_s=60))
+    assert reason == WaitReason(WaitKind.TIME, left_s=30, limit_s=60)
     member.record = dataclasses.replace(member.record, waits=reason)
     clock.now = 80
     assert time_left.describe(member) == reason

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job_values import ConditionOutlook
-from slurm_colloc.model.member import (
-    ExitCode,
-    MemberState,
-    SlurmJobState,
-    WaitFacts,
-    WaitKind,
-    WaitReason,
-)
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.why_not_now import (
     RunningMember,
     StartFacts,
@@ -53,14 +46,14 @@ from .degree_stage import Stage, share
 ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
 FREE = StartFacts(degree=3, running=(ONE,))
 FULL = StartFacts(degree=2, running=(ONE, TWO))
-LARGER = WaitReason(WaitKind.PLACE, WaitFacts(name="4711/3", count=8))
-LATE = WaitReason(WaitKind.TIME, WaitFacts(left_s=59, limit_s=60))
+LARGER = WaitReason(WaitKind.PLACE, name="4711/3", count=8)
+LATE = WaitReason(WaitKind.TIME, left_s=59, limit_s=60)
 IS_LATE = (
     "the pack has only 0:59 left, and it may take 1:00: it is submitted again once the pack has "
     "ended"
 )
-ONE_RUNS = WaitReason(WaitKind.DEGREE, WaitFacts(told="no more than 1 runs at once"))
-NO_MEMORY = WaitReason(WaitKind.MEMORY, WaitFacts(count=2, taken_mb=70, usable_mb=80))
+ONE_RUNS = WaitReason(WaitKind.DEGREE, told="no more than 1 runs at once")
+NO_MEMORY = WaitReason(WaitKind.MEMORY, count=2, taken_mb=70, usable_mb=80)
 
 REASONS = [
     (LATE, IS_LATE),
@@ -74,24 +67,24 @@ REASONS = [
         ),
     ),
     (
-        dataclasses.replace(NO_MEMORY, facts=dataclasses.replace(NO_MEMORY.facts, need_mb=30)),
+        dataclasses.replace(NO_MEMORY, need_mb=30),
         "the GPU has no memory left for it: 70 of 80 MB are reserved for 2, and it may take 30 MB",
     ),
     (
-        WaitReason(WaitKind.DEPENDENCY, WaitFacts(name="afterok:4711/3")),
+        WaitReason(WaitKind.DEPENDENCY, name="afterok:4711/3"),
         "Dependency afterok:4711/3",
     ),
     (
-        WaitReason(WaitKind.MEASURING, WaitFacts(count=1)),
+        WaitReason(WaitKind.MEASURING, count=1),
         "the pack is being measured with 1 member",
     ),
-    (WaitReason(WaitKind.DOOR, WaitFacts(name="4711/2")), "one at the door goes first: 4711/2"),
+    (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
     (
-        WaitReason(WaitKind.INSTANCE, WaitFacts(told="20 MB: {those} are taken")),
+        WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
         "waits for a MIG instance with 20 MB: {those} are taken",
     ),
     (
-        WaitReason(WaitKind.NEW_INSTANCE, WaitFacts(name="3g.40gb")),
+        WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
         "waits for a MIG instance: 3g.40gb is being made of free ones",
     ),
     (WaitReason(WaitKind.CHANGE), "the MIG instances of its GPU are being changed"),
@@ -100,7 +93,7 @@ REASONS = [
         WaitReason(WaitKind.SIGNALLED),
         "it was signalled, and Slurm has not shown yet whether its pack goes on",
     ),
-    (WaitReason(WaitKind.ENDING, WaitFacts(told="the node failed")), "the node failed"),
+    (WaitReason(WaitKind.ENDING, told="the node failed"), "the node failed"),
 ]
 
 
@@ -283,7 +276,7 @@ def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) 
     assert stage.start_all() == [1, 3, 4]
     why = "waits: 1/2 is next, and waits for a place with 8 CPUs"
     assert compare(stage, 2) == why
-    place = WaitReason(WaitKind.PLACE, WaitFacts(name="1/2", count=8))
+    place = WaitReason(WaitKind.PLACE, name="1/2", count=8)
     waits = [member.record.waits for member in stage.members.list_members()]
     assert waits == [None, place, None, None]
     stage.members.vacate(1)

@@ -29,7 +29,6 @@ from slurm_colloc.model.measured_curve import (
 from slurm_colloc.model.member import (
     ExitCode,
     MemberState,
-    WaitFacts,
     WaitKind,
     WaitReason,
     effective_state,
@@ -118,7 +117,7 @@ CASES = [
         StateRecord(
             MemberState.FAILED, 2, 1, 1.5, 2.5, ExitCode(0, 9), "n1", ("GPU-1",), (0, 1), "4711.2",
             60, "why", GpuUse("mps", 50, 800, True, ("GPU-1",)), "signal", ("a line",), Retries(1),
-            waits=WaitReason(WaitKind.PLACE, WaitFacts("4711/2", count=2)),
+            waits=WaitReason(WaitKind.PLACE, "4711/2", count=2),
         ),
         "state attempt",
         build_state_mapping,
