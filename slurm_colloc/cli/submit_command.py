@@ -20,8 +20,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.measurement import choose_patience
 from slurm_colloc.model.member import Selection
-from slurm_colloc.model.plan import PackPlan, SharingMode
-from slurm_colloc.planning.unknown_packs import find_refusal
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.session.place_call import (
     check_snapshot,
     place_call,
@@ -153,8 +152,6 @@ share a GPU and start at the same moment; csub writes their status to TABLE.stat
 # ----
 # What a submission tells a beginner: directories that are not there, and why nothing shares.
 
-_MARKS = ("runs alone: ", "takes no more members: ")
-
 
 def list_missing_directories(call: Call) -> list[str]:
     """Directories that jobs name and that are not on this machine, a sentence each, once.
@@ -189,17 +186,9 @@ def describe_nothing_shared(made: CallPlan) -> str:
         return "no GPU is asked for (--gres=gpu:1), so there is nothing to share"
     if len(packs) < 2:
         return ""
-    why = _find_reason(packs)
+    told = (pack.sharing.alone or pack.sharing.full for pack in packs)
+    why = next(filter(None, told), "")
     return f"none of these jobs shares a GPU: {why}" if why else ""
-
-
-def _find_reason(packs: Sequence[PackPlan]) -> str:
-    for pack in packs:
-        for text in pack.reasons:
-            for mark in _MARKS:
-                if mark in text:
-                    return text.partition(mark)[2]
-    return ""
 
 
 # ---- Options that mean something to one of csub's commands, refused where another is called ------
@@ -333,7 +322,7 @@ def _tell(
     if has_reader() and not any(call.options.flag(n) for n in ("quiet", "explain", "verbose")):
         why = describe_nothing_shared(made)
         if call.options.flag("open"):
-            why = find_refusal(made.plan) or why
+            why = "".join(pack.sharing.not_opened for pack in made.plan.packs[:1]) or why
         if why:
             note(why)
 

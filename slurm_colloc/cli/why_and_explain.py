@@ -12,7 +12,6 @@ from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
 from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
-from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.planning.same_kind import compute_reason_to_stay
 from slurm_colloc.report.member_views import (
     MemberView,
@@ -118,8 +117,7 @@ class Inquiry:
         is_old = setup is None or setup.attempt != view.attempt
         # A job alone prepares nothing.
         shares = view.record.request is not None
-        notes = () if setup is None or is_old else setup.notes
-        return is_old and shares, any(ONE_AT_A_TIME in note for note in notes)
+        return is_old and shares, setup is not None and not is_old and setup.takes_one
 
     def _read_latest(self, view: PackView) -> Mapping[str, Any] | None:
         return read_json(latest_path(self._session.state.pack_path(view.record.pack_id)))

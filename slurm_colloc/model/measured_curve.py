@@ -16,14 +16,8 @@ from collections.abc import Sequence
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.usage_profile import ProfileRecord
-from slurm_colloc.model.why_not_now import (
-    BEING_MEASURED,
-    is_degree_reason,
-    say_at_once,
-    say_no_more,
-)
+from slurm_colloc.model.why_not_now import say_at_once, say_no_more
 
 
 class DegreeState(enum.StrEnum):
@@ -108,6 +102,7 @@ class DegreeDecision:
         degree: How many may run from now on.
         stp: The sum of normalised progress that it rests on; None where nothing was measured.
         reason: Why, in words.
+        best: The degree with more progress, where with it the last would end later; else None.
     """
 
     at: float
@@ -116,6 +111,7 @@ class DegreeDecision:
     degree: int
     stp: float | None
     reason: str
+    best: int | None = None
 
 
 # ----
@@ -226,7 +222,7 @@ _EVEN = 1.01
 """Below it a member does not count as slower."""
 
 
-def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
+def describe_curve(curve: Sequence[CurvePoint], degree: int, best: int | None = None) -> str:
     """Why so many members of a pack run at once, by what was measured.
 
     `no more than 6 run at once: 6 together make 4.1 times the progress of one alone, 8 make 3.6,
@@ -235,6 +231,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
     Args:
         curve: The measured points, in any order; of several of one degree the last counts.
         degree: How many may run.
+        best: With how many the last would end later, although more progress is made; else None.
 
     Returns:
         The sentence, without a full stop; empty where no two were measured together.
@@ -242,6 +239,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
     points = {point.degree: point for point in curve if point.degree > 1}
     if not points:
         return ""
+    later = "" if best is None else f"; with {best} at once the last would end later"
     chosen = points.get(degree)
     fewer = max((other for other in points if other < degree), default=None)
     more = min((other for other in points if other > degree), default=None)
@@ -250,7 +248,7 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
         fewer = max((other for other in points if other < shown.degree), default=None)
         others = [] if fewer is None else [points[fewer]]
         told = f"{say_at_once(degree)}: {_compare(shown, others)}"
-        return told + _tell_bound(shown, ", and", "is")
+        return told + _tell_bound(shown, ", and", "is") + later
     beyond = points[more]
     base = chosen if fewer is None or chosen is not None else points[fewer]
     told = _compare(beyond, []) if base is None else _compare(base, [beyond])
@@ -260,48 +258,23 @@ def describe_curve(curve: Sequence[CurvePoint], degree: int) -> str:
         bound = _tell_bound(beyond, ", but" if is_more else ", and", "would be")
     elif chosen is not None and is_more and not _is_surely_more(beyond, chosen):
         bound = ", which is not surely more"
-    return f"{say_no_more(degree)}: {told}{bound}"
+    return f"{say_no_more(degree)}: {told}{bound}{later}"
 
 
 def describe_measured(
-    state: DegreeState, curve: Sequence[CurvePoint], degree: int, reason: str
+    state: DegreeState, curve: Sequence[CurvePoint], degree: int, made: Sequence[DegreeDecision]
 ) -> str:
     """What is known of how many run at once, or why nothing was measured; empty where neither is.
 
-    The numbers are the newest ones; the reason of the newest decision comes after them where it is
-    something else.
-
     Args:
         state: How far the measurement is.
-        curve: The measured points.
+        curve: The measured points, the newest ones.
         degree: How many may run.
-        reason: The reason of the newest decision; empty while there is none.
+        made: What was decided, the oldest first.
     """
-    if state is not DegreeState.SETTLED:
-        return reason
-    told = describe_curve(curve, degree)
-    if not told:
-        return reason
-    # Behind a semicolon stands what follows from no curve.
-    other = reason.partition("; ")[2] if is_degree_reason(reason) else reason
-    return f"{told}; {other}" if other else told
-
-
-def explain_no_start(state: DegreeState, degree: int, places: int, running: int, said: str) -> str:
-    """Why a member waits although its pack has a place for it; empty where that is not why.
-
-    Args:
-        state: How far the measurement is.
-        degree: How many may run.
-        places: How many can be there, those that are paused among them.
-        running: Members that are there, those that are paused among them.
-        said: What is known of how many run at once; see `describe_measured`.
-    """
-    if state is DegreeState.OFF or running < degree or running >= places:
-        return ""
-    if state is DegreeState.MEASURING:
-        return f"{BEING_MEASURED} with {format_count(running, 'member')}"
-    return said
+    reason, best = (made[-1].reason, made[-1].best) if made else ("", None)
+    told = describe_curve(curve, degree, best) if state is DegreeState.SETTLED else ""
+    return told or reason
 
 
 def is_beyond_bound(point: CurvePoint) -> bool:

@@ -386,6 +386,61 @@ def choose_plain_cause(
     return _BY_STATE.get(state)
 
 
+# ---- Why a member waits, as its runner writes it down --------------------------------------------
+
+
+class WaitKind(enum.StrEnum):
+    """What a waiting member waits for."""
+
+    DEPENDENCY = "dependency"
+    TIME = "time"
+    """A pack with more time: too little is left of this one."""
+    PLACE = "place"
+    """A place with more CPUs, it or the one before it."""
+    MEASURING = "measuring"
+    DEGREE = "degree"
+    """As many run as may."""
+    MEMORY = "memory"
+    DOOR = "door"
+    """One that has loaded its program goes first."""
+    INSTANCE = "instance"
+    NEW_INSTANCE = "new_instance"
+    CHANGE = "change"
+    """The MIG instances of its GPU are being changed."""
+    PREPARING = "preparing"
+    SIGNALLED = "signalled"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True)
+class WaitReason:
+    """Why a member waits, with the facts that there are of its kind.
+
+    What is decided by it goes by its kind; its words (model.why_not_now) are only shown.
+
+    Attributes:
+        kind: What it waits for.
+        name: A member, a condition (`afterok:4711/3`), or the profile of an instance.
+        told: What was measured, answered or decided, in words.
+        count: How many run; how many have reserved memory; how many CPUs are wanted.
+        taken_mb: GPU memory that is reserved.
+        usable_mb: What there is.
+        need_mb: What it may take; None where that is not known.
+        left_s: What is left of the pack's time.
+        limit_s: What it may take of that.
+    """
+
+    kind: WaitKind
+    name: str = ""
+    told: str = ""
+    count: int = 0
+    taken_mb: int = 0
+    usable_mb: int = 0
+    need_mb: int | None = None
+    left_s: int = 0
+    limit_s: int = 0
+
+
 # ---- What a member's wrapper has written about its end; pure -------------------------------------
 
 

@@ -464,6 +464,25 @@ class PackRequest:
 
 
 @dataclass(frozen=True)
+class SharingReasons:
+    """Why a pack shares as it does; empty for what is not so of it.
+
+    Attributes:
+        alone: Why its job runs alone.
+        came_alone: That is only because no other came with it: another may join it.
+        full: Why it takes no more members.
+        opened: That it is open for others, and what it asks for them.
+        not_opened: That it asks for nothing for others, and why.
+    """
+
+    alone: str = ""
+    came_alone: bool = False
+    full: str = ""
+    opened: str = ""
+    not_opened: str = ""
+
+
+@dataclass(frozen=True)
 class PackPlan:
     """One pack.
 
@@ -484,6 +503,7 @@ class PackPlan:
             one that has its job to itself.
         node: On which node of the Slurm job it is, from 0.
         open_for: For how many more jobs it asks, so that they can join it while it runs.
+        sharing: What of its reasons is about sharing.
     """
 
     members: tuple[MemberPlan, ...]
@@ -499,6 +519,7 @@ class PackPlan:
     slurm_job: int | None = None
     node: int = 0
     open_for: int = 0
+    sharing: SharingReasons = SharingReasons()
 
 
 @dataclass(frozen=True)

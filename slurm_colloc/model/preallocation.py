@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 JAX_GROWS = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
 TENSORFLOW_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH=true"
 """What keeps them from that."""
 
 PART_AT_ONCE = 0.7
 """What takes so much of what it may take, at once, takes it by that: JAX asks for 75 %."""
-
-_AT_ONCE = "of GPU memory at once, before any step"
 
 
 def describe_taken_at_once(taken_mb: float | None, may_take_mb: int | None) -> str:
@@ -25,12 +21,7 @@ def describe_taken_at_once(taken_mb: float | None, may_take_mb: int | None) -> s
     if taken_mb is None or may_take_mb is None or taken_mb < PART_AT_ONCE * may_take_mb:
         return ""
     return (
-        f"it took {taken_mb:.0f} of {may_take_mb} MB {_AT_ONCE}, as "
+        f"it took {taken_mb:.0f} of {may_take_mb} MB of GPU memory at once, before any step, as "
         f"JAX and TensorFlow do: with export {JAX_GROWS} (JAX) or export {TENSORFLOW_GROWS} "
         "(TensorFlow) in its script it takes what it needs"
     )
-
-
-def find_taken_at_once(evidence: Iterable[str]) -> str:
-    """What `describe_taken_at_once` has said of a member among what was seen; empty for nothing."""
-    return next((line for line in evidence if _AT_ONCE in line), "")

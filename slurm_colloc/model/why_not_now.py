@@ -1,6 +1,6 @@
 """Why a waiting member of a pack does not start now; pure.
 
-Also: in which words a runner says why no more members run, and how those words are recognised.
+Also: why a member waits, as its runner has written it down, in words.
 
 The runner starts the members that nothing is said of, and `csub why` prints what is said of the
 others. Each gathers the facts from what it has: the runner from its memory, csub from the files.
@@ -8,23 +8,53 @@ others. Each gathers the facts from what it has: the runner from its memory, csu
 
 from __future__ import annotations
 
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
-from slurm_colloc.model.quantities import format_elapsed
+from collections.abc import Mapping
 
-# ---- In which words a runner says why no more members run, and how those words are recognised ----
+from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.member import WaitKind, WaitReason
+from slurm_colloc.model.quantities import format_count, format_elapsed
 
-NO_MORE = "no more than "
+# ---- Why a member waits, in words ----------------------------------------------------------------
+
 BEING_MEASURED = "the pack is being measured"
-NO_MEMORY = "the GPU has no memory left for it: "
-DOOR_FIRST = "one at the door goes first: "
-TOO_LITTLE_TIME = "the pack has only "
 
-_AT_ONCE = late_pattern(r"\d+ runs? at once")
+
+OF_DEGREE = frozenset({WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR})
+"""Why as many run as may, whoever is next."""
+
+
+_WORDS: Mapping[WaitKind, str] = {
+    WaitKind.DEPENDENCY: "Dependency {name}",
+    WaitKind.TIME: "the pack has only {left} left, and it may take {limit}: it is submitted again "
+    "once the pack has ended",
+    WaitKind.PLACE: "{name} is next, and waits for a place with {count} CPUs",
+    WaitKind.MEASURING: f"{BEING_MEASURED} with {{members}}",
+    WaitKind.MEMORY: "the GPU has no memory left for it: {taken_mb} of {usable_mb} MB are reserved "
+    "for {count}, and {need}",
+    WaitKind.DOOR: "one at the door goes first: {name}",
+    WaitKind.INSTANCE: "waits for a MIG instance with {told}",
+    WaitKind.NEW_INSTANCE: "waits for a MIG instance: {name} is being made of free ones",
+    WaitKind.CHANGE: "the MIG instances of its GPU are being changed",
+    WaitKind.PREPARING: "its GPU is being prepared",
+    WaitKind.SIGNALLED: "it was signalled, and Slurm has not shown yet whether its pack goes on",
+}
+
+
+def describe_wait(reason: WaitReason) -> str:
+    """The reason as a clause."""
+    need_mb = reason.need_mb
+    return _WORDS.get(reason.kind, "{told}").format(
+        **vars(reason),
+        members=format_count(reason.count, "member"),
+        need="what it takes is not known" if need_mb is None else f"it may take {need_mb} MB",
+        left=format_elapsed(reason.left_s),
+        limit=format_elapsed(reason.limit_s),
+    )
 
 
 def say_no_more(degree: int) -> str:
     """`no more than 3 run at once`."""
-    return f"{NO_MORE}{say_at_once(degree)}"
+    return f"no more than {say_at_once(degree)}"
 
 
 def say_at_once(degree: int) -> str:
@@ -32,28 +62,7 @@ def say_at_once(degree: int) -> str:
     return f"{degree} {'runs' if degree == 1 else 'run'} at once"
 
 
-def is_degree_reason(text: str) -> bool:
-    """Whether a runner has written how many may run at once, and not something else."""
-    begins = (BEING_MEASURED, NO_MORE, NO_MEMORY, DOOR_FIRST)
-    return text.startswith(begins) or _AT_ONCE.match(text) is not None
-
-
-def is_time_reason(text: str) -> bool:
-    """Whether that a member waits was put down to the time that is left of its pack."""
-    return text.startswith(TOO_LITTLE_TIME)
-
-
 # ---- Why a waiting member of a pack does not start now; pure -------------------------------------
-
-PREPARING_GPU = "its GPU is being prepared"
-CHANGING_INSTANCES = "the MIG instances of its GPU are being changed"
-NO_INSTANCE = "waits for a MIG instance"
-"""What a runner writes down of a member that fits none of the free instances."""
-ONE_AT_A_TIME = "one member at a time"
-"""What the setup says where the GPU takes no second process."""
-
-_NEXT_WAITS = "is next, and waits for a place with "
-_DEPENDENCY = "Dependency "
 
 
 @dataclass(frozen=True)
@@ -79,33 +88,33 @@ class StartFacts:
         is_held: It is held by itself.
         dependency: What it waits for, `afterok:4711/3`; empty for nothing.
         is_moved: It was submitted again in another pack.
-        too_late: Why too little of the pack's time is left for it; empty where that is not so.
+        too_late: Why too little of the pack's time is left for it; None where that is not so.
         alone: It is to have the GPU to itself.
         has_run: It ran before, and is to start again.
         before: Names of the members that start before it.
         degree: Places of the pack.
         takes_one: Only one member can use the GPU at a time.
         running: The members that run.
-        pack_waits: Why no member of the pack starts at present; empty where that is not so.
-        no_place: Why no free place is large enough; empty where one is.
-        degree_reason: Why as many run as may, although there is a place; else empty.
-        memory_reason: Why there is no GPU memory for it; else empty. Others may find some.
+        pack_waits: Why no member of the pack starts at present; None where that is not so.
+        no_place: Why no free place is large enough; None where one is.
+        degree_reason: Why as many run as may, although there is a place; else None.
+        memory_reason: Why there is no GPU memory for it; else None. Others may find some.
     """
 
     is_held: bool = False
     dependency: str = ""
     is_moved: bool = False
-    too_late: str = ""
+    too_late: WaitReason | None = None
     alone: bool = False
     has_run: bool = False
     before: tuple[str, ...] = ()
     degree: int = 1
     takes_one: bool = False
     running: tuple[RunningMember, ...] = ()
-    pack_waits: str = ""
-    no_place: str = ""
-    degree_reason: str = ""
-    memory_reason: str = ""
+    pack_waits: WaitReason | None = None
+    no_place: WaitReason | None = None
+    degree_reason: WaitReason | None = None
+    memory_reason: WaitReason | None = None
 
     @property
     def has_room(self) -> bool:
@@ -116,13 +125,13 @@ class StartFacts:
         return has_place and not any(member.alone for member in self.running)
 
     @property
-    def obstacle(self) -> str:
-        """What keeps it waiting although it has room; empty for nothing."""
+    def obstacle(self) -> WaitReason | None:
+        """What keeps it waiting although it has room; None for nothing."""
         return self.pack_waits or self.degree_reason or self.room_reason
 
     @property
-    def room_reason(self) -> str:
-        """Why there is no room for this one, where another may find some; empty for nothing."""
+    def room_reason(self) -> WaitReason | None:
+        """Why there is no room for this one, where another may find some; None for nothing."""
         return self.no_place or self.memory_reason
 
 
@@ -138,10 +147,10 @@ def why_not_now(facts: StartFacts) -> str | None:
     if facts.is_moved:
         return "it was submitted again in another pack"
     if facts.too_late:
-        return f"waits: {facts.too_late}"
+        return f"waits: {describe_wait(facts.too_late)}"
     if not facts.has_room:
         return _describe_room(facts)
-    return f"waits: {facts.obstacle}" if facts.obstacle else None
+    return f"waits: {describe_wait(facts.obstacle)}" if facts.obstacle else None
 
 
 def _describe_room(facts: StartFacts) -> str:
@@ -154,28 +163,5 @@ def _describe_room(facts: StartFacts) -> str:
     left = [member.left_s for member in facts.running if member.left_s is not None]
     at_most = f" (at most {format_elapsed(max(0, min(left)))} left)" if left else ""
     after = f", after {', '.join(facts.before)}" if facts.before else ""
-    limit = f"its GPU takes {ONE_AT_A_TIME}" if facts.takes_one else f"Degree {facts.degree}"
+    limit = "its GPU takes one member at a time" if facts.takes_one else f"Degree {facts.degree}"
     return f"starts when {which} ends{at_most}{after} ({limit})"
-
-
-def describe_larger_place(name: str, cpus: int) -> str:
-    """Why none starts although places are free: they are too small for the next."""
-    return f"{name} {_NEXT_WAITS}{cpus} CPUs"
-
-
-def is_obstacle(text: str) -> bool:
-    """Whether a runner has written down, for all its waiting members, why none of them starts."""
-    return _NEXT_WAITS in text
-
-
-def is_waiting_reason(text: str) -> bool:
-    """Whether a runner has written down why a member waits, and not why it starts again."""
-    is_of_instances = text.startswith(NO_INSTANCE)
-    return is_of_instances or is_obstacle(text) or is_degree_reason(text) or is_time_reason(text)
-
-
-def read_dependency(reason: str) -> str:
-    """`afterok:4711/3`, from why a member waits; empty where that is no dependency."""
-    if not reason.startswith(_DEPENDENCY):
-        return ""
-    return reason.removeprefix(_DEPENDENCY).removeprefix("on ")

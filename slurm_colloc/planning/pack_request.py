@@ -22,6 +22,7 @@ from slurm_colloc.model.plan import (
     PackRequest,
     Policy,
     SharingMode,
+    SharingReasons,
     is_watched,
 )
 from slurm_colloc.model.quantities import format_count
@@ -372,6 +373,7 @@ def build_pack(
         group=first.group,
         predicted_slowdown=slowdowns,
         reasons=tuple(reasons),
+        sharing=SharingReasons(full=closing_reason),
         predicted_finish_s=prediction.finish_s if prediction else None,
         known=slowdowns is not None,
     )
@@ -396,6 +398,7 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
         group=job.group,
         predicted_slowdown=None,
         reasons=(f"{job.name} runs alone: {reason}",),
+        sharing=SharingReasons(reason, not (job.came_together or job.alone_because)),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Plan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy, Rule, SharingMode
 from slurm_colloc.model.quantities import format_count, format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
@@ -301,10 +301,6 @@ TIME_FACTOR = 2
 """It asks for the time of its member so many times: a job as long as that still finds time enough
 when the first is half over."""
 
-NOT_OPEN = "asks for nothing for jobs that join while it runs: "
-OPEN_FOR = "open for "
-"""Beginnings of reasons of a pack."""
-
 
 def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
     """The pack of a single job that is open for others, or why there can be none.
@@ -344,13 +340,15 @@ def plan_opened(question: Question, asked: int | None) -> PackPlan | str:
         request = replace(request, time_limit_s=shortest_s)
     others = places - 1
     reasons = [text for text in pack.reasons if text != MEASURED]
-    reasons.append(
-        f"{OPEN_FOR}{format_count(others, 'more job')} while it runs: "
+    opened = (
+        f"open for {format_count(others, 'more job')} while it runs: "
         f"it asks for {_describe_request(request)}"
     )
+    reasons.append(opened)
     if asked is not None and asked > places:
         reasons.append(f"--open={asked}: there is room for {places} ({_describe_share(question)})")
-    return replace(pack, request=request, reasons=tuple(reasons), open_for=others)
+    sharing = replace(pack.sharing, opened=opened)
+    return replace(pack, request=request, reasons=tuple(reasons), open_for=others, sharing=sharing)
 
 
 def keep_open(planned: PackPlan, request: PackRequest | None, places: int) -> PackPlan:
@@ -373,12 +371,6 @@ def keep_open(planned: PackPlan, request: PackRequest | None, places: int) -> Pa
         own, cpus=max(own.cpus, request.cpus), host_memory_mb=memory, time_limit_s=time_s
     )
     return replace(planned, request=kept, degree=max(planned.degree, places))
-
-
-def find_refusal(plan: Plan) -> str:
-    """Why the only job of a plan is not open for others, where that was looked at; else empty."""
-    reasons = plan.packs[0].reasons if plan.packs else ()
-    return next((text for text in reasons if text.startswith(NOT_OPEN)), "")
 
 
 def _find_most(policy: Policy) -> int:

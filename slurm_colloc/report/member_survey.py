@@ -223,30 +223,32 @@ def _build_member(
         begun=view.attempt > 0,
         has_ended=record is not None and record.is_final,
     )
+    reason, dependency = MOVING, ""
+    if not is_leaving:
+        reason = _compute_reason(effective, record, view, path, value["job"], is_held=files.is_held)
+        if condition := _find_condition(reason, value["job"]):
+            reason = f"Dependency on {condition}"
+        dependency = condition or ("" if record is None else record.dependency)
     return MemberView(
         member=name_member(path, shown_id, files.number),
         state=effective,
         record=record,
-        reason=MOVING
-        if is_leaving
-        else _name_dependency(
-            _compute_reason(effective, record, view, path, value["job"], is_held=files.is_held),
-            value["job"],
-        ),
+        reason=reason,
         name=name,
         wall_limit_s=wall_limit_s,
         is_held=files.is_held,
         moved_to=moved_to,
         files=files,
         _value=value,
+        dependency=dependency,
     )
 
 
-def _name_dependency(reason: str, job: Mapping[str, Any]) -> str:
-    """`Dependency on afterok:4711/3`: Slurm only knows the pack of a member."""
+def _find_condition(reason: str, job: Mapping[str, Any]) -> str:
+    """`afterok:4711/3`, where Slurm says Dependency: it only knows the pack of a member."""
     if reason != "Dependency" or not job.get("depends"):
-        return reason
-    return f"Dependency on {describe(job['depends'], is_any=bool(job.get('depends_on_any')))}"
+        return ""
+    return describe(job["depends"], is_any=bool(job.get("depends_on_any")))
 
 
 def _compute_reason(
@@ -286,13 +288,22 @@ def _list_patterns(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:
     if is_held:
         # Its runner holds what it must not start yet, see runtime.may_start.
-        waits = record is not None and record.reason.startswith("Dependency")
-        return record.reason if record is not None and waits else HELD
+        return _tell_recorded(record) if record is not None and record.dependency else HELD
     if view.slurm is not None and view.slurm_state is SlurmJobState.PENDING:
         return view.slurm.reason
     if view.slurm_state in (SlurmJobState.RUNNING, SlurmJobState.COMPLETING):
-        return "Degree" if record is None or not record.reason else record.reason
+        return _tell_recorded(record) or "Degree"
     return ""
+
+
+def _tell_recorded(record: StateRecord | None) -> str:
+    """Why a member waits, or starts again, as its runner has written it down; empty for nothing."""
+    if record is None or record.waits is None:
+        return "" if record is None else record.reason
+    # Most lists have none that is so.
+    from slurm_colloc.model.why_not_now import describe_wait
+
+    return describe_wait(record.waits)
 
 
 # ---- The user's newest submission ----------------------------------------------------------------

@@ -67,6 +67,7 @@ class MemberView:
     files: MemberFiles
     _value: Mapping[str, Any] = field(repr=False)
     is_parked: bool = False
+    dependency: str = ""
 
     @property
     def place(self) -> int:

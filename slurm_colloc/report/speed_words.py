@@ -10,20 +10,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_colloc.errors import CollocError
-from slurm_colloc.model.measured_curve import DegreeState, describe_measured, explain_no_start
+from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.measurement import FIRST_COST_MOST_S
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
 from slurm_colloc.model.quantities import is_number
 from slurm_colloc.model.why_not_now import BEING_MEASURED
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_bytes, read_json
-from slurm_colloc.store.profiles import (
-    FOLDER,
-    ProfileNames,
-    compute_signature,
-    read_profile_file,
-)
+from slurm_colloc.store.profiles import FOLDER, ProfileNames, compute_signature, read_profile_file
 from slurm_colloc.store.report_files import latest_path
 from slurm_colloc.store.runner_requests import DegreeRecord
 
@@ -138,7 +133,7 @@ def describe_degree(record: DegreeRecord | None, at_once: int, *, is_over: bool 
         if was_tried and record.cost_s > FIRST_COST_MOST_S:
             return "measuring was cut short as members came or went, and is tried again later"
         return BEING_MEASURED
-    return describe_measured(record.state, record.curve, record.degree, record.reason)
+    return describe_measured(record.state, record.curve, record.degree, record.decisions)
 
 
 def describe_limit(record: DegreeRecord | None) -> str:
@@ -151,17 +146,21 @@ def describe_limit(record: DegreeRecord | None) -> str:
     return f"in its pack {said}" if said else ""
 
 
-def explain_kept_waiting(record: DegreeRecord | None, running: int) -> str:
-    """Why a member waits although its pack has a place for it; empty where that is not why.
+def explain_kept_waiting(record: DegreeRecord | None, running: int) -> WaitReason | None:
+    """Why a member waits although its pack has a place for it; None where that is not why.
 
     Args:
         record: What the runner has decided; None where nothing.
         running: Members that run, those that are paused among them.
     """
-    if record is None:
-        return ""
+    if record is None or record.state is DegreeState.OFF:
+        return None
+    if not record.degree <= running < record.places:
+        return None
+    if record.state is DegreeState.MEASURING:
+        return WaitReason(WaitKind.MEASURING, count=running)
     said = describe_degree(record, running)
-    return explain_no_start(record.state, record.degree, record.places, running, said)
+    return WaitReason(WaitKind.DEGREE, told=said) if said else None
 
 
 def describe_cost(cost_s: float | None, share: float | None) -> str:

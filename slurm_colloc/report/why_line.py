@@ -9,27 +9,12 @@ from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass, field
-from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState
+from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.preallocation import find_taken_at_once
 from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import (
-    PREPARING_GPU,
-    RunningMember,
-    StartFacts,
-    is_degree_reason,
-    is_obstacle,
-    is_time_reason,
-    is_waiting_reason,
-    read_dependency,
-    why_not_now,
-)
-from slurm_colloc.planning.unknown_packs import NOT_OPEN, OPEN_FOR
+from slurm_colloc.model.why_not_now import OF_DEGREE, RunningMember, StartFacts, why_not_now
 from slurm_colloc.report.member_survey import HELD
-from slurm_colloc.report.member_views import (
-    MemberView,
-    PackView,
-)
+from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import (
     describe_degree,
@@ -41,12 +26,8 @@ from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.runner_requests import DegreeRecord
 
-_ALONE = "runs alone: "
-_TAKES_NO_MORE = "takes no more members"
 _FOLDED_LEAST = 2
 _PARTNERS_NAMED_MOST = 3
-_UNLESS_JOINED = "unless another joins it"
-"""Of a single script; why no job may join it, or why it joined none, says more."""
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
 """Ends of which the reason says all."""
@@ -101,8 +82,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     degree = describe_of_pack(view, member, facts)
     text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
-    if member.record is not None and (taken := find_taken_at_once(member.record.evidence)):
-        clauses.append(taken)
+    if member.record is not None and member.record.taken_at_once:
+        clauses.append(member.record.taken_at_once)
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
     if facts.unreachable and not member.is_final and not view.record.local:
@@ -149,8 +130,10 @@ def describe_closed(record: PackRecord, names: Sequence[str]) -> str:
         record: The pack.
         names: Its members' ids.
     """
-    told = [text for text in record.reasons if text.startswith(_TAKES_NO_MORE)]
-    return f"the pack of {name_members(names)} {told[0]}" if told and names else ""
+    why = record.sharing.full
+    return (
+        f"the pack of {name_members(names)} takes no more members: {why}" if why and names else ""
+    )
 
 
 def _waits_in_pack(view: PackView, member: MemberView) -> bool:
@@ -165,19 +148,14 @@ def list_sharing_reasons(view: PackView) -> list[str]:
 
     That its own pack is full or closed is told to those that did not join it.
     """
-    record = view.record
-    found = [text for text in record.reasons if text.startswith(OPEN_FOR)]
+    record, sharing = view.record, view.record.sharing
+    found = [sharing.opened] if sharing.opened else []
     if record.request is None:
-        # Besides why it is alone, notes stand there.
-        whys = [text.partition(_ALONE)[2] for text in record.reasons if _ALONE in text]
-        is_clear = bool(record.closed or record.refusals)
-        told = [text for text in whys if not (is_clear and _UNLESS_JOINED in text)]
-        if record.closed:
-            told = told or [record.closed]
-        elif not whys:
-            told = list(record.reasons)
-        found += [f"it {_ALONE}{text}" for text in told]
-    found += [f"it {text}" for text in record.reasons if text.startswith(NOT_OPEN)]
+        # Why no job may join it, or why it joined none, says more than that it came alone.
+        says_more = sharing.came_alone and (record.closed or record.refusals)
+        alone = ("" if says_more else sharing.alone) or record.closed
+        found += [f"it runs alone: {alone}"] if alone else []
+    found += [f"it {sharing.not_opened}"] if sharing.not_opened else []
     return found + [f"it did not join {text}" for text in record.refusals]
 
 
@@ -204,7 +182,7 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
 
 def _explain_held(member: MemberView) -> str:
     # Its runner holds what it must not start yet, see runtime.may_start.
-    facts = StartFacts(is_held=True, dependency=read_dependency(member.reason))
+    facts = StartFacts(is_held=True, dependency=member.dependency)
     return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
 
 
@@ -222,9 +200,9 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
     if word == "Resources":
         needs = describe_request(facts.fields)
         said = f"waits for {needs} to become free (Resources)" if needs else describe_reason(text)
-    elif word == "Dependency" and read_dependency(member.reason):
+    elif word == "Dependency" and member.dependency:
         # Slurm waits for the pack of a member, see model.job_values.
-        said = f"waits for {read_dependency(member.reason)} (Dependency)"
+        said = f"waits for {member.dependency} (Dependency)"
     elif word == "Dependency" and facts.fields.get("Dependency", "") not in _UNKNOWN:
         said = f"waits for {facts.fields['Dependency']} (Dependency)"
     elif word == HELD:
@@ -248,8 +226,7 @@ def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
         if start.has_run:
             why = "it starts as soon as its pack has a place for it"
     cause = member.record.reason if start.has_run and member.record is not None else ""
-    is_told = cause and not is_waiting_reason(cause)
-    return f"to be started again ({cause}): {why}" if is_told else why
+    return f"to be started again ({cause}): {why}" if cause else why
 
 
 def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> StartFacts:
@@ -259,22 +236,23 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
     ]
     record = member.record
-    obstacles = [m.record.reason for m in (member, *waiting) if m.record is not None]
+    obstacles = [m.record.waits for m in (member, *waiting) if m.record and m.record.waits]
+    own = None if record is None else record.waits
     is_preparing = facts.is_gpu_unprepared and not running
     return StartFacts(
         is_held=member.is_held,
-        dependency=read_dependency(member.reason) if member.is_held else "",
+        dependency=member.dependency if member.is_held else "",
         is_moved=member.moved_to is not None,
-        too_late=member.reason if is_time_reason(member.reason) else "",
+        too_late=own if own is not None and own.kind is WaitKind.TIME else None,
         alone=record is not None and record.retries.alone,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.place < member.place),
         degree=_count_places(view, facts),
         takes_one=facts.takes_one,
         running=tuple(_look_at_running(view, m, facts.now) for m in running),
-        pack_waits=PREPARING_GPU if is_preparing else "",
-        no_place=next((text for text in obstacles if is_obstacle(text)), ""),
-        degree_reason=next((text for text in obstacles if is_degree_reason(text)), "")
+        pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
+        no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
+        degree_reason=next((each for each in obstacles if each.kind in OF_DEGREE), None)
         or explain_kept_waiting(
             facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
         ),

@@ -19,8 +19,8 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.why_not_now import DOOR_FIRST
+from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
+from slurm_colloc.model.why_not_now import describe_wait
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_progress import ProgressReader
@@ -112,10 +112,10 @@ class Doors:
         """Those whose door is closed and that are to go on, the next one first."""
         return [door.member for door in self._doors.values() if door.member.asked is None]
 
-    def describe(self) -> str:
-        """Why no other member is let on to the GPU; empty where none is at the door."""
-        first = next(iter(self.list_waiting()), None)
-        return "" if first is None else f"{DOOR_FIRST}{first.name(self.pack.shown_id)}"
+    def describe(self) -> WaitReason | None:
+        """Why no other member is let on to the GPU; None where none is at the door."""
+        names = (str(member.name(self.pack.shown_id)) for member in self.list_waiting())
+        return next((WaitReason(WaitKind.DOOR, name) for name in names), None)
 
     def _has_host_memory(self, member: Member) -> bool:
         left_mb = count_host_memory_left_mb(self.pack.record, self.pack.members.with_process())
@@ -179,7 +179,7 @@ class Doors:
         for member in self.list_waiting():
             reason = self.measured_degree.describe(member) or self.memory.describe(member)
             if reason:
-                self._tell(reason)
+                self._tell(describe_wait(reason))
                 return
             self.memory.reserve_at_door(member)
             self._open(self._doors[member.number], "has room")

@@ -8,7 +8,7 @@ from functools import partial
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
-from slurm_colloc.model.why_not_now import is_waiting_reason, why_not_now
+from slurm_colloc.model.why_not_now import why_not_now
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.door import Doors
 from slurm_colloc.runtime.gpu_mode import GpuMode
@@ -301,9 +301,9 @@ class MemberIntake:
                 member.record = tell_of_restart(member.record, self.killed_before)
         self.pack.members.waiting.append(number)
         # What an earlier attempt was waiting for is over.
-        waited = member.record.at_door or is_waiting_reason(member.record.reason)
-        stale = {"reason": "", "at_door": False} if waited else {}
-        self.states.write(member, MemberState.PENDING, **stale)
+        kept = member.record.waits if member.record.dependency else None
+        stale = {"reason": "", "at_door": False} if member.record.at_door else {}
+        self.states.write(member, MemberState.PENDING, waits=kept, **stale)
 
     def _find_written_end(self, number: int, record: StateRecord | None) -> StateRecord | None:
         killed = self.killed_before

@@ -11,16 +11,8 @@ from collections.abc import Callable
 
 from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.late_definitions import dataclass, field, replace
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.why_not_now import (
-    CHANGING_INSTANCES,
-    PREPARING_GPU,
-    RunningMember,
-    StartFacts,
-    describe_larger_place,
-    read_dependency,
-    why_not_now,
-)
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.why_not_now import RunningMember, StartFacts, describe_wait, why_not_now
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
@@ -46,20 +38,14 @@ class DependencyLook:
 
     Attributes:
         outlook: Whether it holds, may yet, or never will.
-        reason: What is wrong with it; empty where it holds.
+        told: What the member waits for, `afterok:4711/3`; where it is NEVER, why; empty
+            where it holds.
         is_late: It has been open for longer than PATIENCE_S.
     """
 
     outlook: ConditionOutlook
-    reason: str
+    told: str
     is_late: bool = False
-
-    @property
-    def waits_for(self) -> str:
-        """What the member waits for; empty for nothing."""
-        if self.outlook is ConditionOutlook.SATISFIED:
-            return ""
-        return read_dependency(self.reason) or self.reason
 
 
 @dataclass
@@ -78,7 +64,7 @@ class QueueLook:
     facts: StartFacts = field(default_factory=StartFacts)
     start: Member | None = None
     dependencies: dict[int, DependencyLook] = field(default_factory=dict)
-    too_late: dict[int, str] = field(default_factory=dict)
+    too_late: dict[int, WaitReason] = field(default_factory=dict)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,7 +80,7 @@ class StartQueue:
         measured_degree: Whether as many run as may.
         memory: Whether there is GPU memory for one more.
         states: Writes why members wait.
-        describe_door: Why those wait that have not started, because one has that goes first; empty
+        describe_door: Why those wait that have not started, because one has that goes first; None
             where none has.
         has_handed_back: Some that wait are left to the next call of csub: too little time was left
             for them.
@@ -110,27 +96,29 @@ class StartQueue:
     measured_degree: MeasuredDegree
     memory: GpuMemoryRoom
     states: StateWriter
-    describe_door: Callable[[], str] = lambda: ""
+    describe_door: Callable[[], WaitReason | None] = lambda: None
 
     def __post_init__(self) -> None:
         self.has_handed_back = False
         self.is_undecided = False
         self._satisfied: set[int] = set()
         self._open_since: dict[int, float] = {}
-        self._told: dict[int, str] = {}
+        self._told: dict[int, WaitReason | None] = {}
         self._passed: dict[int, int] = {}
 
     # -- asking -------------------------------------------------------------------------------
 
-    def describe_pack_wait(self) -> str:
-        """Why no member of the pack starts at present; empty where that is not so."""
-        if self.slurm_decision.ending is not None:
-            return self.slurm_decision.ending.reason
+    def describe_pack_wait(self) -> WaitReason | None:
+        """Why no member of the pack starts at present; None where that is not so."""
+        ending = self.slurm_decision.ending
+        if ending is not None:
+            # Slurm may show it running after all.
+            return WaitReason(WaitKind.ENDING, told=ending.reason) if ending.reason else None
         if self.slurm_decision.is_undecided:
-            return "it was signalled, and Slurm has not shown yet whether its pack goes on"
+            return WaitReason(WaitKind.SIGNALLED)
         if self.gpu_mode.instances is not None and self.gpu_mode.instances.is_changing:
-            return CHANGING_INSTANCES
-        return "" if self.gpu_mode.is_settled else PREPARING_GPU
+            return WaitReason(WaitKind.CHANGE)
+        return None if self.gpu_mode.is_settled else WaitReason(WaitKind.PREPARING)
 
     def gather(self, member: Member, look: QueueLook) -> StartFacts:
         """What decides whether a waiting member starts, up to the first thing in its way.
@@ -146,7 +134,7 @@ class StartQueue:
         cpus = member.spec.plan.cpus
         if not self.pack.members.find_places(cpus):
             name = str(member.name(self.pack.shown_id))
-            return replace(facts, no_place=describe_larger_place(name, cpus))
+            return replace(facts, no_place=WaitReason(WaitKind.PLACE, name, count=cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
             return replace(facts, degree_reason=instances.describe(member))
@@ -164,17 +152,17 @@ class StartQueue:
         if found is None:
             return facts
         look.dependencies[member.number] = found
-        return replace(facts, dependency=found.waits_for)
+        return replace(facts, dependency=found.told)
 
     def _judge_dependency(self, member: Member) -> DependencyLook | None:
         """What has become of a member's dependency; None where nothing is waited for any more."""
         job, number = member.spec.job, member.number
         if not job.depends or member.record.starts or number in self._satisfied:
             return None
-        outlook, reason = self.judge(job)
+        outlook, told = self.judge(job)
         now = time.monotonic()
         return DependencyLook(
-            outlook, reason, is_late=now - self._open_since.get(number, now) >= PATIENCE_S
+            outlook, told, is_late=now - self._open_since.get(number, now) >= PATIENCE_S
         )
 
     def _gather_pack(self) -> StartFacts:
@@ -220,7 +208,7 @@ class StartQueue:
         return replace(
             facts,
             is_held=held,
-            dependency=read_dependency(member.record.reason) if held else "",
+            dependency=member.record.dependency if held else "",
             is_moved=read_moved(self.pack.path, member.number) is not None,
         )
 
@@ -240,7 +228,7 @@ class StartQueue:
         for number in self.pack.members.waiting:
             member = self.pack.members.by_number[number]
             facts = self._gather_own(member, pack, look)
-            if facts.too_late and facts.too_late != member.record.reason:
+            if facts.too_late and facts.too_late != member.record.waits:
                 look.too_late[number] = facts.too_late
             if why_not_now(facts) is None:
                 look.front, look.facts = member, self.gather(member, look)
@@ -301,7 +289,7 @@ class StartQueue:
         """Do what a look has found to be due, and write down why members wait."""
         by_number, facts = self.pack.members.by_number, look.facts
         for number, reason in look.too_late.items():
-            self.states.write(by_number[number], MemberState.PENDING, reason=reason)
+            self.states.write(by_number[number], MemberState.PENDING, reason="", waits=reason)
             left_s = round(self.time_left.left_s or 0.0)
             self.pack.journal.write("too_late", member=number, left_s=left_s)
         self.is_undecided = False
@@ -318,7 +306,7 @@ class StartQueue:
 
     def _follow_dependency(self, member: Member, found: DependencyLook) -> None:
         """In the end a member with a dependency is let go, held, or cancelled."""
-        number, reason = member.number, found.reason
+        number = member.number
         if found.outlook is ConditionOutlook.OPEN and not found.is_late:
             self._open_since.setdefault(number, time.monotonic())
             self.is_undecided = True
@@ -327,35 +315,38 @@ class StartQueue:
         if found.outlook is ConditionOutlook.SATISFIED:
             self._satisfied.add(number)
             return
+        waits = WaitReason(WaitKind.DEPENDENCY, name=found.told)
+        is_never = found.outlook is ConditionOutlook.NEVER
+        reason = found.told if is_never else describe_wait(waits)
         self.pack.journal.write("dependency", member=number, reason=reason)
-        if found.outlook is ConditionOutlook.NEVER:
+        if is_never:
             self.pack.members.waiting.remove(number)
             code = ExitCode(0, signal.SIGTERM)
             self.states.write_end(member, MemberState.CANCELLED, code, reason)
         else:
             # Too early, and only a later pack can wait for it: nothing runs that must not.
-            self.states.write(member, MemberState.PENDING, reason=reason)
+            self.states.write(member, MemberState.PENDING, reason="", waits=waits)
             write_held(self.pack.path, number)
 
-    def _tell_waiting(self, text: str) -> None:
+    def _tell_waiting(self, reason: WaitReason | None) -> None:
         """Write down why those wait that have a place, and take back what is not why any more.
 
         Args:
-            text: What keeps all of them waiting; empty for nothing.
+            reason: What keeps all of them waiting; None for nothing.
         """
         free = sum(place.occupant is None for place in self.pack.members.places)
         waiting = list(self.pack.members.waiting)
-        at_front = waiting[:free] if text else []
+        at_front = waiting[:free] if reason else []
         for number in waiting:
             member, told = self.pack.members.by_number[number], self._told.get(number)
-            wanted = text if number in at_front or told == text else ""
-            reason = member.record.reason
+            wanted = reason if number in at_front or told == reason else None
+            waits = member.record.waits
             # What another has written down, and why it starts again, stays.
-            if reason == wanted or reason not in ("", told):
+            if waits == wanted or member.record.reason or waits not in (None, told):
                 continue
             if not wanted or not is_held(self.pack.path, number):
                 self._told[number] = wanted
-                self.states.write(member, MemberState.PENDING, reason=wanted)
+                self.states.write(member, MemberState.PENDING, waits=wanted)
         self._told = {number: self._told[number] for number in waiting if number in self._told}
 
     # -- the end ------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ from slurm_colloc.model.measurement import (
     may_cost,
     measure_degree,
 )
-from slurm_colloc.model.member import tell_number
-from slurm_colloc.model.quantities import format_count
-from slurm_colloc.model.why_not_now import BEING_MEASURED, say_at_once, say_no_more
+from slurm_colloc.model.member import WaitKind, WaitReason, tell_number
+from slurm_colloc.model.why_not_now import say_at_once, say_no_more
 from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
 from slurm_colloc.runtime.members import Member
@@ -112,20 +111,21 @@ class MeasuredDegree:
         """When something is to be done (monotonic clock)."""
         return self._windows.list_due()
 
-    def describe(self, member: Member) -> str:
-        """Why a member waits although it has a place; empty where it may start."""
+    def describe(self, member: Member) -> WaitReason | None:
+        """Why a member waits although it has a place; None where it may start."""
         running = self.pack.members.running()
         if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
-            return ""
+            return None
         if self._windows.is_open:
-            return f"{BEING_MEASURED} with {format_count(len(running), 'member')}"
+            return WaitReason(WaitKind.MEASURING, count=len(running))
         known = None if self._measured else self.find_known([*running, member])
         if known is not None and not known.is_open and len(running) >= known.degree:
-            return _tell_known(known)
+            return WaitReason(WaitKind.DEGREE, told=_tell_known(known))
         is_full = self._is_full(member) or self._list_parked()
         if is_full and not self._is_last_moment(member):
-            return self._record.reason or say_no_more(self._record.degree)
-        return ""
+            told = self._record.reason or say_no_more(self._record.degree)
+            return WaitReason(WaitKind.DEGREE, told=told)
+        return None
 
     def find_room(self) -> int:
         """How many more members may start now, whatever they are like."""
@@ -299,7 +299,7 @@ class MeasuredDegree:
         self._park_beyond(known.degree, running)
         degree = len(self.pack.members.places) if known.is_open else known.degree
         stp = None if known.point is None else known.point.stp
-        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known))
+        self._decide(DegreeState.SETTLED, degree, stp, _tell_known(known), None)
 
     # -- deciding -----------------------------------------------------------------------------
 
@@ -333,14 +333,15 @@ class MeasuredDegree:
         self._park_beyond(chosen, running)
         # Where all go on, it is not known yet that one more would be too many.
         degree = len(self.pack.members.places) if chosen >= len(running) else chosen
-        reason = describe_curve(measured.curve, degree) or say_no_more(degree)
-        if chosen > measured.degree:
-            reason += f"; with {measured.degree} at once the last would end later"
-        self._decide(DegreeState.SETTLED, degree, stp, reason)
+        best = measured.degree if chosen > measured.degree else None
+        reason = describe_curve(measured.curve, degree, best) or say_no_more(degree)
+        self._decide(DegreeState.SETTLED, degree, stp, reason, best)
 
-    def _decide(self, state: DegreeState, degree: int, stp: float | None, reason: str) -> None:
+    def _decide(
+        self, state: DegreeState, degree: int, stp: float | None, reason: str, best: int | None
+    ) -> None:
         running = len(self.pack.members.running())
-        decision = DegreeDecision(time.time(), state, running, degree, stp, reason)
+        decision = DegreeDecision(time.time(), state, running, degree, stp, reason, best)
         decisions = (*self._record.decisions, decision)[-KEPT:]
         self._record = replace(self._record, state=state, degree=degree, decisions=decisions)
         self.pack.journal.write(
@@ -354,7 +355,7 @@ class MeasuredDegree:
         self._is_off = True
         self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
-        self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason)
+        self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason, None)
 
     def _describe_now(self) -> DegreeRecord:
         """What those are told that would join, or whose members might come."""

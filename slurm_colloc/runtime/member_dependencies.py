@@ -135,7 +135,8 @@ def judge_own_dependency(
     """Judge what a job waits for, before it starts.
 
     Returns:
-        The outlook, and where it is not SATISFIED what is wrong, in words.
+        The outlook; what is waited for where it is OPEN, why in words where it is NEVER, else
+        nothing.
     """
     dependency = Dependency(
         tuple(Condition(kind, target) for kind, target in job.depends), job.depends_on_any
@@ -156,7 +157,7 @@ def judge_own_dependency(
         return outlook, f"Dependency on {first.target} ({first.kind}) was not satisfied"
     if outlook is ConditionOutlook.OPEN:
         pairs = [(condition.kind, condition.target) for condition in rest.conditions]
-        return outlook, f"Dependency {describe(pairs, is_any=rest.is_any)}"
+        return outlook, describe(pairs, is_any=rest.is_any)
     return outlook, ""
 
 

@@ -452,14 +452,14 @@ class ProgressReader:
         rates: Reads their counters.
         bound: The slowdown that is accepted for members without one of their own; None for any.
         find_may_take_mb: GPU memory that a member may take at most; None where unknown.
-        note_evidence: Writes down what a member has shown, for `csub why` and reports.
+        note_taken_at_once: Writes down what a member took of GPU memory before it needed any.
     """
 
     pack: PackContext
     rates: WindowRates
     bound: float | None = None
     find_may_take_mb: Callable[[Member], int | None] = lambda _: None
-    note_evidence: Callable[[Member, str], None] = lambda *_: None
+    note_taken_at_once: Callable[[Member, str], None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self._begun_at = time.time()
@@ -494,7 +494,7 @@ class ProgressReader:
         taken_mb = self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
         if text := describe_taken_at_once(taken_mb, self.find_may_take_mb(member)):
             self._told.add(member.number)
-            self.note_evidence(member, text)
+            self.note_taken_at_once(member, text)
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self.pack.path))

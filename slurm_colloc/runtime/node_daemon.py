@@ -14,9 +14,6 @@ from slurm_colloc.host.keeper.prepared_daemon import (
 )
 from slurm_colloc.model.late_definitions import dataclass
 
-WHOLE_GPU = "MIG is on, and one instance has the whole GPU"
-"""How the reason begins where the prolog made this in place of the layout (host.hooks.prolog)."""
-
 RUN_VARIABLE = "SLURM_COLLOC_RUN"
 """Where the hooks of a node work, if not in the usual place; `%n` is the node's name. Whatever it
 names is believed only where only root can have written it."""
@@ -102,7 +99,7 @@ def find_instances(environ: Mapping[str, str]) -> InstancesFinding:
     mig = setup.mig
     if len(mig.gpus) != 1 or not mig.gpus[0].instances:
         return InstancesFinding(f"the node has cut {len(mig.gpus)} GPUs, and a pack shares one")
-    reason = setup.reason if setup.reason.startswith(WHOLE_GPU) else ""
+    reason = "" if mig.layout else setup.reason
     return InstancesFinding(reason, mig.gpus[0], mig.socket, mig.mps_inside)
 
 

@@ -24,11 +24,11 @@ from slurm_colloc.host.keeper.prepared_daemon import (
 from slurm_colloc.host.system.directories import read_trusted_uids
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.member import WaitKind, WaitReason
 from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.why_not_now import CHANGING_INSTANCES, NO_INSTANCE
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.runtime.discover_gpus import BackgroundCall
 from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
@@ -334,19 +334,27 @@ class MigSeats:
         need = read_need(member)
         return any(self._is_enough(one, need) for one, _ in self._occupants.values())
 
-    def describe(self, member: Member) -> str:
-        """Why a member waits although it has a place; empty where it has an instance."""
+    def describe(self, member: Member, problem: str = "") -> WaitReason | None:
+        """Why a member waits although it has a place; None where it has an instance.
+
+        Args:
+            member: The member.
+            problem: What the node's agent has answered last; empty for nothing.
+        """
         if self.find(member) is not None:
-            return ""
+            return None
         need = read_need(member)
         sizes = sorted({(one.memory_mb, one.profile) for one in self._gpu.instances}, reverse=True)
         largest_mb, largest = sizes[0] if sizes else (0, "none")
         wanted = f"{need.gpu_memory_mb} MB" if need.gpu_memory_mb else f"{need.slices} slices"
         if any(self._is_enough(one, need) for one in self._gpu.instances):
-            return f"{NO_INSTANCE} with {wanted}: those that are large enough are taken"
-        if self._list_profiles(need):
-            return f"{NO_INSTANCE} with {wanted}: one is made as soon as enough slices are free"
-        return f"{NO_INSTANCE} with {wanted}: the largest, {largest}, has {largest_mb} MB"
+            why = "those that are large enough are taken"
+        elif self._list_profiles(need):
+            why = "one is made as soon as enough slices are free"
+        else:
+            why = f"the largest, {largest}, has {largest_mb} MB"
+        why += f" ({problem})" if problem else ""
+        return WaitReason(WaitKind.INSTANCE, told=f"{wanted}: {why}")
 
 
 def match_places(gpu: PreparedGpu, words: Sequence[str], places: Sequence[int]) -> dict[str, int]:
@@ -465,17 +473,15 @@ class PackInstances:
         self._problem = answer.reason
         return answer.reason
 
-    def describe(self, member: Member) -> str:
-        """Why a member waits although it has a place; empty where it has an instance."""
+    def describe(self, member: Member) -> WaitReason | None:
+        """Why a member waits although it has a place; None where it has an instance."""
         if self._call is not None:
-            return CHANGING_INSTANCES
-        why = self.seats.describe(member)
-        if not why:
-            return ""
-        change = self.seats.find_change(member)
-        if change is not None:
-            return f"{NO_INSTANCE}: {change.create[0]} is being made of free ones"
-        return f"{why} ({self._problem})" if self._problem else why
+            return WaitReason(WaitKind.CHANGE)
+        why = self.seats.describe(member, self._problem)
+        change = None if why is None else self.seats.find_change(member)
+        if change is None:
+            return why
+        return WaitReason(WaitKind.NEW_INSTANCE, name=change.create[0])
 
     def make_room(self, member: Member) -> None:
         """Have an instance made for a member of free ones, where that can be done."""

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import RESUBMISSIONS
-from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import NO_MEMORY, TOO_LITTLE_TIME, is_time_reason
+from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
 from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
 from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
@@ -85,25 +83,25 @@ class GpuMemoryRoom:
         free = self.find_free()
         return None if free is None else max(0, *free.free_mb.values(), 0)
 
-    def describe(self, member: Member) -> str:
-        """Why a waiting member finds no GPU memory; empty where it may start."""
+    def describe(self, member: Member) -> WaitReason | None:
+        """Why a waiting member finds no GPU memory; None where it may start."""
         free, running = self.find_free(), self.pack.members.running()
         if free is None or not running or not self._counts():
-            return ""
+            return None
         need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
         if member.process is not None and free.enforces:
             # At the door: what it was started with.
             need_mb = member.reserved_mb
         if free.choose_part_mb(need_mb, gpus) is not None:
-            return ""
+            return None
         gpu = min(free.choose_gpus(gpus), key=free.free_mb.__getitem__)
-        taken = (
-            f"{free.usable_mb - free.free_mb[gpu]} of {free.usable_mb} MB are reserved for "
-            f"{free.members[gpu]}"
+        return WaitReason(
+            WaitKind.MEMORY,
+            count=free.members[gpu],
+            taken_mb=free.usable_mb - free.free_mb[gpu],
+            usable_mb=free.usable_mb,
+            need_mb=need_mb,
         )
-        if need_mb is None:
-            return f"{NO_MEMORY}{taken}, and what it takes is not known"
-        return f"{NO_MEMORY}{taken}, and it may take {need_mb} MB"
 
     def reserve(
         self, member: Member, *, is_later: bool = False
@@ -284,20 +282,18 @@ class TimeLeft:
         is_better = job.time_limit_s + END_MARGIN_S <= self._limit_s and self._has_begun()
         return may_restart and is_better and not is_held(self.pack.path, member.number)
 
-    def describe(self, member: Member) -> str:
-        """Why a waiting member is not to be started here any more; empty where it may be."""
+    def describe(self, member: Member) -> WaitReason | None:
+        """Why a waiting member is not to be started here any more; None where it may be."""
         if not self.is_too_short_for(member):
-            return ""
-        if is_time_reason(member.record.reason):
+            return None
+        waits = member.record.waits
+        if waits is not None and waits.kind is WaitKind.TIME:
             # As it was written down.
-            return member.record.reason
+            return waits
         left_s, limit_s = self.left_s, member.spec.job.time_limit_s
         assert left_s is not None
         assert limit_s is not None
-        return (
-            f"{TOO_LITTLE_TIME}{format_elapsed(int(left_s))} left, and it may take "
-            f"{format_elapsed(limit_s)}: it is submitted again once the pack has ended"
-        )
+        return WaitReason(WaitKind.TIME, left_s=int(left_s), limit_s=limit_s)
 
     def _has_begun(self) -> bool:
         """A member has been started: no pack hands back all that it was given."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.why_not_now import ONE_AT_A_TIME
 from slurm_colloc.runtime.pack_context import PackContext
 
 if TYPE_CHECKING:
@@ -56,7 +55,8 @@ class SettledMode:
         """This mode holds."""
         if not self.refusal:
             self.mode = mode
-            self.preparation.write(mode=mode.value, reason=reason)
+            takes_one = self.takes_one_process and mode is SharingMode.TIMESLICE
+            self.preparation.write(mode=mode.value, reason=reason, takes_one=takes_one)
             self.pack.journal.write("sharing", mode=mode.value, reason=reason)
 
     def settle_mps(self, active_ms: float | None) -> None:
@@ -82,7 +82,7 @@ class SettledMode:
     def settle_one_at_a_time(self, reason: str) -> None:
         """Members run one after the other: MPS does not hold them together."""
         self.takes_one_process = True
-        self.preparation.add_notes(f"without MIG instances {ONE_AT_A_TIME}")
+        self.preparation.add_notes("without MIG instances one member at a time")
         self.settle(SharingMode.TIMESLICE, reason)
         self._tell(f"members run one at a time: {reason}")
 
@@ -95,7 +95,7 @@ class SettledMode:
             return
         if self.takes_one_process:
             self.preparation.add_notes(
-                f"the GPU is in compute mode {ONE_PROCESS}: without MPS {ONE_AT_A_TIME}"
+                f"the GPU is in compute mode {ONE_PROCESS}: without MPS one member at a time"
             )
         reason = "; ".join(filter(None, (self.lacks_mig, reason)))
         self.settle(SharingMode.TIMESLICE, reason)

@@ -87,7 +87,7 @@ class MemberTakeOver:
         jobs: Knows what Slurm says of the other packs, and cancels those that were emptied.
         check_fence: Raises where a newer attempt has begun.
         find_room: How many more may start now, by what was measured.
-        describe_wait: Why a member would wait here although it has a place; empty for nothing.
+        would_wait: Whether a member would wait here although it has a place.
     """
 
     pack: PackContext
@@ -99,7 +99,7 @@ class MemberTakeOver:
     jobs: EmptiedJobs
     check_fence: Callable[[], None]
     find_room: Callable[[], int] = lambda: 0
-    describe_wait: Callable[[Member], str] = lambda _: ""
+    would_wait: Callable[[Member], bool] = lambda _: False
 
     def __post_init__(self) -> None:
         self._decided: dict[tuple[Path, int], int] = {}
@@ -273,7 +273,7 @@ class MemberTakeOver:
             if not may:
                 return 0
             fits = self._choose(sister, waiting, may_have_run=may_have_run)
-            for number in (member.number for member in fits if not self.describe_wait(member)):
+            for number in (member.number for member in fits if not self.would_wait(member)):
                 if count >= most:
                     break
                 self.check_fence()

@@ -160,17 +160,17 @@ class RunnerParts:
                 return None
             return member.gpu.gpu_memory_limit_mb or gpu_mode.setup.gpu_memory_mb
 
-        def note_evidence(member: Member, text: str) -> None:
+        def note_taken_at_once(member: Member, text: str) -> None:
             if member.record.state is MemberState.RUNNING and text not in member.record.evidence:
                 evidence = (*member.record.evidence, text)
-                states.write(member, MemberState.RUNNING, evidence=evidence)
+                states.write(member, MemberState.RUNNING, evidence=evidence, taken_at_once=text)
 
         progress = ProgressReader(
             pack=pack,
             rates=rates,
             bound=choose_common_bound(record.policy),
             find_may_take_mb=find_may_take_mb,
-            note_evidence=note_evidence,
+            note_taken_at_once=note_taken_at_once,
         )
         memory = GpuMemoryRoom(
             pack=pack,
@@ -246,10 +246,9 @@ class RunnerParts:
             check_fence=fence.check,
             # Who is at the door has started, and goes first.
             find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
-            describe_wait=lambda member: (
-                ("it needs a larger GPU" if memory.is_too_large(member) else "")
-                or measured_degree.describe(member)
-                or memory.describe(member)
+            would_wait=lambda member: (
+                memory.is_too_large(member)
+                or bool(measured_degree.describe(member) or memory.describe(member))
             ),
         )
         self.requests = RequestHandler(

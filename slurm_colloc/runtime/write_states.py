@@ -62,6 +62,8 @@ class StateWriter:
         """
         member.check_transition(state)
         before = member.record
+        if state is not MemberState.PENDING:
+            changes["waits"] = None
         member.record = replace(member.record, state=state, attempt=self.pack.attempt, **changes)
         self._unwritten[member.number] = member.record
         self.flush()

@@ -28,6 +28,8 @@ from slurm_colloc.model.member import (
     ExitCode,
     MemberId,
     MemberState,
+    WaitKind,
+    WaitReason,
     is_guest,
     is_known,
 )
@@ -124,7 +126,7 @@ class StateRecord:
         cpus: CPU numbers it is bound to; empty where it is not bound.
         step: Slurm step id, `4711.2`; None where it runs as a plain process.
         wall_limit_s: Its wall-clock limit; None for none.
-        reason: Why it is in this state, for people.
+        reason: Why it is in this state, for people; of one that waits, why it starts again.
         gpu: How it was put on the GPU; None before its first start, and where it has no GPU.
         cause: The class of its end (model.member.EndCause); empty before that, and where its
             state
@@ -133,6 +135,9 @@ class StateRecord:
         retries: What restarts have taught.
         at_door: It was started to load its program, and may not use the GPU yet; says something of
             running members only.
+        waits: Why one that waits does; None where nothing is said of it.
+        taken_at_once: What of the evidence tells that it took GPU memory before it needed any;
+            empty for nothing.
     """
 
     state: MemberState
@@ -152,6 +157,14 @@ class StateRecord:
     evidence: tuple[str, ...] = ()
     retries: Retries = Retries()
     at_door: bool = False
+    waits: WaitReason | None = None
+    taken_at_once: str = ""
+
+    @property
+    def dependency(self) -> str:
+        """What it waits for, `afterok:4711/3`; empty where that is not why it waits."""
+        waits = self.waits
+        return waits.name if waits and waits.kind is WaitKind.DEPENDENCY else ""
 
     @property
     def is_final(self) -> bool:

@@ -17,7 +17,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
+from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode, SharingReasons
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -81,6 +81,7 @@ class PackRecord:
             script; none where the job has one node.
         open_for: For how many more jobs than its own it asked Slurm, so that they can join it
             while it runs.
+        sharing: What of its reasons is about sharing.
     """
 
     pack_id: str
@@ -118,6 +119,7 @@ class PackRecord:
     gpu_sets: tuple[int, ...] = ()
     set_nodes: tuple[int, ...] = ()
     open_for: int = 0
+    sharing: SharingReasons = SharingReasons()
 
     @property
     def node(self) -> int:
@@ -553,6 +555,7 @@ class Setup:
         notes: What else is worth knowing, a sentence each.
         instances: The MIG instances on the GPU, as they are now; none in other modes.
         can_change: They are changed for members that wait for a larger one.
+        takes_one: The GPU takes one member at a time.
     """
 
     attempt: int
@@ -572,6 +575,7 @@ class Setup:
     notes: tuple[str, ...] = ()
     instances: tuple[SetupInstance, ...] = ()
     can_change: bool = False
+    takes_one: bool = False
 
 
 def write_setup(pack: Path, setup: Setup) -> None:

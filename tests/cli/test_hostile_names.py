@@ -23,6 +23,7 @@ from slurm_colloc import cli, session
 from slurm_colloc.cli.subcommands import build_app
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.plan import SharingReasons
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.member_states import read_state, write_state
 from slurm_colloc.store.pack_directory import read_pack, read_spec, write_record, write_spec
@@ -122,7 +123,8 @@ def poison(path: Path) -> None:
         dataclasses.replace(
             record,
             name=EVIL,
-            reasons=(f"takes no more members {EVIL}",),
+            reasons=(EVIL,),
+            sharing=SharingReasons(EVIL, full=EVIL, opened=EVIL, not_opened=EVIL),
             refusals=(EVIL,),
             closed=EVIL,
             submit_host=EVIL,

@@ -121,6 +121,7 @@ def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(
     assert (ended.status, ended.audit["mode"]) == (0, "mig")
     assert list_profiles(mig) == ["7g.141gb"]
     assert "one instance has the whole GPU; no layout 4g+4g: " in mig.setup()["reason"]
+    assert mig.setup()["mig"]["layout"] == ""
     assert mig.epilog().status == 0
     assert mig.snapshot() == before
     check_clean(mig)

@@ -18,9 +18,10 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.model.plan import Policy
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.plan import Policy, SharingReasons
 from slurm_colloc.model.preallocation import describe_taken_at_once
+from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import (
     survey_packs,
@@ -131,7 +132,8 @@ def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) ->
     )
     # Its pack has begun too early, and its runner holds it.
     begin_attempt(state.pack_path("s.0"), 1)
-    write(state, 1, MemberState.PENDING, reason="Dependency afterok:12/3")
+    waits = WaitReason(WaitKind.DEPENDENCY, name="afterok:12/3")
+    write(state, 1, MemberState.PENDING, waits=waits)
     write_held(state.pack_path("s.0"), 1)
     view = look(state, "RUNNING")
     assert line(view, 1) == (
@@ -188,12 +190,12 @@ def test_what_was_measured_of_a_pack(state: State) -> None:
     assert line(view, 3, degree=settled) == f"4711/3 PENDING: waits: {BEST}"
     assert line(view, 1, degree=settled).endswith(f"; {BEST}")
     # What its runner gave as its reason is no other one, or comes after the numbers.
-    other = "its GPU memory holds no more"
-    for reason, said in (
-        ("no more than 2 run at once: 2 together make 1.8", BEST),
-        (other, f"{BEST}; {other}"),
+    reason = "no more than 2 run at once: 2 together make 1.8"
+    for best, said in (
+        (None, BEST),
+        (4, f"{BEST}; with 4 at once the last would end later"),
     ):
-        decision = DegreeDecision(NOW, DegreeState.SETTLED, 3, 2, 1.91, reason)
+        decision = DegreeDecision(NOW, DegreeState.SETTLED, 3, 2, 1.91, reason, best)
         decided = dataclasses.replace(settled, decisions=(decision,))
         assert line(view, 3, degree=decided) == f"4711/3 PENDING: waits: {said}"
         told = dataclasses.replace(decided, curve=())
@@ -369,7 +371,7 @@ def test_how_fast_a_member_is_goes_without_its_pauses(state: State) -> None:
 def test_refused_partners_are_named(state: State) -> None:
     view = look(
         state, "PENDING", "Priority",
-        reasons=("3 members, 3 at once", "takes no more members: 12 CPUs would exceed 8"),
+        sharing=SharingReasons(full="12 CPUs would exceed 8"),
         refusals=("pack 12: 5 members would exceed 4",),
     )  # fmt: skip
     told = line(view, 1)
@@ -386,24 +388,25 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
     reason = "slowdown 1.54 with others is more than 1.5"
     view = look(
         state, "PENDING", "Priority", request=None, closed="it is an element of a job array",
-        reasons=(f"a.sh runs alone: {reason}", "known by its own runs"),
+        sharing=SharingReasons(alone=reason),
     )  # fmt: skip
     assert line(view, 1).endswith(f"; it runs alone: {reason}")
     same = look(
         state, "PENDING", "Priority", request=None, closed="it asks for 2 GPUs",
-        reasons=("a.sh runs alone: it asks for 2 GPUs, a pack shares one",),
+        sharing=SharingReasons(alone="it asks for 2 GPUs, a pack shares one"),
     )  # fmt: skip
     assert line(same, 1).endswith("; it runs alone: it asks for 2 GPUs, a pack shares one")
     # That a single script may be joined is no reason where it may not.
-    single = compute_reason_to_run_alone(Job(1, "a.sh", "a.sh", (), "/", gpus=2), Policy(degree=2))
-    told = (f"a.sh runs alone: {single}",)
-    view = look(state, "PENDING", "Priority", request=None, reasons=told)
+    job = Job(1, "a.sh", "a.sh", (), "/", gpus=2)
+    single = compute_reason_to_run_alone(job, Policy(degree=2))
+    told = build_lone_pack(0, job, single).sharing
+    view = look(state, "PENDING", "Priority", request=None, sharing=told)
     assert line(view, 1).endswith(f"; it runs alone: {single}")
-    view = look(state, "PENDING", "Priority", request=None, reasons=told, closed="it asks for 2")
+    view = look(state, "PENDING", "Priority", request=None, sharing=told, closed="it asks for 2")
     assert line(view, 1).endswith("; it runs alone: it asks for 2")
     # Nor where it has tried to join.
     tried = ("pack 12: all 3 places are taken",)
-    view = look(state, "PENDING", "Priority", request=None, reasons=told, refusals=tried)
+    view = look(state, "PENDING", "Priority", request=None, sharing=told, refusals=tried)
     assert "it runs alone" not in line(view, 1)
     assert line(view, 1).endswith("; it did not join pack 12: all 3 places are taken")
 
@@ -443,8 +446,10 @@ def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -
         dataclasses.replace(degree, state=DegreeState.MEASURING),
     ):
         assert "in its pack" not in line(view, 1, degree=other)
-    left = "the pack has only 5 minutes left"
-    write(state, 3, MemberState.PENDING, reason=left)
+    left = "the pack has only 5:00 left, and it may take 6:40: it is submitted again once "
+    left += "the pack has ended"
+    late = WaitReason(WaitKind.TIME, left_s=300, limit_s=400)
+    write(state, 3, MemberState.PENDING, waits=late)
     view = look(state, "RUNNING", degree=4)
     assert line(view, 3, degree=degree) == f"4711/3 PENDING: waits: {left}; in its pack {BEST}"
     assert "Degree:   " not in render_pack(view, state, NOW)
@@ -497,10 +502,13 @@ def test_who_took_all_it_may_take_at_once_is_told_what_to_do(
     state: State, member_state: str
 ) -> None:
     run(state, 1, 2)
-    shown = ("its output: CUDA error", describe_taken_at_once(9000.0, 10_000))
-    write(state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO, evidence=shown)
+    taken = describe_taken_at_once(9000.0, 10_000)
+    write(
+        state, 1, MemberState(member_state), starts=1, started_at=HOUR_AGO,
+        evidence=("its output: CUDA error", taken), taken_at_once=taken,
+    )  # fmt: skip
     view = look(state, "RUNNING")
-    assert f"; {shown[1]}" in line(view, 1)
+    assert f"; {taken}" in line(view, 1)
     assert "CUDA error" not in line(view, 1)
     assert "at once" not in line(view, 2)
 

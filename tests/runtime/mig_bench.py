@@ -62,6 +62,7 @@ def build_setup(job_id: str, names: list[str], socket_path: str = "") -> dict[st
             ],
             "socket": socket_path,
             "mps_inside": False,
+            "layout": "+".join(names),
         },
     }
 

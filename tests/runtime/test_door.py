@@ -17,7 +17,7 @@ import pytest
 
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.job import Job, SignalRequest
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, WaitKind
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.verdict import StopReason
@@ -185,7 +185,9 @@ def test_a_kind_that_was_not_seen_to_come_by_waits_as_before(
 ) -> None:
     pack = build(comes=False)
     assert [number for number, _ in pack.started] == [1]
-    assert "no memory left" in pack.bed.read(2).reason
+    waits = pack.bed.read(2).waits
+    assert waits is not None
+    assert waits.kind is WaitKind.MEMORY
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,8 @@ def test_who_has_too_little_time_left_is_handed_back_as_it_came(
     pack.work()
     record = pack.bed.read(2)
     assert (record.state, record.starts) == (MemberState.PENDING, 0)
-    assert record.reason.startswith("the pack has only ")
+    assert record.waits is not None
+    assert record.waits.kind is WaitKind.TIME
     assert not list(pack.bed.folder(2).glob("run.*"))
     assert not pack.directory(2).exists()
 

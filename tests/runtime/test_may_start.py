@@ -12,9 +12,8 @@ import pytest
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_values import ConditionOutlook
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.why_not_now import is_time_reason
 from slurm_colloc.runtime.may_start import PASSES_MOST, PATIENCE_S, QueueLook, StartQueue
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
@@ -33,12 +32,16 @@ class Judge:
 
     def __call__(self, job: Job) -> tuple[ConditionOutlook, str]:
         self.count += 1
-        return self.outlook, f"{job.depends[0][1]}: {self.outlook.value}"
+        holds = self.outlook is ConditionOutlook.SATISFIED
+        return self.outlook, "" if holds else f"{job.depends[0][1]}: {self.outlook.value}"
 
 
 @pytest.fixture
 def judge() -> Judge:
     return Judge()
+
+
+NO_MEMORY = WaitReason(WaitKind.MEMORY)
 
 
 class NoMemoryBound(GpuMemoryRoom):
@@ -47,8 +50,8 @@ class NoMemoryBound(GpuMemoryRoom):
     def __init__(self, *without: int) -> None:
         self.without = set(without)
 
-    def describe(self, member: Member) -> str:
-        return "no memory" * (member.number in self.without)
+    def describe(self, member: Member) -> WaitReason | None:
+        return NO_MEMORY if member.number in self.without else None
 
 
 def build_queue(
@@ -122,7 +125,7 @@ def test_who_finds_no_gpu_memory_is_passed_so_often_and_no_more(
         bed.members.waiting.remove(member.number)
     assert started == list(range(2, PASSES_MOST + 2))
     assert list(bed.members.waiting) == [1, PASSES_MOST + 2]
-    assert bed.read(1).reason == "no memory"
+    assert bed.read(1).waits == NO_MEMORY
 
 
 def test_a_satisfied_dependency_is_judged_once(build_bed: Callable[..., Bed], judge: Judge) -> None:
@@ -174,7 +177,7 @@ def test_an_open_dependency_is_looked_at_for_a_while_and_then_held(
     assert find_number(queue) is None
     assert (queue.is_undecided, is_held(bed.pack, 1)) == (False, True)
     record = bed.read(1)
-    assert (record.state, record.reason) == (MemberState.PENDING, "4/2: open")
+    assert (record.state, record.dependency) == (MemberState.PENDING, "4/2: open")
 
 
 @pytest.mark.parametrize("outlook", list(ConditionOutlook))
@@ -253,7 +256,9 @@ def test_for_whom_too_little_time_is_left_waits_for_the_next_pack(
     assert find_number(queue) == 2
     now[0] = 50.0
     assert find_number(queue) is None
-    assert is_time_reason(bed.read(2).reason)
+    waits = bed.read(2).waits
+    assert waits is not None
+    assert waits.kind is WaitKind.TIME
     assert queue.leave_behind()
     assert queue.has_handed_back
     assert read_ended(bed.pack) is SlurmJobState.TIMEOUT

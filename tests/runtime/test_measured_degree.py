@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.measured_curve import DegreeState, KnownCurve, KnownPoint, RateSource
+from slurm_colloc.model.member import WaitKind
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree
@@ -17,6 +18,11 @@ from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.store.member_states import read_pauses
 
 from .degree_stage import RATE, Stage, share, steady
+
+
+def find_kind(stage: Stage, number: int) -> WaitKind | None:
+    waits = stage.members.by_number[number].record.waits
+    return None if waits is None else waits.kind
 
 
 def test_known_members_start_together_and_all_go_on_that_pay(
@@ -141,7 +147,7 @@ def test_unknown_ones_start_with_generous_parts_and_the_others_once_they_have_se
     stage.pass_time(3)
     # They make steps, and could still take more.
     assert stage.start_all() == []
-    assert "the GPU has no memory left for it" in stage.members.by_number[7].record.reason
+    assert find_kind(stage, 7) is WaitKind.MEMORY
     stage.pass_time(5)
     # 3,000 MB and what one like it may need on top: 4,624 MB each.
     assert stage.start_all() == [7, 8]
@@ -667,7 +673,7 @@ def test_for_whom_there_is_no_memory_does_not_count_as_one_of_more_at_once(
     assert record is not None
     assert record.state is DegreeState.SETTLED
     assert "would end later" not in record.reason
-    assert "the GPU has no memory left for it" in stage.members.by_number[11].record.reason
+    assert find_kind(stage, 11) is WaitKind.MEMORY
 
 
 def pin(stage: Stage, number: int) -> None:
@@ -732,7 +738,9 @@ def test_what_earlier_packs_measured_is_not_measured_again(
     known = KnownDegree(3, points[0], points[1], is_open=False, curve=curve)
     stage = Stage(tmp_path, process, members=6, places=6, known=known)
     assert stage.start_all() == [1, 2, 3]
-    assert stage.members.by_number[4].record.reason.startswith(
+    waits = stage.members.by_number[4].record.waits
+    assert waits is not None
+    assert waits.told.startswith(
         "no more than 3 run at once: 3 at once made 2.4 times the progress of one alone on 1970-"
     )
     stage.pass_time(60, refills=True)

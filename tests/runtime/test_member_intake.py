@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.member import EndCause, ExitCode, MemberState
-from slurm_colloc.model.why_not_now import TOO_LITTLE_TIME
+from slurm_colloc.model.member import EndCause, ExitCode, MemberState, WaitKind, WaitReason
 from slurm_colloc.runtime import fill_places, guarded_steps
 from slurm_colloc.runtime.fill_places import MemberIntake
 from slurm_colloc.runtime.members import Member
@@ -184,13 +183,20 @@ def test_only_what_was_taken_is_adopted_and_only_once(second: Bed) -> None:
     assert list_taken(str(second.pack)) == [2]
 
 
+DEPENDENCY = WaitReason(WaitKind.DEPENDENCY, name="afterok:4/2")
+
+
 @pytest.mark.parametrize(
-    ("reason", "kept"), [(f"{TOO_LITTLE_TIME}0:30 left", ""), ("requeued", "requeued")]
+    ("waits", "kept"), [(WaitReason(WaitKind.TIME), None), (DEPENDENCY, DEPENDENCY)]
 )
-def test_what_an_earlier_attempt_waited_for_is_over(second: Bed, reason: str, kept: str) -> None:
-    leave(second, 1, MemberState.PENDING, reason=reason)
+def test_what_an_earlier_attempt_waited_for_is_over(
+    second: Bed, waits: WaitReason, kept: WaitReason | None
+) -> None:
+    leave(second, 1, MemberState.PENDING, waits=waits)
+    leave(second, 2, MemberState.PENDING, reason="requeued")
     build_intake(second, []).adopt_taken()
-    assert second.read(1).reason == kept
+    assert second.read(1).waits == kept
+    assert second.read(2).reason == "requeued"
 
 
 def test_after_a_killed_runner_its_members_say_why_they_run_again(second: Bed) -> None:

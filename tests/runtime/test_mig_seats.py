@@ -13,8 +13,8 @@ import pytest
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
+from slurm_colloc.model.member import WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.model.why_not_now import CHANGING_INSTANCES
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
@@ -97,7 +97,7 @@ def settle(bed: Bed) -> None:
     """Wait until the agent has answered."""
     instances = bed.parts.gpu_mode.instances
     assert instances is not None
-    assert bed.parts.start_queue.describe_pack_wait() == CHANGING_INSTANCES
+    assert bed.parts.start_queue.describe_pack_wait() == WaitReason(WaitKind.CHANGE)
     [ready] = instances.filenos()
     assert ready
 
@@ -106,6 +106,10 @@ def settle(bed: Bed) -> None:
         return not instances.is_changing
 
     wait_until(is_over, "the agent's answer")
+
+
+def wait_for_instance(told: str) -> WaitReason:
+    return WaitReason(WaitKind.INSTANCE, told=told)
 
 
 def test_each_member_has_an_instance_of_its_own(bed: Bed) -> None:
@@ -122,9 +126,8 @@ def test_small_ones_pass_one_whose_instance_is_taken(bed: Bed) -> None:
     assert start_all(bed) == {1: "3g.40gb"}
     want(bed, 5, 3)
     assert start_all(bed) == {3: "1g.10gb"}
-    assert bed.members.by_number[5].record.reason == (
-        "waits for a MIG instance with 38000 MB: those that are large enough are taken"
-    )
+    told = "38000 MB: those that are large enough are taken"
+    assert bed.members.by_number[5].record.waits == wait_for_instance(told)
     finish(bed, first.number)
     assert start_all(bed) == {5: "3g.40gb"}
 
@@ -139,7 +142,8 @@ def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
     want(bed, 5)
     # What runs on the slices that it would take stays there: its own are not enough yet.
     assert start_all(bed) == {}
-    assert "as soon as enough slices are free" in bed.members.by_number[5].record.reason
+    told = "38000 MB: one is made as soon as enough slices are free"
+    assert bed.members.by_number[5].record.waits == wait_for_instance(told)
     assert not agent.requests
     kept = {n: member.gpu for n, member in bed.members.by_number.items() if n != 2}
     finish(bed, 2)
@@ -165,7 +169,8 @@ def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) 
     queue = bed.parts.start_queue
     looks = [queue.choose_start() for _ in range(2)]
     assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
-    assert "is being made of free ones" in instances.describe(member)
+    made = WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb")
+    assert instances.describe(member) == made
     assert not instances.filenos()
     queue.follow(looks[0])
     assert instances.filenos()
@@ -182,7 +187,9 @@ def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sock
     settle(bed)
     assert start_all(bed) == {}
     assert len(agent.requests) == 1
-    assert "held by dcgm\\x1b[2J" in bed.members.by_number[5].record.reason
+    waits = bed.members.by_number[5].record.waits
+    assert waits is not None
+    assert "held by dcgm\\x1b[2J" in waits.told
     assert "its MIG instances were not changed" in bed.parts.gpu_mode.setup.notes[-1]
     want(bed, 3)
     agent.close()
@@ -192,8 +199,8 @@ def test_without_an_agent_what_stands_is_all_there_is(bed: Bed) -> None:
     cut(bed, "1g.10gb", "1g.10gb")
     (large,) = want(bed, 5)
     assert start_all(bed) == {}
-    told = "waits for a MIG instance with 38000 MB: the largest, 1g.10gb, has 9984 MB"
-    assert large.record.reason == told
+    told = "38000 MB: the largest, 1g.10gb, has 9984 MB"
+    assert large.record.waits == wait_for_instance(told)
     with pytest.raises(NodeError, match="member 5 cannot be started: "):
         bed.parts.place_filler.close()
     # What another driver has rounded by a little is tried.
@@ -294,6 +301,7 @@ def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) 
         (Path(run) / "7").mkdir()
         setup = build_setup("7", ["7g.80gb"])
         setup["reason"] = "MIG is on, and one instance has the whole GPU; no layout 3g+3g: in use"
+        setup["mig"]["layout"] = ""
         (Path(run) / "7" / "setup.json").write_text(json.dumps(setup))
         environment = {**bed.allocation.environment, "SLURM_JOB_ID": "7", RUN_VARIABLE: run}
         allocation = dataclasses.replace(bed.allocation, gpus=("0",), environment=environment)

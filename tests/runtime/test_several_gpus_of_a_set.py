@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu_share import GpuShare
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
@@ -83,6 +83,12 @@ def pair() -> Set:
     return Set()
 
 
+def lack_memory(taken_mb: int, need_mb: int) -> WaitReason:
+    return WaitReason(
+        WaitKind.MEMORY, count=1, taken_mb=taken_mb, usable_mb=80_000, need_mb=need_mb
+    )
+
+
 def test_each_gets_as_many_as_it_uses_where_most_room_is(pair: Set) -> None:
     assert pair.start(pair.add(1, mb=30_000)) == (LEFT,)
     assert pair.start(pair.add(2, mb=10_000)) == (RIGHT,)
@@ -95,11 +101,10 @@ def test_each_gets_as_many_as_it_uses_where_most_room_is(pair: Set) -> None:
 def test_a_member_fits_where_each_of_its_gpus_has_room(pair: Set) -> None:
     pair.start(pair.add(1, mb=70_000))
     single, wide = pair.add(2, mb=30_000), pair.add(3, gpus=2, mb=30_000)
-    assert pair.room.describe(single) == ""
-    told = pair.room.describe(wide)
-    assert "70000 of 80000 MB are reserved for 1, and it may take 30000 MB" in told
+    assert pair.room.describe(single) is None
+    assert pair.room.describe(wide) == lack_memory(70_000, 30_000)
     assert pair.start(single) == (RIGHT,)
-    assert "30000 of 80000 MB are reserved" in pair.room.describe(pair.add(4, mb=60_000))
+    assert pair.room.describe(pair.add(4, mb=60_000)) == lack_memory(30_000, 60_000)
 
 
 def test_room_is_counted_for_each_gpu(pair: Set) -> None:
@@ -118,7 +123,7 @@ def test_who_is_not_known_gets_a_part_of_what_is_left_of_its_gpu(pair: Set) -> N
 def test_where_no_gpu_has_a_name_all_is_one() -> None:
     one = Set(gpus=())
     assert one.start(one.add(1, mb=50_000)) == ()
-    assert "50000 of 80000 MB are reserved" in one.room.describe(one.add(2, mb=40_000))
+    assert one.room.describe(one.add(2, mb=40_000)) == lack_memory(50_000, 40_000)
 
 
 def test_who_needs_more_than_a_gpu_has_is_known(pair: Set) -> None:

@@ -48,7 +48,9 @@ def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_firs
     assert taken[4] is None
     assert sorted(map(len, counts)) == [2, 2]
     assert counts[0] != [1, 2], "the second goes where none is yet"
-    assert "those that are large enough are taken" in seats.describe(members[5])
+    waits = seats.describe(members[5])
+    assert waits is not None
+    assert waits.told.endswith(": those that are large enough are taken")
     seats.keep([2, 3, 4])
     assert seats.take(members[5]) is not None
 

@@ -67,7 +67,7 @@ def test_a_running_member_is_told_of_once(tmp_path: Path, process: StartedProces
 
     progress = ProgressReader(
         pack=stage.context, rates=Counters(stage),
-        find_may_take_mb=lambda _: 10_000, note_evidence=note,
+        find_may_take_mb=lambda _: 10_000, note_taken_at_once=note,
     )  # fmt: skip
     assert stage.start_all() == [1, 2]
     stage.loading = {1, 2}

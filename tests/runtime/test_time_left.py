@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import RESUBMISSIONS
-from slurm_colloc.model.why_not_now import is_time_reason
+from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
 from slurm_colloc.runtime.room import END_MARGIN_S, TimeLeft
 from slurm_colloc.store.member_states import write_held
 
@@ -136,11 +135,10 @@ def test_why_it_waits_is_told_as_it_was_first(build_bed: Callable[..., Bed], clo
     bed.run_member(1)
     (member,) = bed.adopt(2)
     time_left = build_time_left(bed, clock)
-    assert time_left.describe(member) == ""
+    assert time_left.describe(member) is None
     clock.now = 70
     reason = time_left.describe(member)
-    assert is_time_reason(reason)
-    assert "0:30 left, and it may take 1:00" in reason
-    member.record = dataclasses.replace(member.record, reason=reason)
+    assert reason == WaitReason(WaitKind.TIME, left_s=30, limit_s=60)
+    member.record = dataclasses.replace(member.record, waits=reason)
     clock.now = 80
     assert time_left.describe(member) == reason

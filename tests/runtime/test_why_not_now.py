@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job_values import ConditionOutlook
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.why_not_now import (
-    PREPARING_GPU,
     RunningMember,
     StartFacts,
-    describe_larger_place,
-    is_waiting_reason,
-    read_dependency,
+    describe_wait,
     why_not_now,
 )
 from slurm_colloc.report.member_survey import (
@@ -33,7 +30,14 @@ from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
-from slurm_colloc.store.member_states import Retries, remove_held, write_held
+from slurm_colloc.store.member_states import (
+    Retries,
+    StateRecord,
+    read_state,
+    remove_held,
+    write_held,
+    write_state,
+)
 from slurm_colloc.store.pack_directory import read_spec, write_spec
 from slurm_colloc.store.runner_requests import read_degree
 
@@ -42,7 +46,71 @@ from .degree_stage import Stage, share
 ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
 FREE = StartFacts(degree=3, running=(ONE,))
 FULL = StartFacts(degree=2, running=(ONE, TWO))
-LARGER = describe_larger_place("4711/3", 8)
+LARGER = WaitReason(WaitKind.PLACE, name="4711/3", count=8)
+LATE = WaitReason(WaitKind.TIME, left_s=59, limit_s=60)
+IS_LATE = (
+    "the pack has only 0:59 left, and it may take 1:00: it is submitted again once the pack has "
+    "ended"
+)
+ONE_RUNS = WaitReason(WaitKind.DEGREE, told="no more than 1 runs at once")
+NO_MEMORY = WaitReason(WaitKind.MEMORY, count=2, taken_mb=70, usable_mb=80)
+
+REASONS = [
+    (LATE, IS_LATE),
+    (LARGER, "4711/3 is next, and waits for a place with 8 CPUs"),
+    (ONE_RUNS, "no more than 1 runs at once"),
+    (
+        NO_MEMORY,
+        (
+            "the GPU has no memory left for it: 70 of 80 MB are reserved for 2, and what it takes "
+            "is not known"
+        ),
+    ),
+    (
+        dataclasses.replace(NO_MEMORY, need_mb=30),
+        "the GPU has no memory left for it: 70 of 80 MB are reserved for 2, and it may take 30 MB",
+    ),
+    (
+        WaitReason(WaitKind.DEPENDENCY, name="afterok:4711/3"),
+        "Dependency afterok:4711/3",
+    ),
+    (
+        WaitReason(WaitKind.MEASURING, count=1),
+        "the pack is being measured with 1 member",
+    ),
+    (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
+    (
+        WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
+        "waits for a MIG instance with 20 MB: {those} are taken",
+    ),
+    (
+        WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
+        "waits for a MIG instance: 3g.40gb is being made of free ones",
+    ),
+    (WaitReason(WaitKind.CHANGE), "the MIG instances of its GPU are being changed"),
+    (WaitReason(WaitKind.PREPARING), "its GPU is being prepared"),
+    (
+        WaitReason(WaitKind.SIGNALLED),
+        "it was signalled, and Slurm has not shown yet whether its pack goes on",
+    ),
+    (WaitReason(WaitKind.ENDING, told="the node failed"), "the node failed"),
+]
+
+
+@pytest.mark.parametrize(("reason", "words"), REASONS)
+def test_a_reason_has_its_words_and_comes_back_from_its_file(
+    reason: WaitReason, words: str, tmp_path: Path
+) -> None:
+    assert describe_wait(reason) == words
+    (tmp_path / "members" / "0001").mkdir(parents=True)
+    write_state(tmp_path, 1, StateRecord(MemberState.PENDING, 1, waits=reason))
+    record = read_state(tmp_path, 1, 1)
+    assert record is not None
+    assert record.waits == reason
+
+
+def test_each_kind_of_reason_is_in_the_table() -> None:
+    assert {reason.kind for reason, _ in REASONS} == set(WaitKind)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +128,11 @@ LARGER = describe_larger_place("4711/3", 8)
             "waits for afterok:12/3 (Dependency)",
         ),
         (dataclasses.replace(FREE, is_moved=True), "it was submitted again in another pack"),
-        (dataclasses.replace(FREE, too_late="it is late"), "waits: it is late"),
+        (dataclasses.replace(FREE, too_late=LATE), f"waits: {IS_LATE}"),
         # What is its own comes before what all wait for.
         (
-            dataclasses.replace(FULL, too_late="it is late", degree_reason="no more than 1 runs"),
-            "waits: it is late",
+            dataclasses.replace(FULL, too_late=LATE, degree_reason=ONE_RUNS),
+            f"waits: {IS_LATE}",
         ),
         (FULL, "starts when one of 4711/1, 4711/2 ends (Degree 2)"),
         (
@@ -102,32 +170,22 @@ LARGER = describe_larger_place("4711/3", 8)
             "it starts as soon as it has the GPU to itself",
         ),
         (dataclasses.replace(FREE, takes_one=True, running=()), None),
-        (dataclasses.replace(FREE, pack_waits=PREPARING_GPU), "waits: its GPU is being prepared"),
         (
-            dataclasses.replace(FREE, no_place=LARGER, memory_reason="no memory"),
+            dataclasses.replace(FREE, pack_waits=WaitReason(WaitKind.PREPARING)),
+            "waits: its GPU is being prepared",
+        ),
+        (
+            dataclasses.replace(FREE, no_place=LARGER, memory_reason=NO_MEMORY),
             "waits: 4711/3 is next, and waits for a place with 8 CPUs",
         ),
         (
-            dataclasses.replace(FREE, degree_reason="no more than 1 runs"),
-            "waits: no more than 1 runs",
+            dataclasses.replace(FREE, degree_reason=ONE_RUNS),
+            "waits: no more than 1 runs at once",
         ),
     ],
 )
 def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
     assert why_not_now(facts) == why
-
-
-def test_only_why_a_member_waits_is_known_again() -> None:
-    for text in (
-        LARGER, "the GPU has no memory left for it: x", "the pack is being measured with 1 member",
-        "no more than 2 run at once", "the pack has only 0:59 left",
-    ):  # fmt: skip
-        assert is_waiting_reason(text), text
-    for text in ("", "stopped so that fewer run at once", "requeued", "Dependency on afterok:1/2"):
-        assert not is_waiting_reason(text), text
-    assert read_dependency("Dependency on afterok:1/2") == "afterok:1/2"
-    assert read_dependency("Dependency afterok:1/2") == "afterok:1/2"
-    assert read_dependency("requeued") == ""
 
 
 # What the runner gathers, and what csub reads of it ---------------------------------------------
@@ -189,7 +247,7 @@ def test_all_places_are_taken(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process, members=5)
     assert [stage.start() for _ in range(5)] == [1, 2, 3, 4, None]
     assert compare(stage, 5) == "starts when one of 1/1, 1/2, 1/3, 1/4 ends (Degree 4)"
-    assert stage.members.by_number[5].record.reason == ""
+    assert stage.members.by_number[5].record.waits is None
 
 
 def test_a_neighbour_has_the_gpu_to_itself(tmp_path: Path, process: StartedProcess) -> None:
@@ -218,8 +276,9 @@ def test_the_next_needs_a_larger_place(tmp_path: Path, process: StartedProcess) 
     assert stage.start_all() == [1, 3, 4]
     why = "waits: 1/2 is next, and waits for a place with 8 CPUs"
     assert compare(stage, 2) == why
-    reasons = [member.record.reason for member in stage.members.list_members()]
-    assert reasons == ["", why.removeprefix("waits: "), "", ""]
+    place = WaitReason(WaitKind.PLACE, name="1/2", count=8)
+    waits = [member.record.waits for member in stage.members.list_members()]
+    assert waits == [None, place, None, None]
     stage.members.vacate(1)
     stage.members.by_number[1].process = None
     assert stage.start() == 2
@@ -241,7 +300,7 @@ def test_unknown_ones_have_generous_parts_of_what_is_left(
     # It has ended: that is not why they wait any more.
     stage.end(1)
     assert stage.start() == 7
-    assert stage.members.by_number[7].record.reason == ""
+    assert stage.members.by_number[7].record.waits is None
 
 
 def test_without_limits_an_unknown_one_shows_first_what_it_takes(
@@ -293,20 +352,21 @@ def test_a_dependency_that_does_not_hold(
     first, queue = stage.members.by_number[1], stage.start_queue
     job = dataclasses.replace(first.spec.job, depends=(("afterok", "9/1"),))
     first.spec = dataclasses.replace(first.spec, job=job)
-    stage.outlook = (ConditionOutlook.OPEN, "Dependency afterok:9/1")
+    stage.outlook = (ConditionOutlook.OPEN, "afterok:9/1")
     # It may just not be seen yet. Meanwhile the next may start.
     assert (
         why_not_now(queue.gather(first, may_start.QueueLook()))
         == "waits for afterok:9/1 (Dependency)"
     )
     assert (stage.start(), queue.is_undecided) == (2, True)
-    stage.outlook = (outlook, "Dependency on afterok:9/1")
+    stage.outlook = (outlook, "afterok:9/1")
     monkeypatch.setattr(may_start, "PATIENCE_S", 0.0)
     assert (stage.start(), queue.is_undecided) == (3, False)
-    assert first.record.reason == "Dependency on afterok:9/1"
     if outlook is ConditionOutlook.OPEN:
+        assert first.record.dependency == "afterok:9/1"
         assert compare(stage, 1) == "held, waits for afterok:9/1 (Dependency)"
     else:
+        assert first.record.reason == "afterok:9/1"
         assert first.record.state is MemberState.CANCELLED
         assert first.record.exit_code == ExitCode(0, 15)
 
@@ -317,7 +377,7 @@ def test_a_satisfied_dependency_is_judged_once(tmp_path: Path, process: StartedP
     job = dataclasses.replace(second.spec.job, depends=(("afterok", "9/1"),))
     second.spec = dataclasses.replace(second.spec, job=job)
     assert [stage.start(), stage.start()] == [1, None]
-    stage.outlook = (ConditionOutlook.NEVER, "Dependency on afterok:9/1")
+    stage.outlook = (ConditionOutlook.NEVER, "afterok:9/1")
     assert stage.start() is None
     assert second.record.state is MemberState.PENDING
 
@@ -349,12 +409,14 @@ def test_none_of_the_pack_starts(
 ) -> None:
     stage = Stage(tmp_path, process)
     happens(stage)
-    assert stage.start_queue.describe_pack_wait() == why
+    waits = stage.start_queue.describe_pack_wait()
+    assert waits is not None
+    assert describe_wait(waits) == why
     first = stage.members.by_number[1]
     assert why_not_now(stage.start_queue.gather(first, may_start.QueueLook())) == f"waits: {why}"
     assert stage.start() is None
     # It lasts for moments, and is not written down.
-    assert first.record.reason == ""
+    assert first.record.waits is None
 
 
 def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProcess) -> None:

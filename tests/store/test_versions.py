@@ -26,7 +26,14 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import ExitCode, MemberState, effective_state, is_known
+from slurm_colloc.model.member import (
+    ExitCode,
+    MemberState,
+    WaitKind,
+    WaitReason,
+    effective_state,
+    is_known,
+)
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.store.atomic_files import write_json
@@ -110,6 +117,7 @@ CASES = [
         StateRecord(
             MemberState.FAILED, 2, 1, 1.5, 2.5, ExitCode(0, 9), "n1", ("GPU-1",), (0, 1), "4711.2",
             60, "why", GpuUse("mps", 50, 800, True, ("GPU-1",)), "signal", ("a line",), Retries(1),
+            waits=WaitReason(WaitKind.PLACE, "4711/2", count=2),
         ),
         "state attempt",
         build_state_mapping,

@@ -113,6 +113,7 @@ class MigPreparation(JobPreparation):
             ],
             "socket": self._start_agent() if policy.mig_change else "",
             "mps_inside": policy.mig_mps_inside,
+            "layout": layout,
         }
 
     def restore_modes(self, answer: NvmlAnswer, ends_at: float) -> tuple[ModeAfterBoot, ...]:

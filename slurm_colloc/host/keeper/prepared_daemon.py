@@ -125,11 +125,13 @@ class PreparedMig:
         gpus: The GPUs.
         socket: Where instances can be changed while the job runs; empty where they cannot.
         mps_inside: The site allows an MPS daemon in an instance.
+        layout: Its words; empty where in its place one instance has the whole GPU.
     """
 
     gpus: tuple[PreparedGpu, ...]
     socket: str = ""
     mps_inside: bool = False
+    layout: str = ""
 
 
 def parse_mig(value: Mapping[str, Any]) -> PreparedMig:
@@ -149,7 +151,7 @@ def parse_mig(value: Mapping[str, Any]) -> PreparedMig:
         )
         for gpu in value["gpus"]
     )
-    return PreparedMig(gpus, str(value["socket"]), bool(value["mps_inside"]))
+    return PreparedMig(gpus, str(value["socket"]), bool(value["mps_inside"]), str(value["layout"]))
 
 
 def parse_instances(value: Any) -> tuple[MigInstance, ...]:

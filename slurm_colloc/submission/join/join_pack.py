@@ -278,7 +278,7 @@ def explain_no_room(degree: DegreeRecord | None, present: int, need_mb: int | No
         return ""
     is_full = present >= degree.degree < degree.places
     if degree.state is DegreeState.SETTLED and (is_full or degree.room == 0):
-        told = describe_measured(degree.state, degree.curve, degree.degree, degree.reason)
+        told = describe_measured(degree.state, degree.curve, degree.degree, degree.decisions)
         return told or say_no_more(degree.degree)
     free_mb = degree.free_gpu_memory_mb
     if not degree.memory_has_settled or free_mb is None:
@@ -541,6 +541,7 @@ class _Join(Prospect):
             degree=planned.degree,
             mode=planned.mode,
             reasons=planned.reasons,
+            sharing=planned.sharing,
         )
         write_record(self.path, record)
         return record

@@ -368,6 +368,7 @@ def build_packs(
             group=planned.group,
             # What is submitted again brings what was noted the first time.
             reasons=tuple(dict.fromkeys((*planned.reasons, *options.notes))),
+            sharing=planned.sharing,
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,

@@ -22,7 +22,7 @@ from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy
 from slurm_colloc.model.quantities import format_time_limit, parse_host_memory_mb
 from slurm_colloc.planning.billing import compute_billing, read_billing_rule
 from slurm_colloc.planning.job_needs import Question
-from slurm_colloc.planning.unknown_packs import NOT_OPEN, plan_opened
+from slurm_colloc.planning.unknown_packs import plan_opened
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import QUERY_TIMEOUT_S
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, parse_moment
@@ -252,7 +252,9 @@ def _describe_span(seconds: float) -> str:
 
 def _note(made: CallPlan, why: str) -> CallPlan:
     plan = made.packs[0].plan
-    noted = replace(plan, reasons=(*plan.reasons, f"{NOT_OPEN}{why}"))
+    told = f"asks for nothing for jobs that join while it runs: {why}"
+    sharing = replace(plan.sharing, not_opened=told)
+    noted = replace(plan, reasons=(*plan.reasons, told), sharing=sharing)
     return _replace(made, noted, made.parts[0])
 
 

@@ -97,6 +97,7 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         group=tuple(pair for pair in record.group if pair[0] not in SERVED),
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
+        sharing=record.sharing,
         layout=tuple(
             replace(name_seat(word, number), places=places)
             for number, (word, places) in enumerate(
