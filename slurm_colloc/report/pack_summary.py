@@ -275,6 +275,7 @@ def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
         "curve": [{**asdict(point), "members": list(point.members)} for point in record.curve],
         "rates_alone": [asdict(rate) for rate in record.rates_alone],
         "decisions": [asdict(decision) for decision in record.decisions],
+        "cores": [asdict(loan) for loan in record.cores],
     }
 
 

@@ -258,9 +258,13 @@ def _tell_degree(summary: Summary) -> list[str]:
     if degree is None:
         return []
     # Most packs have none: what tells of it is loaded for those that have.
-    from slurm_colloc.report.speed_words import describe_cost
+    from slurm_colloc.report.speed_words import describe_cost, describe_lent
 
     told = [degree["why"], describe_cost(degree["cost_s"], degree["cost_share"])]
+    ids = {member["member"]: member["id"] for member in summary["members"]}
+    told += [
+        describe_lent(ids[one["member"]], one) for one in degree["cores"] if one["member"] in ids
+    ]
     return ["; ".join(text for text in told if text)] if any(told) else []
 
 

@@ -72,6 +72,35 @@ def describe_pace(
     return ""
 
 
+def describe_cores(member: MemberView, degree: DegreeRecord | None) -> str:
+    """The cores that a running member has besides its own; empty for none."""
+    for loan in () if degree is None else degree.cores:
+        if loan.member == member.place and loan.cores > loan.own:
+            faster = (
+                "" if loan.gain is None else f", and is {1.0 + loan.gain:.2f} times as fast since"
+            )
+            return (
+                f"on {loan.cores} of {loan.of} cores: it waited {100 * loan.wait_share:.0f} % for "
+                f"data with {loan.own}{faster}"
+            )
+    return ""
+
+
+def describe_lent(member: str, loan: Mapping[str, Any]) -> str:
+    """The cores that a member had besides its own, for a report.
+
+    Args:
+        member: Its id.
+        loan: One of `cores` of a summary's degree.
+    """
+    gain = loan["gain"]
+    faster = "" if gain is None else f", which made it {1.0 + gain:.2f} times as fast"
+    return (
+        f"{member} had up to {loan['most']} of {loan['of']} cores instead of {loan['own']}, as it "
+        f"waited {100 * loan['wait_share']:.0f} % for data{faster}"
+    )
+
+
 def _describe(slowdown: float) -> str:
     return "as fast as alone" if slowdown < _EVEN else f"{slowdown:.2f} times slower than alone"
 

@@ -181,6 +181,9 @@ _degree = _is(
         "decisions": _each(
             _is({"at": _is_moment, "degree": _is_count, "reason": _is_text})
         ),
+        "cores": _each(
+            _is(_all(_is_count, "member own cores most of") | _all(_is_number, "wait_share gain"))
+        ),
     }
 )  # fmt: skip
 _unexplained = _is(

@@ -17,6 +17,7 @@ from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import (
+    describe_cores,
     describe_degree,
     describe_limit,
     describe_pace,
@@ -285,6 +286,7 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
         return f"{text}, {member.reason or 'it loads its program'}{end}"
     if member.is_parked:
         return f"{text}, parked: its processes are paused until a place is free for it{end}"
+    text = ", ".join(filter(None, (text, describe_cores(member, facts.degree))))
     partners = [m for m in others if not m.is_parked and m not in loading]
     if not partners and not parked and not loading:
         return f"{text}, alone in its pack{end}"

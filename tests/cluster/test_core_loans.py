@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
 from .conftest import CsubUser, running_sandbox, user_of
-from .mps import explained, journal, pack_directory
+from .mps import explained, journal
 
 pytestmark = [
     pytest.mark.slurm,
@@ -73,17 +73,19 @@ def test_a_training_that_waits_for_data_borrows_a_core(owner: CsubUser) -> None:
     owner.script("short.sh", "sleep 3")
     words = ("--share=timeslice", "--gres=gpu:1", "-c1", "--mem=1G", "--time=30", "--degree=2")
     job_id = owner.submit("pack", *words, "train.sh", "short.sh")
-    pack = pack_directory(owner, job_id)
     with explained(owner, job_id):
         lent = wait_until(lambda: journal(owner, job_id, "cores"), "a loan", patience_s=180)
     assert [(event["member"], event["cores"], event["own"]) for event in lent] == [(1, 2, 1)]
     assert lent[0]["wait_share"] > 0.3
 
-    def read_gain() -> float | None:
-        loans = json.loads((pack / "degree.json").read_text())["cores"]
-        return loans[0]["gain"] if loans else None
+    def is_told() -> bool:
+        told = owner.csub("why", f"{job_id}/1").stdout
+        return re.search(r"on 2 of 2 cores: it waited \d+ % for data with 1", told) is not None
 
-    assert wait_until(read_gain, "it is judged", patience_s=120) > 0.2
+    # Whether it helps depends on what else the machine does: then it may end again.
+    wait_until(is_told, "csub why tells of it")
     stop.touch()
     rows = owner.finish(job_id)
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    report = owner.csub("report", job_id, "--detail").stdout
+    assert "had up to 2 of 2 cores instead of 1" in " ".join(report.split()), report

@@ -162,7 +162,7 @@ def _set_room(summary: Summary) -> None:
              "worst_bound": _ACCEPTED, "window_s": 8.0}  # fmt: skip
     summary["degree"] = {
         "state": "SETTLED", "degree": 4, "places": 8, "room": 3, "parked": [], "why": None,
-        "cost_s": 0.0, "cost_share": 0.0, "rates_alone": [], "decisions": [],
+        "cost_s": 0.0, "cost_share": 0.0, "rates_alone": [], "decisions": [], "cores": [],
         "curve": [{"degree": 4, "members": [1, 2, 3, 4], **point}],
     }  # fmt: skip
 
