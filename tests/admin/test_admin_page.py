@@ -120,7 +120,6 @@ def list_tree(directory: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mode for path in directory.rglob("*")}
 
 
-@pytest.mark.smoke
 @pytest.mark.slurm
 @pytest.mark.root
 @pytest.mark.timeout(600)

@@ -22,7 +22,7 @@ from ..wait_until import wait_until
 from .bed import PATIENCE_S, cell, group, is_running, list_descendants
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 

@@ -123,6 +123,7 @@ def test_arrays_and_numbers_predict_alike() -> None:
         assert predicted[: len(pack.names), number] == pytest.approx(pack.progress, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_training_that_nothing_explains_is_named_and_spoils_no_fit() -> None:
     measured = measure(noise=0.03)
     packs = tuple(

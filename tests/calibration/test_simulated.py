@@ -145,6 +145,7 @@ def calibrate(simulation: Simulation, *words: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_where_no_training_runs_the_command_says_why_and_leaves_nothing(
     simulation: Simulation, tmp_path: Path

@@ -118,7 +118,6 @@ WAYS = {
 """How root comes to a user's state directory, and what of the environment leads there."""
 
 
-@pytest.mark.smoke
 def test_root_sees_what_the_owner_sees_and_leaves_everything_as_it_was(
     helped: CsubUser, root: CsubUser
 ) -> None:

@@ -152,6 +152,7 @@ def log_to_mlflow(start: Path, tmp_path: Path, body: str) -> dict[str, Any]:
     return read(start)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_logged_to_mlflow_is_a_result(start: Path, tmp_path: Path) -> None:
     body = (

@@ -195,6 +195,7 @@ def test_memory_does_not_grow_for_ever_on_a_full_disk(
     assert files.dropped == 3
 
 
+@pytest.mark.long
 def test_an_hour_of_64_members_stays_small(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-B", "-m", "tests.monitor.generated_day", str(tmp_path / "p"), "1", "64"],

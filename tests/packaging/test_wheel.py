@@ -221,12 +221,14 @@ def read_licences(wheel: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_an_installed_csub_tells_its_version_anywhere(built: Built, installed_bin: Path) -> None:
     version = built.wheel.name.split("-")[1]
     printed = run(["env", "-i", str(installed_bin / "csub"), "--version"], cwd=Path("/"))
     assert version in printed.split()
 
 
+@pytest.mark.long
 def test_an_installed_csub_says_that_there_is_no_slurm_and_writes_nothing_where_it_lies(
     installed_bin: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +248,7 @@ def test_an_installed_csub_says_that_there_is_no_slurm_and_writes_nothing_where_
     assert set(installed_bin.parent.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_an_installed_csub_prints_its_help_anywhere(installed_bin: Path) -> None:
     printed = run(["env", "-i", str(installed_bin / "csub"), "--help"], cwd=Path("/"))
     assert "csub" in printed
@@ -253,6 +256,7 @@ def test_an_installed_csub_prints_its_help_anywhere(installed_bin: Path) -> None
 
 
 @pytest.mark.parametrize("folder", DATA_FOLDERS)
+@pytest.mark.long
 def test_an_installed_package_finds_its_data_with_its_mode(
     installed_bin: Path, folder: str
 ) -> None:
@@ -267,6 +271,7 @@ def test_an_installed_package_finds_its_data_with_its_mode(
     assert stat.S_IMODE(found.stat().st_mode) == 0o755
 
 
+@pytest.mark.long
 def test_an_installed_csub_has_no_sandbox(installed_bin: Path) -> None:
     done = subprocess.run(
         ["env", "-i", str(installed_bin / "csub"), "sandbox", "--help"],
@@ -279,12 +284,14 @@ def test_an_installed_csub_has_no_sandbox(installed_bin: Path) -> None:
     assert "slurm-colloc-lab, which is not installed" in done.stderr
 
 
+@pytest.mark.long
 def test_with_the_lab_it_has_one(lab_bin: Path) -> None:
     printed = run(["env", "-i", str(lab_bin / "csub"), "sandbox", "--help"], cwd=Path("/"))
     assert "A private Slurm cluster on this machine" in printed
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.long
 def test_an_installed_lab_simulates_a_gpu(lab_bin: Path, tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from slurm_colloc_lab.simgpu import gpu_models, install; "

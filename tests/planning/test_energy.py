@@ -42,6 +42,7 @@ def sum_energy_wh(explanation: PlanExplanation) -> float:
     return sum(energy for energy in energies if energy is not None)
 
 
+@pytest.mark.long
 @slow
 @given(
     profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=6),

@@ -79,6 +79,7 @@ def test_no_partition_of_seven_different_jobs_is_cheaper(seed: int) -> None:
     assert add_up(pricing, packs) == pytest.approx(find_least_cost(pricing), rel=1e-5)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 10**6), goals)
 def test_it_is_never_worse_than_greedy_merging(count: int, seed: int, goal: Goal) -> None:

@@ -66,6 +66,7 @@ def relax(subjects: list[Subject], limits: Limits, broken: Broken) -> tuple[list
     return subjects, dataclasses.replace(limits, **{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @slow
 @given(call=CALLS, capacity=known_jobs.CAPACITIES, policy=known_jobs.POLICIES)
 def test_every_pair_that_was_not_put_together_has_a_reason(

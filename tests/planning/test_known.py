@@ -126,6 +126,7 @@ def test_every_job_is_in_one_pack_and_no_hard_limit_is_broken(
         assert not pack.known or all(math.isfinite(s) for s in pack.predicted_slowdown or ())
 
 
+@pytest.mark.long
 @slow
 @given(
     kinds=st.lists(st.sampled_from(["small", "large", "saturating"]), min_size=2, max_size=8),

@@ -37,6 +37,7 @@ JOBS = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     call=st.lists(st.tuples(JOBS, st.none() | PROFILES), min_size=2, max_size=8),

@@ -165,6 +165,7 @@ def test_asking_for_as_much_as_is_named_lets_a_job_be_planned_with_the_other(
         jobs[short] = _build_asking(short + 1, limits_s[short])
 
 
+@pytest.mark.long
 @slow
 @given(
     kinds=st.lists(

@@ -60,6 +60,7 @@ def _takes(rule: Rule, there: Sequence[Subject], new: Subject, gpu_memory_mb: in
     return sum(one.gpu_memory_mb or 0 for one in everyone) + 2048 <= gpu_memory_mb
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     kinds=st.lists(subjects(), min_size=1, max_size=8),

@@ -228,6 +228,7 @@ def test_mig_gives_equal_instances_with_memory_of_their_own() -> None:
     assert pricing.price(range(3)) is not None
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.lists(subjects(), min_size=2, max_size=7), limits, goals, modes)
 def test_all_ways_of_pricing_agree(
@@ -346,6 +347,7 @@ def test_jobs_that_were_in_packs_and_others_are_priced_together(
     assert costs_seen != costs
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(subjects(), min_size=2, max_size=6)

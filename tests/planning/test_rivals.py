@@ -35,6 +35,7 @@ slow = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 RIVALS = [rule for rule in Rule if rule is not Rule.CSUB]
 
 
+@pytest.mark.long
 @slow
 @given(
     profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=10),
@@ -111,6 +112,7 @@ def test_a_rule_s_packs_say_what_it_went_by() -> None:
         assert told in text, text
 
 
+@pytest.mark.long
 @slow
 @given(
     profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=8),

@@ -26,6 +26,7 @@ from tests.planning.known_jobs import (
 slow = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.long
 @slow
 @given(
     profiles=st.lists(known_jobs.SOUND_PROFILES, min_size=2, max_size=8),

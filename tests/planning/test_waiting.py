@@ -78,6 +78,7 @@ def test_whoever_runs_together_keeps_the_bound(odd: UsageProfile, odd_first: boo
             assert worst * (1 + MARGIN) <= bound * (1 + 1e-4)
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40, deadline=None)
 @given(
     kinds=st.lists(

@@ -416,6 +416,7 @@ def make_fifty(folder: Path) -> list[PageSource]:
     return sources
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [DESKTOP, MODERN_PHONE])
 def test_fifty_packs_are_one_time_line_and_folded_below_it(
     browser: Any, size: dict[str, int], tmp_path: Path

@@ -116,6 +116,7 @@ def test_names_that_mlflow_does_not_take_are_written_otherwise(name: str, word: 
     validation._validate_param_name(word)
 
 
+@pytest.mark.long
 def test_a_member_that_is_refused_keeps_no_other_from_its_store(
     person: Person, tmp_path: Path
 ) -> None:
@@ -326,6 +327,7 @@ def read_wandb(folder: Path) -> list[Any]:
     return records
 
 
+@pytest.mark.long
 def test_members_come_into_wandb_offline(person: Person) -> None:
     pytest.importorskip("wandb")
     own = person.run_member(2, OWN_WANDB)
