@@ -145,6 +145,19 @@ def stand_guard(
     return GuardPipe(write_end)
 
 
+def fork_keeping_signals() -> int:
+    """os.fork, after which the child still hears what was sent to it before it ran.
+
+    Python forgets in the child what has come until it looks (PyOS_AfterFork_Child); what is blocked
+    stays with the kernel meanwhile.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
+    try:
+        return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 class _Guard:
     """Waits for runners; see `stand_guard`."""
 

@@ -31,7 +31,7 @@ from slurm_colloc.runtime.allocation import (
     requeues_jobs,
 )
 from slurm_colloc.runtime.divide_gpus import divide_job, enter_share
-from slurm_colloc.runtime.guard import GuardPipe
+from slurm_colloc.runtime.guard import GuardPipe, fork_keeping_signals
 from slurm_colloc.runtime.guarded_steps import Journal, insist
 from slurm_colloc.runtime.member_environment import build_step_environment
 from slurm_colloc.runtime.requeue_after_kill import JobStanding, judge_standing
@@ -196,7 +196,7 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
     started: dict[int, str] = {}
     for number, pack in enumerate(packs):
         try:
-            pid = os.fork()
+            pid = fork_keeping_signals()
         except OSError:
             _end([*started, *nodes])
             raise

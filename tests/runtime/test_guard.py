@@ -240,7 +240,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
 
 _SETS = """
 import os, signal, sys, time
-from slurm_colloc.runtime.guard import stand_guard
+from slurm_colloc.runtime.guard import fork_keeping_signals, stand_guard
 def requeue(pack, number, at):
     print(f"{pack} killed by", number, flush=True)
     return sys.argv[1] == "ends"
@@ -253,7 +253,7 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 go_read, go_write = os.pipe()
 runners = {}
 for name in "abc":
-    pid = os.fork()
+    pid = fork_keeping_signals()
     if pid == 0:
         os.close(go_write)
         os.read(go_read, 1)
@@ -368,3 +368,28 @@ sys.exit(6)
 """
     ended = subprocess.run([sys.executable, "-I", "-c", program], check=False, timeout=60)
     assert ended.returncode == 6
+
+
+_HEARD_AT_ONCE = """
+import os, signal, time
+from slurm_colloc.runtime.guard import fork_keeping_signals
+heard = []
+signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+lost = 0
+for _ in range(200):
+    pid = fork_keeping_signals()
+    if pid == 0:
+        deadline = time.monotonic() + 1.0
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os._exit(0 if heard else 1)
+    os.kill(pid, signal.SIGUSR1)
+    lost += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print("lost", lost)
+"""
+
+
+def test_a_signal_that_comes_before_the_child_runs_is_heard() -> None:
+    argv = [sys.executable, "-I", "-c", _HEARD_AT_ONCE]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert told == "lost 0\n"
