@@ -229,10 +229,9 @@ def close_private(handle: Any) -> None:
         handle.close()
 
 
-def close_all_private() -> None:
-    """End all that this process has with others: its producers, its place among the members."""
+def _close_inherited() -> None:
     for handle in list(_private):
         close_private(handle)
 
 
-os.register_at_fork(after_in_child=close_all_private)
+os.register_at_fork(after_in_child=_close_inherited)

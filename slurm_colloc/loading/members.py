@@ -153,6 +153,10 @@ class MeetingPlace:
         with open(os.path.join(room, _SEEN + self.member), "wb"):
             pass
 
+    def leave(self) -> None:
+        """Be no member any more."""
+        close_private(self._lock)
+
     def _read_key(self) -> bytes:
         path = os.path.join(self.path, "key")
         making = f"{path}.{os.getpid()}"

@@ -32,8 +32,10 @@ WINDOW_LEAST = 2
 WINDOW_BYTES = 256 << 20
 """Batches that one member may be ahead of another: so many bytes of them, within these numbers."""
 
-PATIENCE_LEAST_S = 1.0
-"""How long a member that is a window behind holds the others up, at least."""
+PATIENCE_LEAST_S = 2.0
+"""How long members that are a window behind hold the others up before they must go, at least."""
+PATIENCE_SHARE = 0.05
+"""And so much of an epoch: those who are as slow as that are better shared with."""
 
 LOOK_S = 0.05
 NO_ONE_S = 10.0
@@ -102,15 +104,16 @@ class EpochServer:
         self._consumers: dict[int, Consumer] = {}
         self._is_open = True
         self._opened_ns = time.monotonic_ns()
-        self._awaited: set[str] = set()
-        self._making_s = 0.0
-        self._held_since: float | None = None
+        self._closed_ns = 0
+        # For how long members have waited for slower ones.
+        self._held_s = 0.0
+        self._looked_at = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
     # -- the main thread ----------------------------------------------------------------------
 
-    def add(self, block: Block, making_s: float) -> bool:
+    def add(self, block: Block) -> bool:
         """Offer the next batch, and wait for room for one more; False once it is over."""
         with self._changed:
             if self.made == 0:
@@ -118,7 +121,6 @@ class EpochServer:
                 self.window = max(WINDOW_LEAST, min(WINDOW_MOST, fitting))
             self._blocks[self.made] = block
             self.made += 1
-            self._making_s += making_s
             self._wake()
             while self.made - self._base >= self.window and not self.is_over:
                 self._changed.wait()
@@ -271,23 +273,24 @@ class EpochServer:
                 patience_s = max(patience_s, compute_patience_s(state, now_ns, self._opened_ns))
         if patience_s <= 0:
             self._is_open = False
+            self._closed_ns = now_ns
             for name in missing:
                 self.place.note_in_vain(name)
 
     def _drop_slow(self) -> None:
         """Part from those who are a window behind and have held up others for as long as that."""
-        waiting = any(each.waits and each.cursor >= self.made for each in self._consumers.values())
-        full = self.made - self._base >= self.window and not self._is_open
-        if not (waiting and full):
-            self._held_since = None
-            return
         now = time.monotonic()
-        if self._held_since is None:
-            self._held_since = now
-        patience_s = max(PATIENCE_LEAST_S, self.window * self._making_s / self.made)
-        if now - self._held_since < patience_s:
+        spent_s = now - self._looked_at
+        self._looked_at = now
+        waiting = any(each.waits and each.cursor >= self.made for each in self._consumers.values())
+        if self._is_open or not waiting or self.made - self._base < self.window:
             return
-        self._held_since = None
+        self._held_s += spent_s
+        epoch_s = (time.monotonic_ns() - self._closed_ns) / 1e9
+        a_window_s = self.window * max(0.0, epoch_s - self._held_s) / self.made
+        if self._held_s < max(PATIENCE_LEAST_S, a_window_s) + PATIENCE_SHARE * epoch_s:
+            return
+        self._held_s = 0.0
         for handle, consumer in list(self._consumers.items()):
             if consumer.cursor <= self._base:
                 with contextlib.suppress(OSError):
@@ -337,14 +340,13 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
 
 def _make(batches: Any, server: EpochServer) -> None:
     while True:
-        begun = time.monotonic()
         try:
             batch = next(batches)
         except StopIteration:
             return
         block = batch_blocks.pack_batch(batch)
         del batch
-        if not server.add(block, time.monotonic() - begun):
+        if not server.add(block):
             return
 
 

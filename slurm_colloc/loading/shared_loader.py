@@ -20,7 +20,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.loading import batch_blocks
-from slurm_colloc.loading.batch_blocks import close_all_private, close_private, keep_private
+from slurm_colloc.loading.batch_blocks import close_private, keep_private
 from slurm_colloc.loading.members import APART, MeetingPlace, find_pack_directory, is_worth_waiting
 from slurm_colloc.loading.producer import EpochServer, prove, run_producer
 from slurm_colloc.loading.same_loader import (
@@ -41,6 +41,8 @@ LOOK_S = 0.5
 ANSWER_S = 10.0
 """A producer that does not answer for so long is done without."""
 POLL_S = 0.05
+LINGER_S = 5.0
+"""How long a program's end waits for those who are some batches behind."""
 
 _said: set[str] = set()
 
@@ -78,9 +80,10 @@ def shared(loader: Loader, *, key: str | None = None) -> Loader:
         except Exception as error:
             obstacle = f"its parts cannot be compared ({type(error).__name__}); key= names it"
         else:
-            # multiprocessing waits for producers; what is registered later is called before that.
-            atexit.unregister(close_all_private)
-            atexit.register(close_all_private)
+            # multiprocessing would wait for ever; what is registered later is called before that.
+            atexit.unregister(_end_producers)
+            atexit.register(_end_producers)
+            _places.append(place)
             return _make_shared(loader, place)
     _say(obstacle)
     return loader
@@ -364,8 +367,17 @@ class Sharing:
         _keep_alive(process, lifeline)
 
 
+_places: list[MeetingPlace] = []
 _producers: list[tuple[Any, Any]] = []
 """Producers that are children of this process, with the pipe at whose end they end."""
+
+
+def _forget_inherited() -> None:
+    _places.clear()
+    _producers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
 
 
 def _keep_alive(process: Any, lifeline: Any) -> None:
@@ -373,6 +385,16 @@ def _keep_alive(process: Any, lifeline: Any) -> None:
         close_private(old[1])
         _producers.remove(old)
     _producers.append((process, lifeline))
+
+
+def _end_producers() -> None:
+    """At the program's end: let the others have what is made for them already, but not for long."""
+    for place in _places:
+        place.leave()
+    deadline = time.monotonic() + LINGER_S
+    for process, lifeline in _producers:
+        process.join(max(0.0, deadline - time.monotonic()))
+        close_private(lifeline)
 
 
 def _divide(order: list[Any], size: int, drop_last: bool) -> Batches:

@@ -1,9 +1,10 @@
 """Members of packs that start late, are slow, stop and die: what ids does each of them see?
 
-    python histories.py DIRECTORY FIRST COUNT
+    python histories.py DIRECTORY FIRST COUNT     random ones, by their numbers
+    python histories.py DIRECTORY HISTORY         one, as JSON
 
-Prints one line of JSON for each history that went wrong, and how many epochs were shared. Members
-are forked from here, so that torch is imported once.
+Prints one line of JSON for each history that went wrong, and one about all. Members are forked from
+here, so that torch is imported once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         time.sleep(self.pause_s)
-        return {"id": index, "double": torch.full((3,), 2 * index), "name": str(index)}
+        return {
+            "id": index,
+            "double": torch.full((3,), 2 * index),
+            "name": str(index),
+            "noise": torch.rand(()),
+            "maker": os.getpid(),
+        }
 
 
 def train(history: dict[str, Any], member: dict[str, Any], out: Path) -> None:
@@ -57,10 +64,25 @@ def train(history: dict[str, Any], member: dict[str, Any], out: Path) -> None:
                 assert batch["name"] == [str(each) for each in ids]
                 # Nobody else sees what is done to a batch.
                 batch["double"].zero_()
-                file.write(json.dumps([epoch, ids]) + "\n")
+                noise = [round(each, 6) for each in batch["noise"].tolist()]
+                line = [epoch, ids, noise, int(batch["maker"][0])]
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 time.sleep(member["use_s"] if number % 7 else 3 * member["use_s"])
+                if history.get("fork_at") == number:
+                    fork_and_use(used)
         file.write('"ended"\n')
+
+
+def fork_and_use(used: DataLoader[Any]) -> None:
+    """A child that uses the loader too, and another that lives on: neither is a member."""
+    if not os.fork():
+        ids = [each for batch in used for each in batch["id"].tolist()]
+        os._exit(sorted(ids) != list(range(len(used.dataset))))  # type: ignore[arg-type]
+    assert os.wait()[1] == 0
+    if not os.fork():
+        time.sleep(3)
+        os._exit(0)
 
 
 def draw_history(seed: int) -> dict[str, Any]:
@@ -93,12 +115,12 @@ def draw_history(seed: int) -> dict[str, Any]:
 
 def list_children(pid: int) -> list[int]:
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
-                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
                 if int(fields[1]) == pid:
-                    found.append(int(name))
+                    found.append(int(path.name))
     return found
 
 
@@ -132,9 +154,13 @@ def run_history(history: dict[str, Any], directory: Path) -> tuple[list[str], in
     pack = directory / "pack"
     pack.mkdir(mode=0o700)
     pids = []
-    for number, member in enumerate(history["members"]):
-        own = pack / f"{number + 1:04}.1"
-        own.mkdir()
+    homes = [pack / f"{number + 1:04}.1" for number in range(len(history["members"]))]
+    if history.get("together"):
+        # Whose start is known is waited for.
+        for own in homes:
+            own.mkdir()
+    for number, (own, member) in enumerate(zip(homes, history["members"], strict=True)):
+        own.mkdir(exist_ok=True)
         pid = os.fork()
         if not pid:
             os.environ["SLURM_COLLOC_PROGRESS"] = str(own)
@@ -217,9 +243,23 @@ def check(
     return problems, epochs
 
 
+def show_history(directory: Path, history: dict[str, Any]) -> None:
+    """What each member saw, whole."""
+    problems, _ = run_history(history, directory)
+    seen = [
+        [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+        for path in sorted(directory.glob("*.ids"))
+    ]
+    print(json.dumps({"problems": problems, "seen": seen}))
+
+
 def main() -> None:
-    directory, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    if len(sys.argv) == 3:
+        show_history(directory, json.loads(sys.argv[2]))
+        return
+    first, count = int(sys.argv[2]), int(sys.argv[3])
     common = 0
     for seed in range(first, first + count):
         history = draw_history(seed)
