@@ -24,8 +24,10 @@ def find_obstacle(loader: Any) -> str:
         return f"it is a {type(loader).__name__}, no DataLoader of torch"
     if isinstance(loader.dataset, data.IterableDataset):
         return "its dataset is an IterableDataset"
-    if loader.batch_size is None or type(loader.batch_sampler) is not data.BatchSampler:
-        return "its batches come from a batch_sampler of its own, or it has no batch size"
+    if loader.batch_sampler is None:
+        return "it has no batch size"
+    if type(loader.batch_sampler) is not data.BatchSampler:
+        return f"its batch_sampler is a {type(loader.batch_sampler).__name__}"
     if type(loader).__iter__ is not data.DataLoader.__iter__:
         return f"{type(loader).__name__} iterates in a way of its own"
     try:
@@ -41,7 +43,7 @@ def has_free_order(loader: Any) -> bool:
 
     data = torch.utils.data
     drawn = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
-    sampler = loader.sampler
+    sampler = loader.batch_sampler.sampler
     return type(sampler) in drawn and sampler.generator is None and loader.generator is None
 
 
@@ -55,9 +57,10 @@ def identify(loader: Any, key: str | None) -> str:
     Raises:
         Exception: Its parts cannot be pickled, so that they cannot be compared.
     """
-    sampler = loader.sampler
+    batches = loader.batch_sampler
+    sampler = batches.sampler
     shape = (
-        type(sampler).__qualname__, len(sampler), loader.batch_size, loader.drop_last,
+        type(sampler).__qualname__, len(sampler), batches.batch_size, batches.drop_last,
         loader.num_workers > 0,
     )  # fmt: skip
     digest = _Digest()
@@ -108,10 +111,11 @@ class _ContentPickler(pickle.Pickler):
     def _reduce_code(self, value: Any) -> Any:
         if _is_of_program(value):
             return self._reduce_program(value)
-        # A function inside another has no name to find it by.
+        name = (value.__module__, value.__qualname__)
+        # A function inside another is not known by its name.
         if isinstance(value, FunctionType) and "<" in value.__qualname__:
-            return _name, (value.__module__, value.__qualname__, value.__code__, _cells(value))
-        return NotImplemented
+            return _name, (*name, value.__code__, _cells(value))
+        return _name, name
 
     def _reduce_program(self, value: Any) -> Any:
         name = (value.__module__, value.__qualname__)

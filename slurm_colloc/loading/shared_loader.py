@@ -213,8 +213,8 @@ class Sharing:
 
         # As an ordinary loader draws, in its order: a seed for its workers, then the epoch's.
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        order = list(loader.sampler)
-        batches = _divide(order, loader.batch_size, loader.drop_last)
+        order = list(loader.batch_sampler.sampler)
+        batches = _divide(order, loader.batch_sampler)
         session = None
         if all(type(index) is int for index in order):
             try:
@@ -315,7 +315,7 @@ class Sharing:
                 return (left / 1e3, head / 1e3) if left else None
             order = batch_blocks.unpack_batch(descriptor, head).tolist()
             descriptor = -1
-            batches = _divide(order, loader.batch_size, loader.drop_last)
+            batches = _divide(order, loader.batch_sampler)
             channel.settimeout(None)
             session = Session(keep_private(channel), batches)
             channel = None
@@ -397,9 +397,10 @@ def _end_producers() -> None:
         close_private(lifeline)
 
 
-def _divide(order: list[Any], size: int, drop_last: bool) -> Batches:
+def _divide(order: list[Any], sampler: Any) -> Batches:
+    size = sampler.batch_size
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
-    if drop_last and batches and len(batches[-1]) < size:
+    if sampler.drop_last and batches and len(batches[-1]) < size:
         batches.pop()
     return batches
 
@@ -428,5 +429,5 @@ def _counted(batches: Iterator[Any], loader: Any) -> Iterator[Any]:
             return
         if counting.tally.active:
             samples = counting.measure_batch(batch)
-            counting.tally.count_batch(id(loader.sampler), samples, begun_ns, monotonic_ns())
+            counting.tally.count_batch(id(loader.batch_sampler), samples, begun_ns, monotonic_ns())
         yield batch
