@@ -152,7 +152,7 @@ class EpochServer:
         if any(each.name for each in self._consumers.values()):
             return False
         waited_s = (time.monotonic_ns() - self._opened_ns) / 1e9
-        return not self._is_open or waited_s > NO_ONE_S
+        return not self._is_open or bool(self.failure) or waited_s > NO_ONE_S
 
     def _look(self) -> None:
         poller = select.poll()

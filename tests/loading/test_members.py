@@ -184,9 +184,10 @@ def test_who_does_not_know_the_key_is_not_let_in(server: EpochServer) -> None:
 def test_who_asks_before_it_has_proved_itself_gets_nothing(server: EpochServer) -> None:
     channel = server.place.connect()
     assert channel is not None
-    with channel, pytest.raises(EOFError):
+    with channel:
         batch_blocks.send(channel, batch_blocks.WANT, 0)
-        batch_blocks.receive(channel)
+        with pytest.raises(EOFError):
+            batch_blocks.receive(channel)
 
 
 @pytest.mark.root
