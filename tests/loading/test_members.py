@@ -28,6 +28,8 @@ from slurm_colloc.loading.members import (  # noqa: E402
 )
 from slurm_colloc.loading.producer import EpochServer, prove  # noqa: E402
 from slurm_colloc.loading.same_loader import identify  # noqa: E402
+from slurm_colloc.runtime.pack_monitor import injected_environment  # noqa: E402
+from slurm_colloc.store.progress_counters import read_member_progress  # noqa: E402
 
 from .bed import ROOT  # noqa: E402
 
@@ -230,3 +232,20 @@ def test_a_member_that_has_gone_is_no_company(pack: Path) -> None:
     there.leave()
     assert list(here.list_others()) == []
     here.leave()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_shared_is_counted_where_it_is_used(pack: Path, workers: int) -> None:
+    own = pack / "0001.1"
+    own.mkdir()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHONPATH")
+    }
+    environment |= injected_environment(environment, str(own))
+    environment["PYTHONPATH"] += f":{ROOT}"
+    program = Path(__file__).parent / "programs" / "counted.py"
+    subprocess.run([sys.executable, str(program), str(workers)], env=environment, check=True)
+    progress = read_member_progress(str(own))
+    assert [(each.steps, each.batches, each.samples) for each in progress.processes] == [
+        (26, 26, 100)
+    ]
