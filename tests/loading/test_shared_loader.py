@@ -288,7 +288,7 @@ def test_a_shared_loader_that_accelerate_builds_anew_is_an_ordinary_one() -> Non
 def test_lightning_and_the_trainer_of_transformers_train_with_it(tmp_path: Path) -> None:
     for module in ("lightning", "transformers", "accelerate"):
         pytest.importorskip(module)
-    (found,) = run_program("frameworks.py", str(tmp_path))
+    (found,) = run_program("frameworks.py", str(tmp_path / "theirs"))
     assert sorted(found["lightning"]["ids"]) == list(range(12))
     assert sorted(found["trainer"]["ids"]) == list(range(12))
     assert not found["lightning"]["own"]

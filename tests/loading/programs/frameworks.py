@@ -108,6 +108,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     directory = Path(sys.argv[1])
     pack = directory / "pack"
+    directory.mkdir()
     pack.mkdir(mode=0o700)
     stdout = os.dup(1)
     os.dup2(2, 1)
