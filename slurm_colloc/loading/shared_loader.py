@@ -133,7 +133,7 @@ def build_loader(loader: Any, batches: Batches, workers: int) -> Any:
     return made
 
 
-class Session:
+class SharedEpoch:
     """A member's part in an epoch that is shared.
 
     Args:
@@ -226,7 +226,7 @@ class Sharing:
             _say("its sampler gives no whole numbers")
         return self._draw(loader, batches, session)
 
-    def _draw(self, loader: Any, batches: Batches, session: Session | None) -> Iterator[Any]:
+    def _draw(self, loader: Any, batches: Batches, session: SharedEpoch | None) -> Iterator[Any]:
         taken = 0
         self._iterating += 1
         try:
@@ -255,7 +255,9 @@ class Sharing:
 
     # -- finding those with whom to share it --------------------------------------------------
 
-    def _join(self, loader: Any, order: list[int], batches: Batches, seed: int) -> Session | None:
+    def _join(
+        self, loader: Any, order: list[int], batches: Batches, seed: int
+    ) -> SharedEpoch | None:
         """The epoch that is shared; None where the member makes this one for itself."""
         digest = bytes(16) if self._free else compute_order_digest(order)
         deadline: float | None = None
@@ -265,14 +267,14 @@ class Sharing:
                 if not alone:
                     return None
                 answer = self._knock(loader, digest)
-                if isinstance(answer, Session):
+                if isinstance(answer, SharedEpoch):
                     return answer
                 if answer is None:
                     if not self._has_company():
                         return None
                     self._start_producer(loader, order, batches, seed)
                     answer = self._knock(loader, digest)
-                    return answer if isinstance(answer, Session) else None
+                    return answer if isinstance(answer, SharedEpoch) else None
             left_s, epoch_s = answer
             now = time.monotonic()
             if deadline is None:
@@ -289,7 +291,7 @@ class Sharing:
             return True
         return self._place.state.total == 0 and self._place.compute_start_patience_s() > 0
 
-    def _knock(self, loader: Any, digest: bytes) -> Session | tuple[float, float] | None:
+    def _knock(self, loader: Any, digest: bytes) -> SharedEpoch | tuple[float, float] | None:
         """Ask the newest producer to be let in.
 
         Returns:
@@ -317,7 +319,7 @@ class Sharing:
             descriptor = -1
             batches = _divide(order, loader.batch_sampler)
             channel.settimeout(None)
-            session = Session(keep_private(channel), batches)
+            session = SharedEpoch(keep_private(channel), batches)
             channel = None
             return session
         except (EOFError, OSError):
