@@ -55,7 +55,7 @@ def find_pack_directory() -> str:
     return directory if private and found.st_uid == os.geteuid() else ""
 
 
-class Position:
+class MemberPosition:
     """What a member says about itself.
 
     Attributes:
@@ -83,7 +83,7 @@ class Position:
         return _STATE.pack(*numbers, self.part, self.in_vain)
 
 
-def compute_patience_s(state: Position, now_ns: int, opened_ns: int) -> float:
+def compute_patience_s(state: MemberPosition, now_ns: int, opened_ns: int) -> float:
     """How many seconds more a member is worth waiting for; pure.
 
     Args:
@@ -144,7 +144,7 @@ class MeetingPlace:
         making = os.path.join(self.path, f".{self.name}")
         self._lock = keep_private(open(making, "w+b", buffering=0))  # noqa: SIM115 - held
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.state = Position(bytes(_SIZE))
+        self.state = MemberPosition(bytes(_SIZE))
         self.state.registered_ns = time.monotonic_ns()
         content = self.state.pack() + _pack_cpus()
         os.pwrite(self._lock.fileno(), content.ljust(_SIZE, b"\0"), 0)
@@ -203,7 +203,7 @@ class MeetingPlace:
 
     # -- what it sees -------------------------------------------------------------------------
 
-    def list_others(self) -> Iterator[tuple[str, Position, set[int]]]:
+    def list_others(self) -> Iterator[tuple[str, MemberPosition, set[int]]]:
         """Names, states and CPUs of the others that are alive."""
         for name in sorted(os.listdir(self.path)):
             if name[:2] != "m." or name[2:] == self.name:
@@ -215,7 +215,7 @@ class MeetingPlace:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
                     if len(content) == _SIZE:
-                        yield name[2:], Position(content), _read_cpus(content)
+                        yield name[2:], MemberPosition(content), _read_cpus(content)
                 else:
                     os.unlink(path)
 

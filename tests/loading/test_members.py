@@ -22,7 +22,7 @@ from slurm_colloc.loading.members import (  # noqa: E402
     NEWCOMER,
     SHARING,
     MeetingPlace,
-    Position,
+    MemberPosition,
     compute_patience_s,
     is_worth_waiting,
 )
@@ -98,8 +98,8 @@ def test_a_key_says_what_the_dataset_is_but_not_its_length() -> None:
     assert identify(build(3, 1.0), "k") != identify(build(3, 1.0), "other")
 
 
-def make_state(**values: int) -> Position:
-    state = Position(bytes(256))
+def make_state(**values: int) -> MemberPosition:
+    state = MemberPosition(bytes(256))
     for name, value in values.items():
         setattr(state, name, value)
     return state
@@ -130,7 +130,9 @@ S = 1_000_000_000
         (make_state(begun_ns=72 * S, changed_ns=90 * S, taken=36, total=37, part=SHARING), 0),
     ],
 )
-def test_members_are_waited_for_where_that_is_soon_over(state: Position, patience_s: float) -> None:
+def test_members_are_waited_for_where_that_is_soon_over(
+    state: MemberPosition, patience_s: float
+) -> None:
     assert compute_patience_s(state, 100 * S, 98 * S) == pytest.approx(patience_s)
 
 
