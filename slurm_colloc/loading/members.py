@@ -73,7 +73,7 @@ class MemberPosition:
     )  # fmt: skip
 
     def __init__(self, content: bytes) -> None:
-        values = _STATE.unpack_from(content)
+        values: tuple[int, ...] = _STATE.unpack_from(content)
         self.registered_ns, self.begun_ns, self.changed_ns, self.taken, self.total = values[:5]
         self.part, self.in_vain = values[5], bool(values[6])
 

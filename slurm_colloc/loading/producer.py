@@ -152,7 +152,7 @@ class EpochServer:
         if any(each.name for each in self._consumers.values()):
             return False
         waited_s = (time.monotonic_ns() - self._opened_ns) / 1e9
-        return not self._is_open or bool(self.failure) or waited_s > NO_ONE_S
+        return not self._is_open or waited_s > NO_ONE_S
 
     def _look(self) -> None:
         poller = select.poll()
@@ -217,7 +217,7 @@ class EpochServer:
             return
         answer = prove(self.place.key, "producer", nonce)
         try:
-            if self._is_open and not self.failure and digest in (bytes(16), self.digest):
+            if self._is_open and digest in (bytes(16), self.digest):
                 consumer.name = name.decode()
                 size, fd = self.order.head, self.order.descriptor
                 batch_blocks.send(
@@ -254,6 +254,8 @@ class EpochServer:
                 elif self.failure:
                     text = self.failure.encode()
                     batch_blocks.send(consumer.channel, batch_blocks.FAILED, more=text)
+                    # Who has just come was let in to be told; no one else need be.
+                    self._is_open = False
                     self._part(handle)
             except OSError:
                 # It has gone, or so many descriptors are under way that it must do without.

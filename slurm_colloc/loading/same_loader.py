@@ -207,4 +207,4 @@ def _is_of_program(value: Any) -> bool:
     file = getattr(module, "__file__", None)
     if value.__module__ == "__main__":
         return True
-    return bool(file) and not file.startswith(_INSTALLED)
+    return isinstance(file, str) and not file.startswith(_INSTALLED)

@@ -98,14 +98,15 @@ def _say(reason: str) -> None:
 _classes: dict[type, type] = {}
 
 
-def _make_shared(loader: Any, place: MeetingPlace) -> Any:
+def _make_shared(loader: Loader, place: MeetingPlace) -> Loader:
     kind = type(loader)
     if kind not in _classes:
         bases = (_SharedIteration, kind)
         _classes[kind] = type(kind.__name__, bases, {"__module__": kind.__module__})
-    made = object.__new__(_classes[kind])
+    made: Any = object.__new__(_classes[kind])
     vars(made).update(vars(loader), _slurm_colloc_sharing=Sharing(place, has_free_order(loader)))
-    return made
+    shared_one: Loader = made
+    return shared_one
 
 
 class _SharedIteration:
@@ -122,7 +123,9 @@ class _SharedIteration:
 def build_loader(loader: Any, batches: Batches, workers: int) -> Any:
     """An ordinary loader that gives certain batches of another's, in their order."""
     kinds = type(loader).__mro__
-    made = object.__new__(next(kind for kind in kinds if not issubclass(kind, _SharedIteration)))
+    made: Any = object.__new__(
+        next(kind for kind in kinds if not issubclass(kind, _SharedIteration))
+    )
     vars(made).update(
         vars(loader), batch_sampler=batches, num_workers=workers, persistent_workers=False,
         _iterator=None,

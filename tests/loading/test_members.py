@@ -157,11 +157,12 @@ def server(pack: Path) -> Any:
     thread.start()
     yield serving
     # The first who comes and goes again is the last one, too.
-    for number in range(3):
-        serving.add(batch_blocks.pack_batch([number]))
-    channel = say_hello(place, place.key)
-    assert batch_blocks.receive(channel)[0] == batch_blocks.WELCOME
-    channel.close()
+    if not serving.failure:
+        for number in range(3):
+            serving.add(batch_blocks.pack_batch([number]))
+        channel = say_hello(place, place.key)
+        assert batch_blocks.receive(channel)[0] == batch_blocks.WELCOME
+        channel.close()
     thread.join()
     listener.close()
     os.close(lifeline)
@@ -192,6 +193,15 @@ def test_who_asks_before_it_has_proved_itself_gets_nothing(server: EpochServer) 
         batch_blocks.send(channel, batch_blocks.WANT, 0)
         with pytest.raises(EOFError):
             batch_blocks.receive(channel)
+
+
+def test_who_comes_after_the_producer_has_failed_is_told(server: EpochServer) -> None:
+    server.fail("!why")
+    with say_hello(server.place, server.place.key) as channel:
+        assert batch_blocks.receive(channel)[0] == batch_blocks.WELCOME
+        batch_blocks.send(channel, batch_blocks.WANT, 0)
+        kind, _, _, more, _ = batch_blocks.receive(channel)
+        assert (kind, more) == (batch_blocks.FAILED, b"!why")
 
 
 @pytest.mark.root
@@ -248,6 +258,7 @@ def test_what_is_shared_is_counted_where_it_is_used(pack: Path, workers: int) ->
     program = Path(__file__).parent / "programs" / "counted.py"
     subprocess.run([sys.executable, str(program), str(workers)], env=environment, check=True)
     progress = read_member_progress(str(own))
+    assert progress is not None
     assert [(each.steps, each.batches, each.samples) for each in progress.processes] == [
         (26, 26, 100)
     ]

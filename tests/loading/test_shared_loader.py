@@ -188,7 +188,7 @@ def test_it_is_a_loader_of_the_same_class_with_all_that_frameworks_ask() -> None
         assert getattr(used, name) is getattr(loader, name)
     assert len(used) == 2
     with pytest.raises(ValueError, match="batch_size"):
-        used.batch_size = 3  # type: ignore[misc]
+        used.batch_size = 3
 
 
 def test_alone_in_a_pack_nothing_is_handed_over() -> None:

@@ -78,7 +78,7 @@ def fork_and_use(used: DataLoader[Any]) -> None:
     """A child that uses the loader too, and another that lives on: neither is a member."""
     if not os.fork():
         ids = [each for batch in used for each in batch["id"].tolist()]
-        os._exit(sorted(ids) != list(range(len(used.dataset))))  # type: ignore[arg-type]
+        os._exit(sorted(ids) != list(range(len(used.dataset))))
     assert os.wait()[1] == 0
     if not os.fork():
         time.sleep(3)
