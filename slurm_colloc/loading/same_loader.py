@@ -10,7 +10,6 @@ import site
 import sys
 import sysconfig
 from argparse import Namespace
-from dataclasses import is_dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -166,7 +165,7 @@ def _is_code(part: Any) -> bool:
 def _is_value(found: Any) -> bool:
     """Whether a global variable is a setting or code, and no model, file or log."""
     kinds = (int, float, str, bytes, tuple, list, dict, Namespace, FunctionType, type)
-    return isinstance(found, kinds) or is_dataclass(found)
+    return isinstance(found, kinds) or hasattr(found, "__dataclass_fields__")
 
 
 def _sort(constant: Any) -> Any:
