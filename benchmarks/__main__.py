@@ -21,6 +21,7 @@ from benchmarks.instrument import measure_instrument
 from benchmarks.joining import measure_joining
 from benchmarks.layouts import measure_layouts
 from benchmarks.leftovers import measure_leftovers
+from benchmarks.loader import measure_loader
 from benchmarks.measuring import (
     Section,
     describe_load,
@@ -93,6 +94,8 @@ def measure_small(chosen: list[str]) -> Iterator[Section]:
         yield measure_sums()
     if "layouts" in chosen:
         yield measure_layouts()
+    if "loader" in chosen:
+        yield measure_loader()
 
 
 def main() -> None:
@@ -106,6 +109,7 @@ def main() -> None:
         "layouts",
         "set_runners",
         "sums",
+        "loader",
         *GROUPS,
     ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -6,12 +6,13 @@ quick, and nodes run parts of this package. `__init__.pyi` tells type checkers o
 
 __version__ = "0.1.0"
 
-__all__ = ["Executor", "Job", "MemberFailed", "__version__", "submit"]
+__all__ = ["Executor", "Job", "MemberFailed", "__version__", "shared", "submit"]
 
 _PLACES = {
     "Executor": "executor.function_executor",
     "Job": "executor.function_executor",
     "MemberFailed": "errors",
+    "shared": "loading.shared_loader",
     "submit": "executor.function_executor",
 }
 
