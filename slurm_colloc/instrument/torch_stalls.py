@@ -292,7 +292,7 @@ class StallPhases:
             if is_long or self._seconds + spent >= PHASE_MOST_S:
                 self._close(iterator)
         is_measured = self._last() is iterator and not self.over
-        return is_measured and 0 <= self._phase and self._phase % len(PHASES) < 2
+        return is_measured and self._phase >= 0 and self._phase % len(PHASES) < 2
 
     def _warm_up(self, iterator: Any, now: float) -> None:
         loader = iterator._index_sampler

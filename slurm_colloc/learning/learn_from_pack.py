@@ -344,6 +344,9 @@ def build_observations(run: PackRun) -> list[Observation]:
     for member in run.members:
         if run.gpu_model is None or member.signature is None:
             continue
+        if member.view.spec.job.tells_stalls:
+            # Its rate and what it used were those of changed input.
+            continue
         if alone := find_alone_starts(run, member):
             found += [_observe(run, member, start, measured_w) for start in alone]
         elif (brief := find_briefly_alone_start(run, member)) is not None:
