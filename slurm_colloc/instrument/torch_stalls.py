@@ -226,7 +226,7 @@ class StallPhases:
         self._replay: ResidentBatch | None = None
         self._largest = -1
         self._settle = self._batches = 0
-        self._seconds = self._begun_at = 0.0
+        self._seconds = self._counted_to = 0.0
         self._io = 0, 0
         self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in PHASES}
         self._asked = self._read = 0
@@ -286,10 +286,10 @@ class StallPhases:
                 self._begin(iterator)
         else:
             self._batches += 1
-            spent = self._clock() - self._begun_at
+            self._count_s()
             least = max(LEAST_BATCHES, 3 * iterator._num_workers)
-            is_long = self._seconds + spent >= PHASE_S and self._batches >= least
-            if is_long or self._seconds + spent >= PHASE_MOST_S:
+            is_long = self._seconds >= PHASE_S and self._batches >= least
+            if is_long or self._seconds >= PHASE_MOST_S:
                 self._close(iterator)
         is_measured = self._last() is iterator and not self.over
         return is_measured and self._phase >= 0 and self._phase % len(PHASES) < 2
@@ -347,11 +347,17 @@ class StallPhases:
     def _begin(self, iterator: Any) -> None:
         wait_for_gpu()
         self._io = read_bytes(iterator)
-        self._begun_at = self._clock()
+        self._counted_to = self._clock()
+
+    def _count_s(self) -> None:
+        """Count the time up to now; a phase may be of several iterators, with others in between."""
+        now = self._clock()
+        self._seconds += now - self._counted_to
+        self._counted_to = now
 
     def _close(self, iterator: Any) -> None:
         wait_for_gpu()
-        self._seconds += self._clock() - self._begun_at
+        self._count_s()
         name = PHASES[self._phase % len(PHASES)]
         self._timed[name].append((self._batches, self._seconds))
         self._batches, self._seconds = 0, 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -31,6 +30,9 @@ class Tensor:
     def to(self, device: str) -> str:
         self.clock.now += COPY_S
         return device
+
+    def cuda(self) -> str:
+        return self.to("cuda")
 
 
 class Clock:
@@ -91,8 +93,7 @@ class Training:
 
     def read(self, sampler: list[int]) -> Iterator[list[Any]]:
         iterator = FakeIterator(self, sampler)
-        with_end = itertools.count()
-        for _ in with_end:
+        while True:
             try:
                 yield self.phases.take(iterator, FakeIterator.fetch)
             except StopIteration:
@@ -116,7 +117,7 @@ class Training:
 def counted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     steps = SimpleNamespace(count_of_steps=0)
     monkeypatch.setattr(torch_stalls, "tally", steps)
-    monkeypatch.setattr(torch_stalls, "measure_batch", lambda batch: 1)
+    monkeypatch.setattr(torch_stalls, "measure_batch", lambda _: 1)
     return steps
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,8 @@ def test_shares_are_parts_of_the_whole(means: list[float], workers: int) -> None
     assert sum(shares) == pytest.approx(1)
     assert min(shares) >= 0
     assert stalls.gpu > 0
-    assert len(draw_bar(dict(zip(("gpu", "copies", "decoding", "disk"), shares)))) == BAR_WIDTH
+    named = dict(zip(("gpu", "copies", "decoding", "disk"), shares, strict=True))
+    assert len(draw_bar(named)) == BAR_WIDTH
     advice = advise_cores(stalls)
     if advice is not None:
         assert 1 <= advice.cores <= CORES_MOST
@@ -58,7 +61,7 @@ def test_what_was_injected_is_recovered(
 @given(st.lists(TIMES, min_size=1, max_size=6))
 def test_the_nearest_rising_values(values: list[float]) -> None:
     rising = make_rising(values)
-    assert all(a <= b for a, b in zip(rising, rising[1:], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(rising))
     assert sum(rising) == pytest.approx(sum(values))
     if values == sorted(values):
         assert rising == values
