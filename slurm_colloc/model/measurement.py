@@ -773,30 +773,6 @@ def may_be_measured(job: Job, *, instruments: bool = True) -> bool:
     return job.pause and not find_obstacle_to_counting(job, instruments=instruments)
 
 
-PHASES_FROM_STEPS = 40
-"""Phases that tell stalls begin by then, if a DataLoader gives the batches."""
-
-
-def judge_stalls_window(
-    progress: ProbeProgress, patience: ProbePatience, *, has_begun: bool, is_told: bool
-) -> str:
-    """Why the window of `csub probe --stalls` is over; empty while it is not.
-
-    Args:
-        progress: What is known of the member.
-        patience: How long the window may be.
-        has_begun: The first phase has begun.
-        is_told: All phases are over, or there can be none.
-    """
-    if is_told:
-        return "its stalls were looked for"
-    if progress.elapsed_s >= patience.window_s:
-        return f"its stalls were not told within {patience.window_s:g} s"
-    if has_begun or 0 < (progress.steps or 0) < PHASES_FROM_STEPS:
-        return ""
-    return judge_window(progress, patience)
-
-
 def judge_window(progress: ProbeProgress, patience: ProbePatience) -> str:
     """Why a probe window is over; empty while it is not."""
     is_known = progress.rate_alone is not None

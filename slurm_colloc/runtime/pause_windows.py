@@ -17,11 +17,11 @@ from slurm_colloc.model.measurement import (
     DegreeMeasurement,
     MeasurementCutShort,
     Measuring,
+    ProbePatience,
     ProbeProgress,
     Window,
     WindowResult,
     choose_patience,
-    judge_stalls_window,
     judge_window,
 )
 from slurm_colloc.runtime.member_progress import WindowRates, read_latest
@@ -265,6 +265,30 @@ class ProbeWindow:
         latest = read_latest(self.pack.path)
         found = latest["members"].get(str(member.number), {}) if latest is not None else {}
         return dict(found) if found.get("start") == member.record.starts else {}
+
+
+PHASES_FROM_STEPS = 40
+"""Phases that tell stalls begin by then, if a DataLoader gives the batches."""
+
+
+def judge_stalls_window(
+    progress: ProbeProgress, patience: ProbePatience, *, has_begun: bool, is_told: bool
+) -> str:
+    """Why the window of `csub probe --stalls` is over; empty while it is not.
+
+    Args:
+        progress: What is known of the member.
+        patience: How long the window may be.
+        has_begun: The first phase has begun.
+        is_told: All phases are over, or there can be none.
+    """
+    if is_told:
+        return "its stalls were looked for"
+    if progress.elapsed_s >= patience.window_s:
+        return f"its stalls were not told within {patience.window_s:g} s"
+    if has_begun or 0 < (progress.steps or 0) < PHASES_FROM_STEPS:
+        return ""
+    return judge_window(progress, patience)
 
 
 def _look_for_stalls(result: str) -> tuple[bool, bool]:
