@@ -91,6 +91,9 @@ class Training:
         self.sampler = list(range(epoch))
         self.validation = list(range(5))
 
+    def is_over(self) -> bool:
+        return self.phases.over
+
     def read(self, sampler: list[int]) -> Iterator[list[Any]]:
         iterator = FakeIterator(self, sampler)
         while True:
@@ -100,13 +103,13 @@ class Training:
                 return
 
     def run(self, counted: SimpleNamespace, *, most: int = 20_000, breaks: bool = False) -> None:
-        while len(self.got) < most and not self.phases.over:
+        while len(self.got) < most and not self.is_over():
             for number, batch in enumerate(self.read(self.sampler)):
                 self.got.append(batch)
                 batch[0].to("cuda")
                 self.clock.now += GPU_S
                 counted.count_of_steps += 1
-                if self.phases.over or (breaks and number + 1 == self.epoch):
+                if self.is_over() or (breaks and number + 1 == self.epoch):
                     break
             for batch in self.read(self.validation) if breaks else ():
                 self.clock.now += 5.0
