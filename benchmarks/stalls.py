@@ -100,7 +100,7 @@ def measure_stalls() -> Section:
         "Stalls",
         [
             "The largest difference of a share from what was injected, which stands at the right.",
-            "Delays are sleeps. What a step takes besides, about 1 ms, is part of the difference.",
+            "Delays are sleeps. What a step and loading take besides is part of the difference.",
         ],
     )
 
