@@ -38,6 +38,7 @@ from benchmarks.queue import measure_queue
 from benchmarks.rpcs import measure_rpcs
 from benchmarks.runner import measure_runner
 from benchmarks.set_runners import measure_set_runners
+from benchmarks.stalls import measure_stalls
 from benchmarks.startup import measure_startup
 from benchmarks.submission import measure_submissions
 from benchmarks.sums import measure_sums
@@ -90,6 +91,8 @@ def measure_small(chosen: list[str]) -> Iterator[Section]:
     """Yield the tables that need no cluster of all groups, or one of their own."""
     if "set_runners" in chosen:
         yield measure_set_runners()
+    if "stalls" in chosen:
+        yield measure_stalls()
     if "sums" in chosen:
         yield measure_sums()
     if "layouts" in chosen:
@@ -108,6 +111,7 @@ def main() -> None:
         "planning",
         "layouts",
         "set_runners",
+        "stalls",
         "sums",
         "loader",
         *GROUPS,

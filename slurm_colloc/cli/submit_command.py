@@ -118,6 +118,8 @@ tells csub which jobs can share a GPU with it, and how much slower than alone it
 then ended and its work is lost.
 
   --wait          wait for it, and print the usage profile; exit status 1 if there is none
+  --stalls        instead, tell what holds the training up: GPU, copies, decoding or disk; it waits
+                  for the job, and exit status 1 says that this could not be told
   --array=N       probe task N; its profile is used for the other tasks as relatives
 
 Then: csub profile show NAME, csub plan SCRIPT. All other options are those of csub submit.
@@ -195,7 +197,7 @@ def describe_nothing_shared(made: CallPlan) -> str:
 
 _OF_ONE_COMMAND = {
     "zip": "sweep", "sample": "sweep", "from": "sweep",
-    "resume": "batch", "watch": "batch",
+    "resume": "batch", "watch": "batch", "stalls": "probe",
 }  # fmt: skip
 
 
@@ -240,7 +242,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         say(early)
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
-    refuse_options_of_others(call.options, "submit")
+    refuse_options_of_others(call.options, "probe" if probe else "submit")
     return run_call(call, directory, probe=probe)
 
 
@@ -361,6 +363,8 @@ def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -
     """
     job = call.candidates[0].job
     is_for_people = not any(call.options.flag(name) for name in ("json", "parsable", "quiet"))
+    if job.tells_stalls:
+        return _finish_stalls(call, session, submitted[0])
     if not call.options.flag("wait"):
         if is_for_people:
             longest_s = choose_patience(job).window_s
@@ -389,6 +393,22 @@ def finish_probe(call: Call, session: Session, submitted: Sequence[Submitted]) -
         from slurm_colloc.report.terminal_tables import choose_width
 
         say(render_profile(found, choose_width()))
+    return 0
+
+
+def _finish_stalls(call: Call, session: Session, submitted: Submitted) -> int:
+    """Wait for a probe, and say what holds the training up; 1 where it could not be told."""
+    from slurm_colloc.cli.hold_and_wait import wait_for
+    from slurm_colloc.report.stalls_view import read_stalls, render_stalls
+
+    wait_for(session, [Selection(submitted.job_id, None)])
+    stalls, problem = read_stalls(session.state.root / "packs" / submitted.records[0].pack_id)
+    if stalls is None:
+        sys.stdout.flush()
+        note(f"what holds it up is not told: {problem}")
+        return 1
+    if not any(call.options.flag(name) for name in ("json", "parsable", "quiet")):
+        say(render_stalls(stalls))
     return 0
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 RESERVED = (
     "array", "dry-run", "explain", "export-file", "from", "json", "parsable", "quiet", "resume",
-    "sample", "test-only", "verbose", "wait", "watch", "what-if", "wrap", "zip",
+    "sample", "stalls", "test-only", "verbose", "wait", "watch", "what-if", "wrap", "zip",
 )  # fmt: skip
 """Options that an Executor gives itself, or that only a command line can answer."""
 

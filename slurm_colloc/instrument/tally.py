@@ -78,6 +78,11 @@ class Tally:
         self._look_at_ns = 0
         self._look_at_step = 1
 
+    @property
+    def count_of_steps(self) -> int:
+        """Steps so far, counted by the program itself or else here."""
+        return self._steps_by_hand if self._by_hand else self._rounds.steps
+
     def count_step(self, optimizer: int, stepped: bool = True) -> None:
         """Count one step of an optimizer, or one that the AMP scaler skipped.
 

@@ -70,6 +70,10 @@ def hook_loader(module: ModuleType) -> None:
     # A loader is never part of a graph.
     fetch._torchdynamo_disable = True  # type: ignore[attr-defined]
     iterator.__next__ = fetch
+    if os.environ.get("SLURM_COLLOC_STALLS"):
+        from .torch_stalls import hook_stalls
+
+        hook_stalls(module)
 
 
 def measure_batch(batch: Any) -> int:

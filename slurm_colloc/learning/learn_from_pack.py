@@ -35,6 +35,7 @@ from slurm_colloc.model.usage_profile import (
     Compared,
     Completion,
     Feedback,
+    HeldUp,
     MeasuredBy,
     Observation,
     may_be_one_kind,
@@ -65,12 +66,14 @@ from slurm_colloc.report.solo_rates import (
     is_part,
     name_start,
 )
+from slurm_colloc.report.stalls_view import read_stalls
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.curves import add_curves
 from slurm_colloc.store.indexes import append_entries, forget_due
 from slurm_colloc.store.profile_updates import (
     add_completions,
     add_feedback,
+    add_held_up,
     add_observations,
 )
 
@@ -315,6 +318,8 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
         problems += add_observations(state, observations)
     if curves := build_curves(run):
         problems += add_curves(state, curves)
+    if told := build_held_up(run, pack):
+        problems += add_held_up(state, told)
     # Only now has a run that was alone a usage profile.
     found = (build_completion(run, entry.member, entry.steps) for entry in figures)
     if completions := [completion for completion in found if completion is not None]:
@@ -326,6 +331,19 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
         problems += add_feedback(state, feedback)
     forget_due(state, pack.name)
     return problems
+
+
+def build_held_up(run: PackRun, pack: Path) -> list[HeldUp]:
+    """What a probe has told of what holds its job up; empty for other packs."""
+    chosen = [m for m in run.members if m.view.spec.job.tells_stalls and m.signature]
+    stalls = read_stalls(pack)[0] if chosen and run.gpu_model else None
+    if stalls is None:
+        return []
+    disk = stalls.disk if stalls.is_cold or not stalls.reads_files else None
+    return [
+        HeldUp(m.signature or "", run.gpu_model or "", stalls.copies, stalls.decoding, disk)
+        for m in chosen
+    ]
 
 
 def build_observations(run: PackRun) -> list[Observation]:
@@ -343,6 +361,9 @@ def build_observations(run: PackRun) -> list[Observation]:
     largest: dict[str | None, tuple[float, Observation]] = {}
     for member in run.members:
         if run.gpu_model is None or member.signature is None:
+            continue
+        if member.view.spec.job.tells_stalls:
+            # Its rate and what it used were those of changed input.
             continue
         if alone := find_alone_starts(run, member):
             found += [_observe(run, member, start, measured_w) for start in alone]

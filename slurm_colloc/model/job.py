@@ -84,6 +84,7 @@ class Job:
         metrics: The results that are looked for in its output, see model.result_metrics.
         pause: It may be paused, so that others are measured without it; False with `--no-pause`.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
+        tells_stalls: That probe tells what holds it up instead (`csub probe --stalls`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
             None for none.
         stays_fast: Its neighbours stand back for it (`--priority=fast`).
@@ -132,6 +133,7 @@ class Job:
     metrics: tuple[str, ...] = ()
     pause: bool = True
     only_probe: bool = False
+    tells_stalls: bool = False
     profile_like: str | None = None
     max_slowdown: float | None = None
     stays_fast: bool = False

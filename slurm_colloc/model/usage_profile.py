@@ -127,6 +127,25 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class HeldUp:
+    """What holds a job up alone, as shares of its time; None where unknown.
+
+    Attributes:
+        signature: Of the job.
+        gpu_model: The GPU's model.
+        copies_share: Copies to the GPU.
+        decoding_share: Decoding.
+        disk_share: Reading files.
+    """
+
+    signature: str
+    gpu_model: str
+    copies_share: float
+    decoding_share: float
+    disk_share: float | None
+
+
+@dataclass(frozen=True)
 class Completion:
     """A run that came to its own end, whether or not it shared the GPU.
 
@@ -271,6 +290,9 @@ class ProfileRecord:
         gpu_memory_by: Who says what the largest peak of GPU memory is.
         gpu_memory_usual_mb: The largest use past the first seconds.
         kind: The signature without numbers among the arguments: the closest relatives.
+        copies_share: Share of its time alone for copies to the GPU, as `csub probe --stalls` told.
+        decoding_share: The same for decoding.
+        disk_share: The same for reading files; None where they came from a cache, too.
     """
 
     signature: str
@@ -305,6 +327,9 @@ class ProfileRecord:
     gpu_memory_usual_mb: float | None = None
     nvlink_share: float | None = None
     kind: str = ""
+    copies_share: float | None = None
+    decoding_share: float | None = None
+    disk_share: float | None = None
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -370,6 +395,15 @@ class ProfileRecord:
             samples=samples + 1,
             measured_by=observation.measured_by,
             **values,  # type: ignore[arg-type]
+        )
+
+    def hold_up(self, told: HeldUp) -> ProfileRecord:
+        """With what holds it up; the newest counts."""
+        return replace(
+            self,
+            copies_share=told.copies_share,
+            decoding_share=told.decoding_share,
+            disk_share=told.disk_share,
         )
 
     def complete(self, completion: Completion) -> ProfileRecord:

@@ -117,6 +117,7 @@ def render_profile(record: ProfileRecord, width: int, curves: Sequence[KnownCurv
         ("CPUs", format_figure(record.cpu_cores, 2)),
         ("Host memory", f"{format_mb_figure(record.host_memory_peak_mb)} at most"),
         ("Data wait", format_share(record.wait_share)),
+        *((("Held up by", held),) if (held := _render_held_up(record)) else ()),
         ("Sensitivity", _render_learnt(record.sensitivity, "its slowdown")),
         ("Pressure", _render_learnt(record.pressure, "its partners' slowdown")),
         ("Power", _render_watts(record.energy_w)),
@@ -124,6 +125,15 @@ def render_profile(record: ProfileRecord, width: int, curves: Sequence[KnownCurv
         *(("At once", _render_curve(curve)) for curve in curves if curve.is_of(record)),
     ]
     return render([build_lines(lines)], width)
+
+
+def _render_held_up(record: ProfileRecord) -> str:
+    shares = (
+        ("copies", record.copies_share),
+        ("decoding", record.decoding_share),
+        ("disk", record.disk_share),
+    )
+    return ", ".join(f"{name} {format_share(share)}" for name, share in shares if share is not None)
 
 
 def _render_curve(curve: KnownCurve) -> str:

@@ -161,8 +161,10 @@ class PackMonitor:
                 write_follow_request(directory, member.spec.job.progress_regex, member.outputs)
         if not (self.pack.settings.instrument and member.spec.job.instrument):
             return {}
-
-        return injected_environment(environment, directory)
+        added = injected_environment(environment, directory)
+        if added and member.spec.job.tells_stalls:
+            added["SLURM_COLLOC_STALLS"] = f"{member.prefix}.stalls"
+        return added
 
     def find_progress(self, member: Member, *, is_next: bool = False) -> str:
         """Where a start of a member counts its steps; empty where it does not.

@@ -6,6 +6,7 @@ And the one of `csub probe`, in which its only member runs until its rate is kno
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from slurm_colloc.model.measurement import (
     DegreeMeasurement,
     MeasurementCutShort,
     Measuring,
+    ProbePatience,
     ProbeProgress,
     Window,
     WindowResult,
@@ -26,6 +28,7 @@ from slurm_colloc.runtime.member_progress import WindowRates, read_latest
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser
+from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.member_states import PARKED
 
 LATE_S = 1.0
@@ -251,10 +254,44 @@ class ProbeWindow:
             mean_steps_per_s=latest.get("mean_steps_per_s"),
             mean_error=latest.get("mean_error"),
         )
-        return judge_window(progress, choose_patience(member.spec.job))
+        patience = choose_patience(member.spec.job)
+        if member.spec.job.tells_stalls:
+            has_begun, is_told = _look_for_stalls(f"{member.prefix}.stalls")
+            return judge_stalls_window(progress, patience, has_begun=has_begun, is_told=is_told)
+        return judge_window(progress, patience)
 
     def _read_latest(self, member: Member) -> dict[str, Any]:
         """The monitor's newest figures of the member's present start; empty without."""
         latest = read_latest(self.pack.path)
         found = latest["members"].get(str(member.number), {}) if latest is not None else {}
         return dict(found) if found.get("start") == member.record.starts else {}
+
+
+PHASES_FROM_STEPS = 40
+"""Phases that tell stalls begin by then, if a DataLoader gives the batches."""
+
+
+def judge_stalls_window(
+    progress: ProbeProgress, patience: ProbePatience, *, has_begun: bool, is_told: bool
+) -> str:
+    """Why the window of `csub probe --stalls` is over; empty while it is not.
+
+    Args:
+        progress: What is known of the member.
+        patience: How long the window may be.
+        has_begun: The first phase has begun.
+        is_told: All phases are over, or there can be none.
+    """
+    if is_told:
+        return "its stalls were looked for"
+    if progress.elapsed_s >= patience.window_s:
+        return f"its stalls were not told within {patience.window_s:g} s"
+    if has_begun or 0 < (progress.steps or 0) < PHASES_FROM_STEPS:
+        return ""
+    return judge_window(progress, patience)
+
+
+def _look_for_stalls(result: str) -> tuple[bool, bool]:
+    """Whether a member's phases have begun, and whether its result is final."""
+    found = read_json(result)
+    return os.path.exists(f"{result}.begun"), bool(found and found.get("final"))

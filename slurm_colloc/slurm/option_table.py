@@ -407,6 +407,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
     _own("from", _REQ, Concern.CALL, "csub sweep only: a CSV, YAML, TOML or JSONL file of values"),
     _own("resume", _NO, Concern.CALL, "csub batch only: submit the rows that are not done"),
     _own("watch", _NO, Concern.CALL, "csub batch only: keep running, and submit rows added later"),
+    _own("stalls", _NO, Concern.CALL, "csub probe only: tell what holds the training up"),
     Option(
         "snapshot",
         None,

@@ -177,6 +177,7 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 
 _USUAL = {
     "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
+    "tells_stalls": False,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
     "needs_wall": False,
     "stays_fast": False,

@@ -16,6 +16,7 @@ from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.usage_profile import (
     Completion,
     Feedback,
+    HeldUp,
     MeasuredBy,
     Observation,
     ProfileRecord,
@@ -80,6 +81,24 @@ def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
         for completion, path, record in _read_each(found, problems):
             if record is not None and (merged := record.complete(completion)) is not record:
                 _write(path, merged)
+    return problems
+
+
+def add_held_up(root: Path, told: Iterable[HeldUp]) -> list[str]:
+    """Write down what holds jobs up, in usage profiles that there are.
+
+    Returns:
+        What could not be written down, a sentence each.
+
+    Raises:
+        StateError: The folder cannot be locked or written.
+    """
+    problems: list[str] = []
+    with locked_folder(root / FOLDER):
+        found = ((t, profile_path(root, t.signature, t.gpu_model)) for t in told)
+        for held, path, record in _read_each(found, problems):
+            if record is not None:
+                _write(path, record.hold_up(held))
     return problems
 
 

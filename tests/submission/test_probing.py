@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.usage_profile import Observation
+from slurm_colloc.model.usage_profile import HeldUp, Observation
 from slurm_colloc.planning.join_fit import merge_policies
+from slurm_colloc.report.profile_view import render_profile
 from slurm_colloc.settings import Settings
-from slurm_colloc.store.profile_updates import add_observations
-from slurm_colloc.store.profiles import compute_family, compute_kind, compute_signature
+from slurm_colloc.store.profile_updates import add_held_up, add_observations
+from slurm_colloc.store.profiles import (
+    compute_family,
+    compute_kind,
+    compute_signature,
+    list_profiles,
+)
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.call_policy import choose_policy
 from slurm_colloc.submission.plan.plan_call import as_probe, compute_measure_s
@@ -164,3 +170,36 @@ def test_the_same_script_with_any_other_arguments_is_a_relative(
     assert margin(call, tmp_path) == 120
     learn(tmp_path, collect(tmp_path, *OPTIONS, "a.sh", *measured))
     assert margin(call, tmp_path) == 60
+
+
+def test_stalls_are_told_instead_of_a_usage_profile(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, "--gres=gpu:1", "--stalls", "a.sh")
+    (candidate,) = as_probe(call, Settings()).candidates
+    assert candidate.job.only_probe
+    assert candidate.job.tells_stalls
+    with pytest.raises(UsageProblem, match="--stalls needs what counts steps"):
+        as_probe(
+            collect(
+                tmp_path, "--gres=gpu:1", "--stalls", "--no-instrument", "--progress-regex=(.)",
+                "a.sh",
+            ),
+            Settings(),
+        )  # fmt: skip
+
+
+def test_what_holds_a_job_up_is_kept_with_a_usage_profile_that_is_there(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *OPTIONS, "a.sh")
+    candidate = call.candidates[0]
+    signature = compute_signature(candidate.script, candidate.job)
+    told = HeldUp(signature, "NVIDIA H200", 0.1, 0.4, None)
+    root = tmp_path / "state"
+    assert add_held_up(root, [told]) == []
+    assert list_profiles(root)[0] == []
+    learn(tmp_path, call)
+    assert add_held_up(root, [told]) == []
+    (record,) = list_profiles(root)[0]
+    assert (record.copies_share, record.decoding_share, record.disk_share) == (0.1, 0.4, None)
+    assert record.samples == 1
+    assert "decoding 40 %" in render_profile(record, 80)

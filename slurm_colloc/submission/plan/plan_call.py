@@ -478,6 +478,9 @@ def as_probe(call: Call, settings: Settings) -> Call:
     obstacle = find_obstacle_to_measuring(call, settings)
     if obstacle:
         raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
+    tells_stalls = call.options.flag("stalls")
+    if tells_stalls and not (settings.instrument and job.instrument):
+        raise UsageProblem("csub probe --stalls needs what counts steps in the program's Python")
     time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
     shape = {name: value for name, value in job.shape if name != "time-min"}
     shape["time"] = format_time_limit(time_limit_s)
@@ -489,6 +492,7 @@ def as_probe(call: Call, settings: Settings) -> Call:
         # What is started again has been probed already.
         requeue=False,
         only_probe=True,
+        tells_stalls=tells_stalls,
         alone_because="it is only probed",
     )
     candidate = replace(call.candidates[0], job=probe)

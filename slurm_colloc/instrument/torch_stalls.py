@@ -1,0 +1,439 @@
+"""Changes by turns what a training gets from its DataLoader, and times its batches.
+
+That is `csub probe --stalls`: a batch again and again whose copies on the GPU stay there, the same
+batch copied each time, few samples again and again, and what the training would have got, read from
+files whose pages were dropped before. On any surprise the program gets its own batches, and the
+result says why. An epoch does not end meanwhile: the work of a probe is lost anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import stat
+import sys
+import weakref
+from itertools import islice
+from time import monotonic
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .tally import is_loader_worker, tally
+from .torch_loader import measure_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLE = "SLURM_COLLOC_STALLS"
+"""Path of the result; next to it lie a mark that it has begun, and the turn as workers read it."""
+PHASES = ("resident", "replayed", "cached", "ordinary")
+TURNS = 3
+WARM_BATCHES = 10
+WARM_S = 3.0
+UNCOUNTED_S = 60.0
+"""Batches without a step for so long: nothing counts the steps."""
+PHASE_S = 4.0
+PHASE_MOST_S = 30.0
+LEAST_BATCHES = 8
+KEPT = 4
+"""Batches whose samples are read again and again."""
+DEEPEST = 4
+FILES_MOST = 50_000
+
+
+class PageDropper:
+    """Drops files' pages from the page cache, in this process and in the loader's workers.
+
+    A worker drops the pages of a file when it first opens it in a turn: only then is it known.
+    """
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, 8)
+            self._turn = mmap.mmap(descriptor, 8)
+        finally:
+            os.close(descriptor)
+        self._seen_in = 0
+        self._seen: set[Any] = set()
+        sys.addaudithook(self._hear)
+
+    def set_turn(self, turn: int) -> None:
+        """Drop the pages of what is opened from now on; 0 for no more."""
+        self._turn[0] = turn
+
+    def _hear(self, event: str, args: Any) -> None:
+        if event != "open" or not self._turn[0]:
+            return
+        try:
+            path, _, flags = args
+            turn = self._turn[0]
+            if turn != self._seen_in:
+                self._seen_in = turn
+                self._seen.clear()
+            is_read = isinstance(path, (str, bytes)) and not flags & (os.O_WRONLY | os.O_RDWR)
+            if is_read and path not in self._seen:
+                # First, for opening it here is heard, too.
+                self._seen.add(path)
+                drop_pages(path)
+        except Exception:
+            # What is raised here would be raised by the program's open().
+            pass
+
+    def drop_now(self, iterator: Any) -> None:
+        """Drop the pages of all files that the loader has open or that its data set names."""
+        for pid in list_processes(iterator):
+            folder = f"/proc/{pid}/fd"
+            try:
+                for name in os.listdir(folder):
+                    drop_pages(f"{folder}/{name}")
+            except OSError:
+                # It may have ended.
+                pass
+        for path in islice(list_files(getattr(iterator, "_dataset", None)), FILES_MOST):
+            drop_pages(path)
+
+
+def drop_pages(path: Any) -> None:
+    """Drop a regular file's pages; those that are dirty or mapped stay."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        # A file system without it; the bytes read tell.
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def list_files(dataset: Any, depth: int = DEEPEST) -> Iterator[str]:
+    """Files that a data set names in lists, as those of torchvision do; C++ opens them unheard."""
+    for value in list(getattr(dataset, "__dict__", {}).values()):
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                name = item[0] if isinstance(item, tuple) and item else item
+                if not isinstance(name, (str, os.PathLike)):
+                    break
+                yield os.fspath(name)
+        elif depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__"):
+            yield from list_files(value, depth - 1)
+
+
+def list_processes(iterator: Any) -> list[int]:
+    """This process and the workers of an iterator."""
+    return [os.getpid(), *(worker.pid for worker in getattr(iterator, "_workers", ()))]
+
+
+def read_bytes(iterator: Any) -> tuple[int, int]:
+    """Bytes that the loader's processes have asked files for, and that came from disk."""
+    asked = read = 0
+    for pid in list_processes(iterator):
+        try:
+            with open(f"/proc/{pid}/io") as file:
+                fields = dict(line.split(": ") for line in file)
+            asked += int(fields["rchar"])
+            read += int(fields["read_bytes"])
+        except (OSError, KeyError, ValueError):
+            # Then nothing is said to have come from disk.
+            pass
+    return asked, read
+
+
+class ResidentBatch:
+    """A batch that can be given again and again; copies of its tensors are made once if asked."""
+
+    def __init__(self, batch: Any, kind: Any) -> None:
+        self.batch = batch
+        self._tensors = list(find_tensors(batch, kind, DEEPEST))
+
+    def keep_copies(self) -> None:
+        """Let `to` and `cuda` of its tensors return what they returned to the same call before."""
+        for tensor in self._tensors:
+            for name in ("to", "cuda"):
+                setattr(tensor, name, _remember(getattr(type(tensor), name), tensor))
+
+    def copy_again(self) -> None:
+        """Undo that."""
+        for tensor in self._tensors:
+            for name in ("to", "cuda"):
+                tensor.__dict__.pop(name, None)
+
+
+def _remember(method: Callable[..., Any], tensor: Any) -> Callable[..., Any]:
+    results: dict[Any, Any] = {}
+
+    def move(*args: Any, **kwargs: Any) -> Any:
+        try:
+            key = args, tuple(sorted(kwargs.items()))
+            found = results.get(key)
+        except TypeError:
+            return method(tensor, *args, **kwargs)
+        if found is None:
+            found = results[key] = method(tensor, *args, **kwargs)
+        return found
+
+    return move
+
+
+def find_tensors(value: Any, kind: Any, depth: int) -> Iterator[Any]:
+    """The tensors in a batch, as far as lists, dicts and attributes lead."""
+    if isinstance(value, kind):
+        yield value
+    elif depth:
+        if isinstance(value, dict):
+            parts: Any = value.values()
+        elif isinstance(value, (list, tuple)):
+            parts = value
+        else:
+            parts = getattr(value, "__dict__", {}).values()
+        for part in list(parts):
+            yield from find_tensors(part, kind, depth - 1)
+
+
+class StallPhases:
+    """Which phase it is, and what was timed so far.
+
+    Args:
+        path: Where the result goes.
+        dropper: Drops pages.
+        kind: The class of tensors.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, path: str, dropper: PageDropper, kind: Any, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.path = path
+        self.over = False
+        self._dropper = dropper
+        self._kind = kind
+        self._clock = clock
+        self._phase = -1
+        self._loader: Any = None
+        self._last: Callable[[], Any] = lambda: None
+        self._first_at: float | None = None
+        self._warm = 0
+        self._steps = 0
+        self._kept: list[Any] = []
+        self._given = 0
+        self._replay: ResidentBatch | None = None
+        self._largest = -1
+        self._settle = self._batches = 0
+        self._seconds = self._counted_to = 0.0
+        self._io = 0, 0
+        self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in PHASES}
+        self._asked = self._read = 0
+
+    def take(self, iterator: Any, fetch: Callable[[Any], Any]) -> Any:
+        """The batch that the program gets."""
+        if self.over or is_loader_worker():
+            return fetch(iterator)
+        if self._guard(self._look, iterator) and self._replay is not None:
+            return self._replay.batch
+        try:
+            batch = fetch(iterator)
+        except StopIteration:
+            self._last = lambda: None
+            raise
+        if self._phase < 0:
+            self._guard(self._keep, batch)
+        return batch
+
+    def choose_index(self, iterator: Any, draw: Callable[[Any], Any]) -> Any:
+        """The samples of the next batch that is loaded."""
+        if self.over or self._phase < 0 or iterator._index_sampler is not self._loader:
+            return draw(iterator)
+        is_cached = PHASES[self._phase % len(PHASES)] == "cached"
+        if is_cached and len(self._kept) == KEPT:
+            self._given += 1
+            return self._kept[self._given % KEPT]
+        try:
+            index = draw(iterator)
+        except StopIteration:
+            iterator._sampler_iter = iter(iterator._index_sampler)
+            index = draw(iterator)
+        if is_cached:
+            self._kept.append(index)
+        return index
+
+    def _guard(self, work: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return work(value)
+        except Exception as error:
+            self._give_up(f"the phases could not be kept: {type(error).__name__}: {error}")
+            return False
+
+    def _look(self, iterator: Any) -> bool:
+        """See what is due as a batch is asked for; whether it is the replayed one."""
+        now = self._clock()
+        if self._phase < 0:
+            self._warm_up(iterator, now)
+        elif iterator._index_sampler is not self._loader:
+            # A validation: its time is not the training's.
+            self._last = lambda: None
+        elif self._last() is not iterator:
+            self._enter(iterator)
+        elif self._settle:
+            self._settle -= 1
+            if not self._settle:
+                self._begin(iterator)
+        else:
+            self._batches += 1
+            self._count_s()
+            least = max(LEAST_BATCHES, 3 * iterator._num_workers)
+            is_long = self._seconds >= PHASE_S and self._batches >= least
+            if is_long or self._seconds >= PHASE_MOST_S:
+                self._close(iterator)
+        is_measured = self._last() is iterator and not self.over
+        return is_measured and self._phase >= 0 and self._phase % len(PHASES) < 2
+
+    def _warm_up(self, iterator: Any, now: float) -> None:
+        loader = iterator._index_sampler
+        if self._first_at is None:
+            self._first_at = now
+        steps = tally.count_of_steps
+        if loader is not self._loader:
+            # Which one feeds the training shows as steps follow its batches.
+            self._loader, self._warm, self._largest = loader, 0, -1
+        elif steps > self._steps:
+            self._warm += 1
+            if iterator._dataset_kind == 1:
+                self._give_up("its data set is an IterableDataset, which gives no sample twice")
+                return
+        self._steps = steps
+        if not steps and now - self._first_at > UNCOUNTED_S:
+            self._give_up("its DataLoader gives batches, but no step of an optimizer is counted")
+        elif self._warm >= WARM_BATCHES and now - self._first_at >= WARM_S:
+            try:
+                os.close(os.open(f"{self.path}.begun", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                # Another process of the program is measured.
+                self.over = True
+                return
+            self._phase = 0
+            self._enter(iterator)
+
+    def _keep(self, batch: Any) -> None:
+        """Keep the largest batch of the warm-up: the last one of an epoch may be small."""
+        size = measure_batch(batch)
+        if size > self._largest:
+            self._largest, self._replay = size, ResidentBatch(batch, self._kind)
+
+    def _enter(self, iterator: Any) -> None:
+        """A phase begins, or goes on with another iterator."""
+        self._last = weakref.ref(iterator)
+        name = PHASES[self._phase % len(PHASES)]
+        workers = iterator._num_workers
+        in_flight = workers * getattr(iterator, "_prefetch_factor", 0) if workers else 0
+        # What was loaded for the phase before comes first.
+        of_phase = {"cached": in_flight + workers + KEPT, "ordinary": in_flight + workers}
+        self._settle = of_phase.get(name, 1) + 1
+        if self._replay is not None:
+            self._replay.copy_again()
+            if name == "resident":
+                self._replay.keep_copies()
+        is_ordinary = name == "ordinary"
+        self._dropper.set_turn(1 + self._phase // len(PHASES) if is_ordinary else 0)
+        if is_ordinary:
+            self._dropper.drop_now(iterator)
+
+    def _begin(self, iterator: Any) -> None:
+        wait_for_gpu()
+        self._io = read_bytes(iterator)
+        self._counted_to = self._clock()
+
+    def _count_s(self) -> None:
+        """Count the time up to now; a phase may be of several iterators, with others in between."""
+        now = self._clock()
+        self._seconds += now - self._counted_to
+        self._counted_to = now
+
+    def _close(self, iterator: Any) -> None:
+        wait_for_gpu()
+        self._count_s()
+        name = PHASES[self._phase % len(PHASES)]
+        self._timed[name].append((self._batches, self._seconds))
+        self._batches, self._seconds = 0, 0.0
+        if name == "ordinary":
+            asked, read = read_bytes(iterator)
+            self._asked += asked - self._io[0]
+            self._read += read - self._io[1]
+            self._write(iterator)
+        self._phase += 1
+        if self._phase == TURNS * len(PHASES):
+            self._end()
+        else:
+            self._enter(iterator)
+
+    def _write(self, iterator: Any) -> None:
+        turns = self._phase // len(PHASES) + 1
+        self._replace(
+            {
+                "schema": 1,
+                "final": turns == TURNS,
+                "problem": "",
+                "workers": iterator._num_workers,
+                "cpus": len(os.sched_getaffinity(0)),
+                "asked_bytes": self._asked,
+                "disk_bytes": self._read,
+                "timed": self._timed,
+            }
+        )
+
+    def _replace(self, result: dict[str, Any]) -> None:
+        written = f"{self.path}.new"
+        with open(written, "w") as file:
+            json.dump(result, file)
+        os.replace(written, self.path)
+
+    def _end(self) -> None:
+        self.over = True
+        self._dropper.set_turn(0)
+        if self._replay is not None:
+            self._replay.copy_again()
+        self._replay = None
+        self._kept = []
+
+    def _give_up(self, why: str) -> None:
+        self.over = True
+        try:
+            self._end()
+            self._replace({"schema": 1, "final": True, "problem": why})
+        except Exception:
+            # Then there is no result, and the runner says so.
+            pass
+
+
+def wait_for_gpu() -> None:
+    """Let what the GPU was given be done, if the program uses one."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
+
+
+def hook_stalls(module: ModuleType) -> None:
+    """Measure from now on if that is asked for; `module` is torch.utils.data.dataloader."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return
+    phases = StallPhases(path, PageDropper(f"{path}.turn"), module.torch.Tensor)
+    iterator = module._BaseDataLoaderIter
+    fetch, draw = iterator.__next__, iterator._next_index
+
+    @functools.wraps(fetch)
+    def take(self: Any) -> Any:
+        return phases.take(self, fetch)
+
+    @functools.wraps(draw)
+    def choose_index(self: Any) -> Any:
+        return phases.choose_index(self, draw)
+
+    take._torchdynamo_disable = True  # type: ignore[attr-defined]
+    iterator.__next__, iterator._next_index = take, choose_index

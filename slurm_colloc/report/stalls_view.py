@@ -1,0 +1,103 @@
+"""What `csub probe --stalls` has found, for people: a sentence, a bar, and advice with its gain."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.input_stalls import (
+    SHARE_LEAST,
+    InputStalls,
+    advise_cores,
+    compute_stalls,
+)
+from slurm_colloc.model.printable import escape_controls
+from slurm_colloc.store.atomic_files import read_json
+
+_MARKS = {"gpu": "#", "copies": ">", "decoding": "=", "disk": "."}
+_NAMES = {"gpu": "GPU", "copies": "copies", "decoding": "decoding", "disk": "disk"}
+BAR_WIDTH = 50
+
+
+def read_stalls(pack: Path) -> tuple[InputStalls | None, str]:
+    """What a pack's probe has told, and why it told nothing.
+
+    Args:
+        pack: The pack's directory.
+    """
+    result: dict[str, Any] = {}
+    for path in sorted((pack / "members").glob("*/run.*.stalls")):
+        with contextlib.suppress(StateError):
+            result = read_json(path) or result
+    if result.get("problem"):
+        return None, escape_controls(str(result["problem"]))
+    stalls = compute_stalls(result)
+    if stalls is None:
+        return None, (
+            "no DataLoader of torch gave batches to counted steps for long enough: it needs a "
+            "training that runs for some minutes"
+        )
+    return stalls, ""
+
+
+def render_stalls(stalls: InputStalls) -> str:
+    """The sentence, the bar and the advice, a line each."""
+    shares = {name: float(getattr(stalls, name)) for name in _NAMES}
+    parts = [f"{_NAMES[name]} {100 * share:.0f} %" for name, share in shares.items()]
+    lines = [describe_stalls(stalls), f"[{draw_bar(shares)}]  {', '.join(parts)}"]
+    return "\n".join([*lines, *list_advice(stalls), *list_limits(stalls)])
+
+
+def describe_stalls(stalls: InputStalls) -> str:
+    """Which part holds it up most, and for how much of its time."""
+    held = {name: getattr(stalls, name) for name in ("copies", "decoding", "disk")}
+    worst = max(held, key=lambda name: held[name])
+    if held[worst] < SHARE_LEAST:
+        return f"nothing holds it up: {100 * stalls.gpu:.0f} % of its time is its GPU's and its own"
+    if worst == "copies":
+        return f"copies to the GPU hold it up for {100 * held[worst]:.0f} % of its time"
+    word = "the disk" if worst == "disk" else worst
+    return f"{word} holds it up for {100 * held[worst]:.0f} % of its time"
+
+
+def draw_bar(shares: dict[str, float], width: int = BAR_WIDTH) -> str:
+    """One character for each part of the time."""
+    text, begin = "", 0.0
+    for name, share in shares.items():
+        begin += share
+        text += _MARKS[name] * (round(begin * width) - len(text))
+    return text
+
+
+def list_advice(stalls: InputStalls) -> list[str]:
+    """What would help, and how much."""
+    lines = []
+    cores = advise_cores(stalls)
+    if cores is not None:
+        lines.append(
+            f"decoding: {cores.cores} cores instead of {cores.now} "
+            f"(--cpus-per-task={cores.cores}, num_workers={cores.cores}) make it up to "
+            f"{cores.speedup:.1f} times as fast; or share one loader"
+        )
+    if stalls.disk >= SHARE_LEAST:
+        gain = 1 / (1 - stalls.disk)
+        lines.append(
+            f"disk: a copy of the files on the node's own disk, or in memory, makes it up to "
+            f"{gain:.1f} times as fast"
+        )
+    if stalls.copies >= SHARE_LEAST:
+        gain = 1 / (1 - stalls.copies)
+        lines.append(
+            f"copies: pin_memory=True and .to(device, non_blocking=True) make it up to "
+            f"{gain:.1f} times as fast"
+        )
+    return lines
+
+
+def list_limits(stalls: InputStalls) -> list[str]:
+    """What the figures do not say."""
+    if not stalls.is_cold and stalls.reads_files:
+        return ["cold read not achieved: files came from a cache; what the disk costs is not known"]
+    return []

@@ -1,0 +1,233 @@
+"""The phases of csub probe --stalls, on a clock of their own and in programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_colloc.instrument import torch_stalls
+from slurm_colloc.instrument.torch_stalls import StallPhases
+from slurm_colloc.metrics.input_stalls import InputStalls, compute_stalls
+
+from .bed import run_python
+
+GPU_S, COPY_S, DECODE_S, DISK_S = 0.04, 0.01, 0.03, 0.02
+
+
+class Tensor:
+    """What is to be copied to a GPU, which takes its time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def to(self, device: str) -> str:
+        self.clock.now += COPY_S
+        return device
+
+    def cuda(self) -> str:
+        return self.to("cuda")
+
+
+class Clock:
+    """Time that passes only as it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Dropper:
+    """Makes what the loader reads cold."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.dropped = 0
+
+    def set_turn(self, turn: int) -> None:
+        self.turn = turn
+
+    def drop_now(self, _: object) -> None:
+        self.dropped += 1
+
+
+class FakeIterator:
+    """One epoch of a loader without workers."""
+
+    _num_workers = 0
+
+    def __init__(self, training: Training, sampler: list[int]) -> None:
+        self._dataset_kind = training.kind
+        self._index_sampler = sampler
+        self._sampler_iter = iter(sampler)
+        self._training = training
+
+    def fetch(self) -> list[Any]:
+        training = self._training
+        index = training.phases.choose_index(self, lambda it: next(it._sampler_iter))
+        training.drawn.append(index)
+        training.clock.now += DECODE_S
+        if training.dropper.turn:
+            training.clock.now += DISK_S
+        return [Tensor(training.clock), index]
+
+
+class Training:
+    """Epochs of steps until the phases are over."""
+
+    def __init__(self, path: Path, *, kind: int = 0, epoch: int = 40) -> None:
+        self.clock, self.dropper, self.kind, self.epoch = Clock(), Dropper(), kind, epoch
+        self.phases = StallPhases(str(path), self.dropper, Tensor, self.clock)  # type: ignore[arg-type]
+        self.drawn: list[int] = []
+        self.got: list[Any] = []
+        self.sampler = list(range(epoch))
+        self.validation = list(range(5))
+
+    def is_over(self) -> bool:
+        return self.phases.over
+
+    def read(self, sampler: list[int]) -> Iterator[list[Any]]:
+        iterator = FakeIterator(self, sampler)
+        while True:
+            try:
+                yield self.phases.take(iterator, FakeIterator.fetch)
+            except StopIteration:
+                return
+
+    def run(self, counted: SimpleNamespace, *, most: int = 20_000, breaks: bool = False) -> None:
+        while len(self.got) < most and not self.is_over():
+            for number, batch in enumerate(self.read(self.sampler)):
+                self.got.append(batch)
+                batch[0].to("cuda")
+                self.clock.now += GPU_S
+                counted.count_of_steps += 1
+                if self.is_over() or (breaks and number + 1 == self.epoch):
+                    break
+            for batch in self.read(self.validation) if breaks else ():
+                self.clock.now += 5.0
+                batch[0].to("cuda")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    steps = SimpleNamespace(count_of_steps=0)
+    monkeypatch.setattr(torch_stalls, "tally", steps)
+    monkeypatch.setattr(torch_stalls, "measure_batch", lambda _: 1)
+    return steps
+
+
+def read_shares(path: Path) -> InputStalls:
+    stalls = compute_stalls(json.loads(path.read_text()))
+    assert stalls is not None
+    return stalls
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_was_injected_is_told(tmp_path: Path, counted: SimpleNamespace, breaks: bool) -> None:
+    path = tmp_path / "stalls"
+    training = Training(path)
+    training.run(counted, breaks=breaks)
+    stalls = read_shares(path)
+    found = (stalls.gpu, stalls.copies, stalls.decoding, stalls.disk)
+    assert found == pytest.approx((0.4, 0.1, 0.3, 0.2), abs=0.01)
+    assert stalls.turns == torch_stalls.TURNS
+    assert training.dropper.turn == 0, "nothing is dropped any more"
+    assert training.dropper.dropped >= torch_stalls.TURNS
+
+
+def test_afterwards_the_loader_is_as_it_was(tmp_path: Path, counted: SimpleNamespace) -> None:
+    training = Training(tmp_path / "stalls")
+    training.run(counted)
+    assert [batch[1] for batch in training.read(training.sampler)] == training.sampler
+    assert all("to" not in batch[0].__dict__ for batch in training.got)
+
+
+def test_an_iterable_data_set_is_named(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    training = Training(path, kind=1)
+    training.run(counted, most=100)
+    assert "IterableDataset" in json.loads(path.read_text())["problem"]
+    # It got its own batches all the time.
+    assert [batch[1] for batch in training.got] == training.drawn
+
+
+def test_batches_without_counted_steps_are_named(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    training = Training(path)
+    for _ in range(50):
+        for _ in training.read(training.sampler):
+            training.clock.now += GPU_S
+    assert counted.count_of_steps == 0
+    assert "no step of an optimizer is counted" in json.loads(path.read_text())["problem"]
+
+
+def test_a_surprise_leaves_the_program_its_own_batches(
+    tmp_path: Path, counted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stalls"
+    training = Training(path)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(training.dropper, "drop_now", fail)
+    training.run(counted)
+    assert "ZeroDivisionError: by nothing" in json.loads(path.read_text())["problem"]
+    assert [batch[1] for batch in training.read(training.sampler)] == training.sampler
+
+
+def test_only_one_process_of_a_program_is_measured(
+    tmp_path: Path, counted: SimpleNamespace
+) -> None:
+    path = tmp_path / "stalls"
+    (tmp_path / "stalls.begun").touch()
+    training = Training(path)
+    training.run(counted)
+    assert not path.exists()
+    assert [batch[1] for batch in training.got] == training.drawn
+
+
+_DROP = """\
+import ctypes, os, sys
+from slurm_colloc.instrument import torch_stalls
+path, mark = sys.argv[1:]
+dropper = torch_stalls.PageDropper(mark)
+def read():
+    before = torch_stalls.read_bytes(None)[1]
+    with open(path, "rb") as file:
+        file.read()
+    return torch_stalls.read_bytes(None)[1] - before
+cached = read()
+dropper.set_turn(1)
+cold = read()
+again = read()
+dropper.set_turn(0)
+print(cached, cold, again)
+"""
+
+
+def test_pages_are_dropped_once_in_a_turn(tmp_path: Path) -> None:
+    path = Path(sys.executable).parent / f".stalls-{tmp_path.name}"
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        code = f"import sys; sys.argv[1:] = {[str(path), str(tmp_path / 'turn')]!r}\n{_DROP}"
+        ended = run_python(code, tmp_path)
+        assert ended.code == 0, ended.stderr
+        cached, cold, again = (int(word) for word in ended.stdout.split())
+        if not cold:
+            pytest.skip("this file system keeps its pages elsewhere")
+        assert cached == again == 0
+        assert cold >= 1 << 20
+    finally:
+        path.unlink(missing_ok=True)

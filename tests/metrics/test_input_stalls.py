@@ -1,0 +1,129 @@
+"""The shares of a training's time, from the time of its batches in each phase."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_colloc.metrics.input_stalls import (
+    CORES_MOST,
+    PHASES,
+    advise_cores,
+    compute_stalls,
+    make_rising,
+)
+from slurm_colloc.report.stalls_view import BAR_WIDTH, draw_bar, render_stalls
+
+TIMES = st.floats(1e-4, 10.0)
+
+
+def build_result(
+    *means: float, turns: int = 3, workers: int = 2, asked: int = 10**6, disk: int = 10**6
+) -> dict[str, object]:
+    timed = {name: [[10, 10 * mean]] * turns for name, mean in zip(PHASES, means, strict=True)}
+    return {
+        "schema": 1, "final": True, "problem": "", "workers": workers, "cpus": 2,
+        "asked_bytes": asked, "disk_bytes": disk, "timed": timed,
+    }  # fmt: skip
+
+
+@given(st.lists(TIMES, min_size=4, max_size=4), st.integers(0, 8))
+def test_shares_are_parts_of_the_whole(means: list[float], workers: int) -> None:
+    stalls = compute_stalls(build_result(*means, workers=workers))
+    assert stalls is not None
+    shares = (stalls.gpu, stalls.copies, stalls.decoding, stalls.disk)
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) >= 0
+    assert stalls.gpu > 0
+    named = dict(zip(("gpu", "copies", "decoding", "disk"), shares, strict=True))
+    assert len(draw_bar(named)) == BAR_WIDTH
+    advice = advise_cores(stalls)
+    if advice is not None:
+        assert 1 <= advice.cores <= CORES_MOST
+        assert advice.speedup >= 1 - 1e-9
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_what_was_injected_is_recovered(
+    gpu: float, copy: float, decode: float, disk: float
+) -> None:
+    whole = gpu + copy + decode + disk
+    stalls = compute_stalls(build_result(gpu, gpu + copy, gpu + copy + decode, whole))
+    assert stalls is not None
+    assert stalls.batch_s == pytest.approx(whole)
+    found = (stalls.gpu, stalls.copies, stalls.decoding, stalls.disk)
+    assert found == pytest.approx([part / whole for part in (gpu, copy, decode, disk)], abs=1e-9)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=6))
+def test_the_nearest_rising_values(values: list[float]) -> None:
+    rising = make_rising(values)
+    assert all(a <= b for a, b in itertools.pairwise(rising))
+    assert sum(rising) == pytest.approx(sum(values))
+    if values == sorted(values):
+        assert rising == values
+
+
+def test_one_noisy_turn_decides_nothing() -> None:
+    result = build_result(1.0, 1.0, 2.0, 2.0)
+    timed = result["timed"]
+    assert isinstance(timed, dict)
+    timed["resident"] = [[10, 10.0], [10, 70.0], [10, 10.0]]
+    stalls = compute_stalls(result)
+    assert stalls is not None
+    assert (stalls.gpu, stalls.decoding) == (0.5, 0.5)
+
+
+def test_advice_has_cores_and_a_gain() -> None:
+    # Two cores take 3 s for a batch that the GPU computes in 1 s.
+    stalls = compute_stalls(build_result(1.0, 1.0, 3.0, 3.0))
+    assert stalls is not None
+    told = render_stalls(stalls)
+    assert "decoding holds it up for 67 % of its time" in told
+    assert "6 cores instead of 2 (--cpus-per-task=6, num_workers=6)" in told
+    assert "up to 3.0 times as fast; or share one loader" in told
+
+
+def test_without_workers_one_more_core_decodes_meanwhile() -> None:
+    stalls = compute_stalls(build_result(1.0, 1.0, 2.0, 2.0, workers=0))
+    assert stalls is not None
+    advice = advise_cores(stalls)
+    assert advice is not None
+    assert (advice.cores, advice.speedup) == (1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("disk", "asked", "told"),
+    [(0, 10**6, True), (10**4, 10**6, True), (10**5, 10**6, False), (0, 100, False)],
+)
+def test_a_cold_read_that_was_not_achieved_is_said(disk: int, asked: int, told: bool) -> None:
+    stalls = compute_stalls(build_result(1.0, 1.0, 1.0, 1.5, asked=asked, disk=disk))
+    assert stalls is not None
+    assert ("cold read not achieved" in render_stalls(stalls)) is told
+
+
+def test_a_training_that_waits_for_nothing_gets_no_advice() -> None:
+    stalls = compute_stalls(build_result(1.0, 1.01, 1.02, 1.02))
+    assert stalls is not None
+    first, *rest = render_stalls(stalls).splitlines()
+    assert first.startswith("nothing holds it up: 98 %")
+    assert len(rest) == 1
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"schema": 1, "final": True, "problem": "it failed"},
+        build_result(1.0, 1.0, 1.0, 1.0, turns=0),
+        build_result(1.0, 1.0, 1.0, float("nan")),
+        build_result(1.0, 1.0, 1.0, 0.0),
+        {**build_result(1.0, 1.0, 1.0, 1.0), "timed": {"resident": 7}},
+        {**build_result(1.0, 1.0, 1.0, 1.0), "workers": "many"},
+    ],
+)
+def test_a_result_without_figures_tells_nothing(result: dict[str, object]) -> None:
+    assert compute_stalls(result) is None
