@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measuring import Figures, Section, Series, build_environment
+from slurm_colloc.instrument.layout import STALLS
 from slurm_colloc.metrics.input_stalls import InputStalls, compute_stalls
 from slurm_colloc.runtime.pack_monitor import injected_environment
 
@@ -126,7 +127,7 @@ def _run(home: Path, folder: Path, workers: int, delays: list[float]) -> InputSt
         result = f"{place}/stalls"
         environment = build_environment(Path(place), Path(sys.executable).parent)
         environment |= injected_environment(environment, place)
-        environment["SLURM_COLLOC_STALLS"] = result
+        environment[STALLS] = result
         subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(folder), result, str(workers), *map(str, delays)],
             env=environment,

@@ -40,6 +40,8 @@ VERSION = 1
 SIZE = 256
 SUFFIX = ".progress"
 VARIABLE = "SLURM_COLLOC_PROGRESS"
+STALLS = "SLURM_COLLOC_STALLS"
+"""Path of what torch_stalls finds; next to it a mark that it has begun, and the workers' turn."""
 
 # Beside the counter files, see door.py.
 GPU_USED = "gpu.used"

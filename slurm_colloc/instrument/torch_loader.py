@@ -11,6 +11,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import layout
 from .tally import tally
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def hook_loader(module: ModuleType) -> None:
     # A loader is never part of a graph.
     fetch._torchdynamo_disable = True  # type: ignore[attr-defined]
     iterator.__next__ = fetch
-    if os.environ.get("SLURM_COLLOC_STALLS"):
+    if os.environ.get(layout.STALLS):
         from .torch_stalls import hook_stalls
 
         hook_stalls(module)

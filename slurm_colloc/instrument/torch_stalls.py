@@ -20,14 +20,13 @@ from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import layout
 from .tally import is_loader_worker, tally
 from .torch_loader import measure_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-VARIABLE = "SLURM_COLLOC_STALLS"
-"""Path of the result; next to it lie a mark that it has begun, and the turn as workers read it."""
 PHASES = ("resident", "replayed", "cached", "ordinary")
 TURNS = 3
 WARM_BATCHES = 10
@@ -420,7 +419,7 @@ def wait_for_gpu() -> None:
 
 def hook_stalls(module: ModuleType) -> None:
     """Measure from now on if that is asked for; `module` is torch.utils.data.dataloader."""
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(layout.STALLS)
     if not path:
         return
     phases = StallPhases(path, PageDropper(f"{path}.turn"), module.torch.Tensor)

@@ -75,7 +75,7 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         timed = {name: [(int(n), float(s)) for n, s in result["timed"][name]] for name in PHASES}
         workers, cpus = int(result["workers"]), int(result["cpus"])
         asked, read = int(result["asked_bytes"]), int(result["disk_bytes"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     turns = min(len(values) for values in timed.values())
     values = [v for name in PHASES for v in timed[name]]

@@ -218,9 +218,11 @@ def _over_bound(summary: Summary, member: Member) -> _Told:
     if find_over_bound([member]):
         bound = format_figure(member["accepted_slowdown"])
         most = summary["pack"]["members_most"]
-        measured = (summary["degree"] or {}).get("degree") or most
-        if measured < most:
-            remedy = f"since then {measured} at once were measured to be best; packs begin so now"
+        degree = summary["degree"] or {}
+        # Without a curve nothing was measured, and the record says one.
+        best = degree["degree"] if degree.get("curve") else most
+        if best < most:
+            remedy = f"their pack has found since that {best} at once is best; packs begin so now"
         else:
             fewer = max(1, most - 1)
             remedy = f"--degree={fewer} makes each faster, --max-slowdown accepts more"

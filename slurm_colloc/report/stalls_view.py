@@ -99,5 +99,6 @@ def list_advice(stalls: InputStalls) -> list[str]:
 def list_limits(stalls: InputStalls) -> list[str]:
     """What the figures do not say."""
     if not stalls.is_cold and stalls.reads_files:
-        return ["cold read not achieved: files came from a cache; what the disk costs is not known"]
+        why = "hardly anything came from disk (cached files, or none)"
+        return [f"cold read not achieved: {why}; what the disk costs is not known"]
     return []

@@ -60,6 +60,8 @@ class CoreLender:
         self._processes = StepProcesses(str(self.pack.path))
         self._cpus = {cpu for core in self.pack.allocation.cores for cpu in core}
         self._owners: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        """Of those that have borrowed some: as which of its starts."""
         self._told: dict[int, CoreLoan] = {}
         self._on_trial: tuple[int, frozenset[int]] | None = None
         self._before: dict[int, float] = {}
@@ -80,6 +82,7 @@ class CoreLender:
             return
         self._looked_at = now
         members = [m for m in self.pack.members.with_process() if m.record.cpus and m.wrapper_pid]
+        self._forget_ended(members)
         if is_measuring:
             self._end_loans(members, "it is being measured")
             return
@@ -152,8 +155,6 @@ class CoreLender:
     def _take_back(self, members: Sequence[Member]) -> None:
         """What an owner uses again, or has another owner by now."""
         by_number = {member.number: member for member in members}
-        for number in [number for number in self.loans if number not in by_number]:
-            del self.loans[number]
         owners = {cpu: member.number for member in members for cpu in member.record.cpus}
         lent = {cpu for cpus in self.loans.values() for cpu in cpus}
         lenders = {owners[cpu] for cpu in lent if cpu in owners}
@@ -188,12 +189,17 @@ class CoreLender:
         )
 
     def _end_loans(self, members: Sequence[Member], reason: str) -> None:
-        present = {member.number for member in members}
         for number in list(self.loans):
-            if number in present:
-                self._give_back(members, number, set(self.loans[number]), reason)
-            else:
-                del self.loans[number]
+            self._give_back(members, number, set(self.loans[number]), reason)
+
+    def _forget_ended(self, members: Sequence[Member]) -> None:
+        """Who has ended, or was started again since, has nothing that could be given back."""
+        starts = {member.number: member.record.starts for member in members}
+        for number in [n for n in self.loans if starts.get(n) != self._starts[n]]:
+            del self.loans[number]
+            self._told[number] = replace(self._told[number], cores=self._told[number].own)
+            if self._on_trial is not None and self._on_trial[0] == number:
+                self._on_trial = None
 
     def _count_busy(self, members: Sequence[Member]) -> dict[int, float]:
         """Cores that each has kept busy since the last look; those seen first are left out."""
@@ -215,7 +221,7 @@ class CoreLender:
         own = set(member.record.cpus)
         was, wanted = own | set(self.loans.get(number, ())), own | set(borrowed)
         if borrowed:
-            self.loans[number] = borrowed
+            self.loans[number], self._starts[number] = borrowed, member.record.starts
         else:
             self.loans.pop(number, None)
         for _ in range(ROUNDS_MOST):
@@ -253,7 +259,7 @@ def _bind_threads(pid: int, was: set[int], wanted: set[int]) -> int:
 
 
 def _read_cpu_s(pid: int) -> float:
-    """Processor time of a process and of its children that have ended; 0 where it is gone."""
+    """Processor time of a process, without its children's; 0 where it is gone."""
     try:
         words = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
-from slurm_colloc.instrument.layout import VARIABLE
+from slurm_colloc.instrument.layout import STALLS, VARIABLE
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
 from slurm_colloc.runtime.allocation import read_host_memory_mb
@@ -163,7 +163,7 @@ class PackMonitor:
             return {}
         added = injected_environment(environment, directory)
         if added and member.spec.job.tells_stalls:
-            added["SLURM_COLLOC_STALLS"] = f"{member.prefix}.stalls"
+            added[STALLS] = f"{member.prefix}.stalls"
         return added
 
     def find_progress(self, member: Member, *, is_next: bool = False) -> str:

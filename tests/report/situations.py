@@ -1,4 +1,4 @@
-"""Twenty situations that a report has to tell of, from recordings and from packs made for it.
+"""Situations that a report has to tell of, from recordings and from packs made for it.
 
 `python -m tests.report.situations` writes situations.md next to this: what the report says of each.
 """
@@ -49,7 +49,7 @@ class Situation:
 
 
 _HEAD = """\
-# What a report says of 22 situations
+# What a report says of 24 situations
 
 For researchers: the first sentence of `csub report` and of its page, and the notes below it, for
 packs that were recorded on an H200 or made for this (`tests/report/situations.py`, which writes
@@ -253,6 +253,11 @@ def _measure_late(summary: Summary) -> None:
     summary["degree"] |= {"state": "SETTLED", "degree": 2, "room": 0, "places": 4}
 
 
+def _measure_nothing(summary: Summary) -> None:
+    _set_room(summary)
+    summary["degree"] |= {"state": "OFF", "degree": 1, "room": None, "places": 4, "curve": []}
+
+
 def _fall_back(summary: Summary) -> None:
     summary["setup"] |= {"mode": "timeslice", "reason": "the MPS daemon did not start"}
 
@@ -302,6 +307,10 @@ SITUATIONS: Mapping[str, Situation] = {
     "measured late": Situation(
         "Four that began together, of which two at once were measured to be best",
         _made(_measure_late, 4, 1.65),
+    ),
+    "measured not": Situation(
+        "The same where nothing was measured: its record says one at once",
+        _made(_measure_nothing, 4, 1.65),
     ),
     "did not pay": Situation("Two that are in each other's way", _made(_same, 2, 2.4)),
     "one failed": Situation("One of four ended with exit code 3", _made(_fail_one, 4, 1.2)),

@@ -189,3 +189,18 @@ def test_one_that_has_ended_owes_nothing(bed: Bed) -> None:
     bed.now += LOOK_S
     bed.lender.work()
     assert bed.lender.loans == {}
+    assert bed.lender.list_loans()[0].cores == 1
+
+
+def test_one_that_was_started_again_has_its_own_cores(bed: Bed) -> None:
+    first, second = bed.cpus
+    short = bed.start(1, (first,))
+    other = bed.start(2, (second,))
+    other.paused_at = bed.now
+    bed.tell(m1=SHORT, m2=IDLE)
+    assert bed.lender.list_loans()[0].cores == 2
+    short.record = replace(short.record, starts=2)
+    bed.now += LOOK_S
+    bed.lender.work()
+    (loan,) = bed.lender.list_loans()
+    assert (loan.cores, loan.most) == (1, 2)

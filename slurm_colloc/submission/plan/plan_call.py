@@ -480,7 +480,12 @@ def as_probe(call: Call, settings: Settings) -> Call:
         raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
     tells_stalls = call.options.flag("stalls")
     if tells_stalls and not (settings.instrument and job.instrument):
-        raise UsageProblem("csub probe --stalls needs what counts steps in the program's Python")
+        raise UsageProblem(
+            "csub probe --stalls needs what counts steps in the program's Python",
+            hint="leave --no-instrument out; the setting instrument must be true",
+        )
+    if tells_stalls and call.options.flag("json"):
+        raise UsageProblem("csub probe --stalls has no --json", hint="leave --json out")
     time_limit_s = min(job.time_limit_s or PROBE_TIME_S, PROBE_TIME_S)
     shape = {name: value for name, value in job.shape if name != "time-min"}
     shape["time"] = format_time_limit(time_limit_s)
