@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import pickle
-import site
+import re
 import sys
 import sysconfig
 from argparse import Namespace
@@ -191,13 +191,9 @@ def _list_names(code: CodeType, depth: int = _DEEPEST) -> set[str]:
     return names
 
 
-def _list_installed() -> tuple[str, ...]:
-    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")}
-    paths.update(getattr(site, "getsitepackages", list)())
-    return tuple(os.path.join(path, "") for path in sorted(paths))
-
-
-_INSTALLED = _list_installed()
+_LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_PACKAGES = re.compile("/(?:site|dist)-packages/")
+"""Of any environment: that of a cluster's module is on PYTHONPATH, and not this program's."""
 
 
 def _is_of_program(value: Any) -> bool:
@@ -206,4 +202,4 @@ def _is_of_program(value: Any) -> bool:
     file = getattr(module, "__file__", None)
     if value.__module__ == "__main__":
         return True
-    return isinstance(file, str) and not file.startswith(_INSTALLED)
+    return isinstance(file, str) and not (file.startswith(_LIBRARY) or _PACKAGES.search(file))

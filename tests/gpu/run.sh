@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | serving | gpus | kills | mig | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | serving | inputs | gpus | kills | mig | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -31,6 +31,9 @@
 #
 # serving: latency of a served model in one pack with four trainings, test_gpu_serving.py; it writes
 # OUT/serving.json.
+#
+# inputs: trainings on JPEG pictures: one loader for many, cores by need, stalls, test_gpu_inputs.py;
+# its CSUB_GPU_INPUTS says which runs. It writes OUT/inputs.json.
 #
 # gpus: packs over two real GPUs of one host, test_gpu_several.py; CSUB_GPU_GPUS names its parts,
 # "small pairs mixed lost"; its CSUB_GPU_MEMBERS and CSUB_GPU_WORK_S say how much, CSUB_GPU_LIMIT_S when to
@@ -233,6 +236,8 @@ elif [ "$*" = lanes ]; then
     tail -n 3 "$out"/lane-*/suite.txt
 elif [ "$*" = serving ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_serving.py
+elif [ "$*" = inputs ]; then
+    run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_inputs.py
 elif [ "$*" = gpus ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_several.py
 elif [ "$*" = kills ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections import namedtuple
@@ -34,6 +35,7 @@ class Items(Dataset[Any]):
     def __init__(self, make: Any, length: int = 12) -> None:
         self.make = make
         self.length = length
+        self.decode: Any = None
 
     def __len__(self) -> int:
         return self.length
@@ -203,6 +205,26 @@ def test_a_loader_of_another_key_is_no_company() -> None:
         assert list_ids(shared(loader, key="ours"))[1] == {os.getpid()}
     with in_company(loader, "ours"):
         assert list_ids(shared(loader, key="ours"))[1] != {os.getpid()}
+
+
+def test_packages_of_other_environments_go_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a cluster's module are on PYTHONPATH, and hold what cannot be compared."""
+    packages = tmp_path / "lib" / "python3" / "site-packages"
+    packages.mkdir(parents=True)
+    lines = [
+        "import threading",
+        "LOCKS = {1: threading.Lock()}",
+        "def decode(row): return LOCKS[row]",
+    ]
+    (packages / "csub_decoders.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(packages)
+    items = Items(make_pair)
+    items.decode = importlib.import_module("csub_decoders").decode
+    loader = DataLoader(items, batch_size=4)
+    with in_company(loader):
+        assert list_ids(shared(loader))[1] != {os.getpid()}
 
 
 def test_an_epoch_within_another_is_the_programs_own() -> None:

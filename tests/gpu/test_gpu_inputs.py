@@ -1,0 +1,158 @@
+"""The input side on a real GPU: one loader for many, cores by need, stalls told apart.
+
+Figures are written to inputs.json and not judged. CSUB_GPU_INPUTS names the runs: `own` and
+`shared` (eight trainings on JPEG pictures, a core each), `cores` (two trainings with six cores
+each, of which one needs two and the other more), `stalls` (what `csub probe --stalls` says of
+trainings, and what they count themselves). CSUB_GPU_PICTURES is the number of pictures.
+With CSUB_GPU_SIMULATED=1 it runs on the simulated GPU, and its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .bed import HERE, Bed, read_number, running_bed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
+
+RUNS = os.environ.get("CSUB_GPU_INPUTS", "own shared cores stalls").split()
+PICTURES = int(read_number("CSUB_GPU_PICTURES", 1600))
+EPOCHS = int(read_number("CSUB_GPU_EPOCHS", 4))
+TRAININGS = int(read_number("CSUB_GPU_MEMBERS", 8))
+WINDOW_S = read_number("CSUB_GPU_WINDOW_S", 20.0)
+PATIENCE_S = 240.0
+STALLS = {
+    "decoding": ("--workers=0",),
+    "2 workers": ("--workers=2",),
+    "slept": ("--workers=0", "--sleep=0.01"),
+    "GPU": ("--workers=4", "--work=40"),
+}
+RESULTS: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    with running_bed(archive="kept-inputs.tar.gz", host_memory_mb_per_node=110_000) as found:
+        RESULTS.update(gpu=found.gpu_before, simulated=found.is_simulated)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pictures(bed: Bed) -> Path:
+    folder = bed.user.home / "pictures"
+    program = [sys.executable, str(HERE / "train_pictures.py"), "make", str(folder), str(PICTURES)]
+    bed.user.run(program)
+    return folder
+
+
+def write_script(bed: Bed, name: str, pictures: Path, *words: str) -> tuple[Path, Path]:
+    """A training's script, and where it writes."""
+    out = bed.user.home / f"{name}.json"
+    program = [sys.executable, str(HERE / "train_pictures.py"), "train", str(pictures), str(out)]
+    device = ["--device=cpu"] if bed.is_simulated else []
+    script = bed.user.home / f"{name}.sh"
+    script.write_text(f"#!/bin/bash\nexec {shlex.join([*program, *words, *device])}\n")
+    script.chmod(0o755)
+    return script, out
+
+
+def read_epochs(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def count_rate(epochs: list[dict[str, Any]]) -> float:
+    """Samples per second after the first epoch, in which members meet."""
+    rest = epochs[1:]
+    return float(sum(each["samples"] for each in rest) / sum(each["seconds"] for each in rest))
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run in ("own", "shared")])
+def test_eight_trainings(bed: Bed, pictures: Path, run: str) -> None:
+    more = ["--shared"] if run == "shared" else []
+    made = [
+        write_script(bed, f"{run}-{n}", pictures, f"--epochs={EPOCHS}", *more)
+        for n in range(TRAININGS)
+    ]
+    words = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=6G", "--time=20", f"--degree={TRAININGS}")
+    begun = time.time()
+    job_id = bed.submit(run, "pack", *words, *(str(script) for script, _ in made))
+    rows = bed.finish(job_id, patience_s=PATIENCE_S)
+    epochs = [read_epochs(out) for _, out in made]
+    RESULTS[run] = {
+        "states": sorted(row["state"] for row in rows.values()),
+        "samples_per_s": sum(map(count_rate, epochs)),
+        "seconds": max(each[-1]["at"] for each in epochs) - begun,
+        "exact": sum(all(each["exact"] for each in one) for one in epochs),
+        "epochs": epochs,
+    }
+    show(bed, run)
+    assert RESULTS[run]["states"] == ["COMPLETED"] * TRAININGS
+    assert RESULTS[run]["exact"] == TRAININGS
+
+
+def read_steps(bed: Bed, job_id: str) -> dict[str, float]:
+    """Steps per second that the monitor last saw, by member."""
+    latest = json.loads((bed.find_pack(job_id) / "latest.json").read_text())
+    return {name: member["steps_per_s"] for name, member in latest["members"].items()}
+
+
+@pytest.mark.skipif("cores" not in RUNS, reason="not asked for")
+def test_cores_by_need(bed: Bed, pictures: Path) -> None:
+    """Until the first loan, cores are divided evenly."""
+    few, _ = write_script(bed, "few", pictures, "--workers=2", "--epochs=1000")
+    many, _ = write_script(bed, "many", pictures, "--workers=10", "--epochs=1000")
+    words = ("--gres=gpu:1", "--cpus-per-task=6", "--mem=12G", "--time=20", "--degree=2")
+    job_id = bed.submit("cores", "pack", *words, str(few), str(many))
+    rows = []
+    deadline = time.monotonic() + 150.0
+    settled_at = None
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        with contextlib.suppress(OSError, KeyError, LookupError, ValueError):
+            rows.append({"at": time.time(), **read_steps(bed, job_id)})
+        loans = [e for e in bed.read_events(job_id) if e["event"].startswith("cores")]
+        if loans and settled_at is None:
+            settled_at = time.monotonic()
+        if settled_at is not None and time.monotonic() > settled_at + 60.0 + WINDOW_S:
+            break
+    told = bed.user.csub("why", f"{job_id}/2", check=False).stdout
+    report = bed.user.csub("report", job_id, "--detail", check=False).stdout
+    bed.user.csub("cancel", "--yes", job_id)
+    loans = [e for e in bed.read_events(job_id) if e["event"].startswith("cores")]
+    RESULTS["cores"] = {"rates": rows, "loans": loans, "told": told, "report": report}
+    show(bed, "cores")
+    assert loans
+
+
+@pytest.mark.parametrize("kind", [*STALLS] if "stalls" in RUNS else [])
+def test_stalls(bed: Bed, pictures: Path, kind: str) -> None:
+    name = kind.replace(" ", "-")
+    plain, out = write_script(bed, f"plain-{name}", pictures, *STALLS[kind], "--epochs=2")
+    words = ("--gres=gpu:1", "--cpus-per-task=4", "--mem=12G", "--time=10")
+    bed.finish(bed.submit(f"plain-{name}", *words, str(plain)), patience_s=PATIENCE_S)
+    probed, _ = write_script(bed, f"probed-{name}", pictures, *STALLS[kind], "--epochs=1000")
+    begun = time.monotonic()
+    argv = ["csub", "probe", "--stalls", *words, str(probed)]
+    told = bed.user.run(argv, check=False, timeout_s=PATIENCE_S)
+    RESULTS.setdefault("stalls", {})[kind] = {
+        "counted_wait": read_epochs(out)[-1]["wait_share"],
+        "told": told.stdout + told.stderr,
+        "seconds": time.monotonic() - begun,
+    }
+    show(bed, "stalls")
+
+
+def show(bed: Bed, run: str) -> None:
+    with contextlib.suppress(OSError):
+        bed.write("inputs.json", RESULTS)
+    print(f"\n{run}: {json.dumps(RESULTS[run])[:2000]}", flush=True)
