@@ -43,6 +43,9 @@ VARIABLE = "SLURM_COLLOC_PROGRESS"
 STALLS = "SLURM_COLLOC_STALLS"
 """Path of what torch_stalls finds; next to it a mark that it has begun, and the workers' turn."""
 
+LOADERS = ".loaders"
+"""Next to the members' directories: one for each loader that may be shared, see loading/members."""
+
 # Beside the counter files, see door.py.
 GPU_USED = "gpu.used"
 DOOR = "door"

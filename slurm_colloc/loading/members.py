@@ -16,13 +16,12 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from slurm_colloc.instrument.layout import VARIABLE
+from slurm_colloc.instrument.layout import LOADERS, VARIABLE
 from slurm_colloc.loading.batch_blocks import close_private, keep_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOM = ".loaders"
 _SEEN = "seen."
 _STATE = struct.Struct("<5qBB")
 _CPUS = 128
@@ -131,7 +130,7 @@ class MeetingPlace:
     def __init__(self, pack: str, identity: str) -> None:
         self.pack = pack
         self.member = os.path.basename(os.environ.get(VARIABLE, "").rstrip("/"))
-        room = os.path.join(pack, ROOM)
+        room = os.path.join(pack, LOADERS)
         self.path = os.path.join(room, identity)
         for directory in (room, self.path):
             with contextlib.suppress(FileExistsError):
@@ -226,7 +225,7 @@ class MeetingPlace:
             # As the runner names them: NUMBER.START.
             if name == self.member or not name.replace(".", "").isdigit():
                 continue
-            if not os.path.exists(os.path.join(self.pack, ROOM, _SEEN + name)):
+            if not os.path.exists(os.path.join(self.pack, LOADERS, _SEEN + name)):
                 with contextlib.suppress(OSError):
                     begun = os.stat(os.path.join(self.pack, name)).st_mtime
                     patience_s = max(patience_s, begun + STARTED_S - time.time())

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slurm_colloc.host.system.node_processes import (
     Process,
@@ -30,6 +30,7 @@ from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED, 
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.member_states import MEASURED, PARKED, append_change
 from slurm_colloc.store.pack_directory import PackRecord
+from slurm_colloc.store.progress_counters import find_shared_loaders
 
 # ----
 # Packs and programs that are not paused: by settings, and as far as their processes show it.
@@ -325,9 +326,11 @@ class MemberPauser:
 
     Attributes:
         pack: The attempt of the pack.
+        find_progress: Where a member counts its steps; empty where it does not.
     """
 
     pack: PackContext
+    find_progress: Callable[[Member], str] = lambda _member: ""
 
     def __post_init__(self) -> None:
         self._processes = StepProcesses(str(self.pack.path))
@@ -339,16 +342,23 @@ class MemberPauser:
         """Why members are never to be paused, by number; those are missing that may be."""
         wanted = list(members)
         found = self._processes.find(list_wrappers_of(wanted))
-        obstacles = {
-            member.number: find_pause_obstacle(found.get(member.number, ()))
-            if member.spec.job.pause
-            else "--no-pause"
-            for member in wanted
-        }
+        directories = {member.number: self.find_progress(member) for member in wanted}
+        # Who makes the batches of others would be missed by them, and who is without them has
+        # another rate.
+        sharing = find_shared_loaders(directories.values())
+
+        def find(member: Member) -> str:
+            if not member.spec.job.pause:
+                return "--no-pause"
+            if directories[member.number] in sharing:
+                return "it shares its loader"
+            return find_pause_obstacle(found.get(member.number, ()))
+
+        obstacles = {member.number: find(member) for member in wanted}
         for number, obstacle in obstacles.items():
             if obstacle and self._obstacles.get(number) != obstacle:
-                self._obstacles[number] = obstacle
                 self.pack.journal.write("not_paused", member=number, reason=obstacle)
+            self._obstacles[number] = obstacle
         return {number: obstacle for number, obstacle in obstacles.items() if obstacle}
 
     def get_obstacle(self, number: int) -> str:

@@ -107,7 +107,7 @@ class RunnerParts:
             site_appends=config.get("JobFileAppend") != "0",
         )
         inner_steps = InnerSteps(pack=pack)
-        self.pauser = pauser = MemberPauser(pack=pack)
+        self.pauser = pauser = MemberPauser(pack=pack, find_progress=monitor.find_progress)
         lines = CancellationLines(pack=pack, is_written=pack.slurm is not None and not lone)
         self.control = control = MemberControl(
             pack=pack,

@@ -8,6 +8,7 @@ anything. What a field means stands in instrument/layout.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -385,3 +386,23 @@ def read_follow_request(directory: str) -> FollowRequest | None:
         return read_record(f"{directory}/{_NAME}", FollowRequest)
     except StateError:
         return None
+
+
+def find_shared_loaders(directories: Iterable[str]) -> list[str]:
+    """Those of some members' directories whose programs have a loader in common with another's.
+
+    Args:
+        directories: Of members that run, one start each, in one pack.
+    """
+    wanted = {os.path.basename(path): path for path in directories if path}
+    rooms = {f"{os.path.dirname(path)}/{layout.LOADERS}" for path in wanted.values()}
+    found: set[str] = set()
+    for room in rooms:
+        with contextlib.suppress(OSError):
+            for loader in os.listdir(room):
+                with contextlib.suppress(NotADirectoryError):
+                    # m.NUMBER.START.PID.RANDOM
+                    names = {name[2:].rsplit(".", 2)[0] for name in os.listdir(f"{room}/{loader}")}
+                    members = names & set(wanted)
+                    found |= members if len(members) > 1 else set()
+    return sorted(wanted[name] for name in found)

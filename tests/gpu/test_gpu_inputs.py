@@ -49,9 +49,13 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture(scope="module")
 def pictures(bed: Bed) -> Path:
-    folder = bed.user.home / "pictures"
-    program = [sys.executable, str(HERE / "train_pictures.py"), "make", str(folder), str(PICTURES)]
-    bed.user.run(program)
+    return make_pictures(bed, PICTURES, 1)
+
+
+def make_pictures(bed: Bed, count: int, scale: int) -> Path:
+    folder = bed.user.home / f"pictures-{scale}"
+    program = [sys.executable, str(HERE / "train_pictures.py"), "make", str(folder), str(count)]
+    bed.user.run([*program, f"--scale={scale}"])
     return folder
 
 
@@ -107,8 +111,9 @@ def read_steps(bed: Bed, job_id: str) -> dict[str, float]:
 
 
 @pytest.mark.skipif("cores" not in RUNS, reason="not asked for")
-def test_cores_by_need(bed: Bed, pictures: Path) -> None:
+def test_cores_by_need(bed: Bed) -> None:
     """Until the first loan, cores are divided evenly."""
+    pictures = make_pictures(bed, PICTURES // 4, 2)
     few, _ = write_script(bed, "few", pictures, "--workers=2", "--epochs=1000")
     many, _ = write_script(bed, "many", pictures, "--workers=10", "--epochs=1000")
     words = ("--gres=gpu:1", "--cpus-per-task=6", "--mem=12G", "--time=20", "--degree=2")

@@ -1,10 +1,10 @@
 """Trains a residual network on JPEG pictures, which torchvision decodes and augments.
 
-train_pictures.py make FOLDER COUNT
+train_pictures.py make FOLDER COUNT [--scale N]
 train_pictures.py train FOLDER OUT [--workers N] [--batch N] [--epochs N] [--shared] [--sleep S]
                   [--work N] [--device D]
 
-`make` writes pictures of coloured squares and noise. `train` appends a line of JSON to OUT at the
+`make` writes pictures of coloured squares and noise, N times 500 pixels wide. `train` appends a line of JSON to OUT at the
 end of each epoch: its number, when it ended, how many samples it had, whether each came once, and
 the parts of its time that it waited for data. --sleep is a pause for each picture, and --work how
 often a batch goes through the network.
@@ -28,13 +28,14 @@ HEIGHT, WIDTH = 375, 500
 CLASSES = 10
 
 
-def make_pictures(folder: Path, count: int) -> None:
+def make_pictures(folder: Path, count: int, scale: int) -> None:
     """Write so many pictures; those of one number are the same each time."""
     folder.mkdir(parents=True, exist_ok=True)
     random = torch.Generator().manual_seed(7)
+    size = scale * HEIGHT, scale * WIDTH
     for number in range(count):
         noise = torch.randint(0, 64, (3, HEIGHT // 5, WIDTH // 5), generator=random)
-        pixels = functional.interpolate(noise[None].float(), (HEIGHT, WIDTH), mode="bilinear")[0]
+        pixels = functional.interpolate(noise[None].float(), size, mode="bilinear")[0]
         low = 20 * (number % CLASSES)
         pixels[number % 3, low : low + 100, low : low + 100] += 128
         name = folder / f"{number % CLASSES}_{number:06}.jpg"
@@ -132,7 +133,10 @@ def main() -> None:
     make = commands.add_parser("make")
     make.add_argument("folder", type=Path)
     make.add_argument("count", type=int)
-    make.set_defaults(run=lambda options: make_pictures(options.folder, options.count))
+    make.add_argument("--scale", type=int, default=1)
+    make.set_defaults(
+        run=lambda options: make_pictures(options.folder, options.count, options.scale)
+    )
     run = commands.add_parser("train")
     run.add_argument("folder", type=Path)
     run.add_argument("out", type=Path)

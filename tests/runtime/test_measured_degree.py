@@ -286,6 +286,43 @@ def test_measuring_costs_one_per_cent_at_most(
     assert record.cost_s <= 0.011 * 60 * minutes
 
 
+def test_members_that_share_a_loader_are_not_paused(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    counters = tmp_path / "counters"
+    stage.pauser.find_progress = lambda member: f"{counters}/{member.number:04}.1"
+    loader = counters / ".loaders" / "0123456789abcdef"
+    loader.mkdir(parents=True)
+    # A member that has ended leaves its file.
+    for name in ("0001.1", "0002.1", "0009.1"):
+        (loader / f"m.{name}.4711.a1b2c3d4").touch()
+    (counters / ".loaders" / "seen.0003.1").touch()
+    assert stage.start_all() == [1, 2, 3, 4]
+    stage.pass_time(60)
+    told = {event["member"]: event["reason"] for event in stage.list_events("not_paused")}
+    assert told == {1: "it shares its loader", 2: "it shares its loader"}
+    assert not {pause.member for pause in read_pauses(stage.pack)} & {1, 2}
+
+
+def test_a_loader_of_one_member_is_shared_with_none(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    counters = tmp_path / "counters"
+    stage.pauser.find_progress = lambda member: f"{counters}/{member.number:04}.1"
+    for number in (1, 2):
+        loader = counters / ".loaders" / f"012345678{number}"
+        loader.mkdir(parents=True)
+        # Two loaders of one program, and a start of before.
+        for name in (f"000{number}.1.4711.a", f"000{number}.1.4711.b", "0003.0.4710.c"):
+            (loader / f"m.{name}").touch()
+    stage.start_all()
+    stage.pass_time(60)
+    assert not stage.list_events("not_paused")
+    assert stage.list_events("measures")
+
+
 def test_where_nothing_may_be_measured_all_run(tmp_path: Path, process: StartedProcess) -> None:
     stage = Stage(tmp_path, process, obstacle="the setting pause is off")
     assert stage.start_all() == [1, 2, 3, 4]
