@@ -4,10 +4,10 @@ train_pictures.py make FOLDER COUNT [--scale N]
 train_pictures.py train FOLDER OUT [--workers N] [--batch N] [--epochs N] [--shared] [--sleep S]
                   [--work N] [--device D]
 
-`make` writes pictures of coloured squares and noise, N times 500 pixels wide. `train` appends a line
-of JSON to OUT at the end of each epoch: its number, when it ended, how many samples it had, whether
-each came once, and the part of its time that it waited for data. --sleep is a pause for each
-picture, and --work how often a batch goes through the network.
+`make` writes pictures of coloured squares and noise, N times 500 pixels wide. `train` appends a
+line of JSON to OUT at the end of each epoch: its number, when it ended, how many samples it had,
+whether each came once, and the part of its time that it waited for data. --sleep is a pause for
+each picture, and --work how often a batch goes through the network.
 """
 
 from __future__ import annotations
