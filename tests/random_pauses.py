@@ -34,12 +34,12 @@ def pause_at_random(seed: int, room: int = 0) -> None:
         self.pauser.resume([m for m in some if m not in chosen])
         self.pauser.pause(chosen, reason)
 
-    def describe(_: MeasuredDegree, _member: Member) -> str:
-        return ""
+    def describe(_: MeasuredDegree, _member: Member) -> None:
+        return None
 
     def find_room(self: MeasuredDegree) -> int:
         return max(0, room - len(self.pack.members.running()))
 
     MeasuredDegree.work = work  # type: ignore[method-assign]
-    MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]
+    MeasuredDegree.describe = describe  # type: ignore[method-assign]
     MeasuredDegree.find_room = find_room  # type: ignore[method-assign]
