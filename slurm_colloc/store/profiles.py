@@ -20,6 +20,7 @@ from typing import Any
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
+from slurm_colloc.model.power_curve import PowerPoint
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -103,7 +104,9 @@ def _check_ranges(record: ProfileRecord) -> None:
     _check_count("samples", record.samples)
     for field in fields(record):
         name, item = field.name, getattr(record, field.name)
-        if isinstance(item, str | tuple):
+        if name == "power_curve":
+            _check_curve(item)
+        elif isinstance(item, str | tuple):
             _check_texts(name, item)
         elif isinstance(item, RunningStatistics):
             _check_count(name, item.n)
@@ -121,6 +124,15 @@ def _check_ranges(record: ProfileRecord) -> None:
 def _check_count(name: str, count: int) -> None:
     if not 1 <= count <= _COUNT_MOST:
         raise ValueError(f"{name}: must be from 1 to {_COUNT_MOST}")
+
+
+def _check_curve(curve: Sequence[PowerPoint]) -> None:
+    for point in curve:
+        _check_count("power_curve", point.runs)
+        for number in (point.limit_w, point.steps_per_s, point.power_w):
+            _check_number("power_curve", number)
+            if number == 0:
+                raise ValueError("power_curve: its numbers cannot be 0")
 
 
 def _check_texts(name: str, item: str | tuple[str, ...]) -> None:

@@ -161,7 +161,7 @@ def _forget(bed: Bed) -> None:
 
 
 def _forbid(bed: Bed) -> None:
-    bed.fail_nvml("error:nvmlDeviceSetPowerManagementLimit=4")
+    bed.fail_nvml("fail=nvmlDeviceSetPowerManagementLimit:4")
 
 
 @as_root

@@ -1,6 +1,8 @@
 /* NVML: GPU performance monitoring, energy, power, temperature and clocks. */
 #include "nvml_mig.h"
 
+#include <sys/file.h>
+
 /* ---- GPU performance monitoring ---------------------------------------------------------- */
 
 struct gpm_sample {
