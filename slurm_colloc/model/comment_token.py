@@ -24,7 +24,8 @@ GROUPINGS = ("all", "each")
 _MODE = rf"mps|off|mig={LAYOUT}"
 _POWER = "[1-9][0-9]{1,3}"
 _TOKEN = re.compile(
-    rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?(?: power=(?P<power>{_POWER}))?\]"
+    rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?"
+    rf"(?: power=(?P<power>{_POWER}))?\]"
 )
 
 

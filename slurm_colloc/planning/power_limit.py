@@ -70,7 +70,9 @@ def choose_limit(
             next_w, f"{next_w} W is measured: no lower limit than {best.limit_w} W was yet"
         )
     if best.limit_w >= math.floor(full_w):
-        return PowerChoice(0, f"no power limit: none takes less energy per step within {bound:.2f}x")
+        return PowerChoice(
+            0, f"no power limit: none takes less energy per step within {bound:.2f}x"
+        )
     return best
 
 

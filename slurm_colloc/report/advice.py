@@ -274,12 +274,10 @@ def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
 def _takes_power(_summary: Summary, member: Member) -> _Told:
     power = member.get("power")
     if power is not None:
-        yield (
-            f"would take {{share}} of its energy per step at {power['limit_w']:.0f} W, and "
-            f"{power['slowdown']:.2f} times as long",
-            power["energy_share"],
-            "csub --goal=energy asks for that, where the site lets root set it",
-        )
+        finding = f"would take {{share}} of its energy per step at {power['limit_w']:.0f} W"
+        finding += f", {power['slowdown']:.2f} times as long"
+        act = "csub --goal=energy asks for that, where the site lets root set it"
+        yield finding, power["energy_share"], act
 
 
 def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:

@@ -149,7 +149,9 @@ def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
 
     bound = choose_bound(member.view.spec.job, run.view.record.policy)
     choice = choose_limit([curve], bound, may_measure=False)
-    held_w = run.compute_mean(member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays])
+    held_w = run.compute_mean(
+        member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays]
+    )
     if not choice.limit_w or (held_w is not None and held_w < choice.limit_w + NEAR_W):
         return None
     return {

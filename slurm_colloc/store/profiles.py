@@ -102,11 +102,12 @@ def _check_ranges(record: ProfileRecord) -> None:
         shown = show_foreign(record.gpu_memory_total_mb)
         raise ValueError(f"gpu_memory_total_mb: must be at least 1 MB, is {shown}")
     _check_count("samples", record.samples)
+    _check_curve(record.power_curve)
     for field in fields(record):
         name, item = field.name, getattr(record, field.name)
         if name == "power_curve":
-            _check_curve(item)
-        elif isinstance(item, str | tuple):
+            continue
+        if isinstance(item, str | tuple):
             _check_texts(name, item)
         elif isinstance(item, RunningStatistics):
             _check_count(name, item.n)

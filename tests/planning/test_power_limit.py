@@ -33,7 +33,8 @@ FALLING = (PowerPoint(700.0, 10.0, 600.0), PowerPoint(600.0, 9.9, 520.0))
 
 def slow_down(curve: tuple[PowerPoint, ...], limit_w: float) -> float:
     full, point = find_point(curve, FULL_W), find_point(curve, limit_w)
-    assert full is not None and point is not None
+    assert full is not None
+    assert point is not None
     return full.steps_per_s / point.steps_per_s
 
 
@@ -41,7 +42,8 @@ def share(curves: list[tuple[PowerPoint, ...]], limit_w: float) -> float:
     parts = []
     for curve in curves:
         full, point = find_point(curve, FULL_W), find_point(curve, limit_w)
-        assert full is not None and point is not None
+        assert full is not None
+        assert point is not None
         parts.append(point.joules_per_step / full.joules_per_step)
     return sum(parts) / len(parts)
 

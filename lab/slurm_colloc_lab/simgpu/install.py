@@ -124,9 +124,9 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
     """What is on every GPU, to be compared with another moment.
 
     Returns:
-        By node and GPU UUID: `compute_mode`, `power_limit_mw`, `gpu_memory_mb` and `processes` (pids), and of a GPU
-        with MIG on or pending `mig`: its modes, and its instances by profile and placement. What
-        only grows, like energy, is not in it, nor are UUIDs of MIG devices.
+        By node and GPU UUID: `compute_mode`, `power_limit_mw`, `gpu_memory_mb` and `processes`
+        (pids), and of a GPU with MIG on or pending `mig`: its modes, and its instances by profile
+        and placement. What only grows, like energy, is not in it, nor are UUIDs of MIG devices.
     """
     seen: dict[str, dict[str, dict[str, object]]] = {}
     for node in list_nodes(directory):

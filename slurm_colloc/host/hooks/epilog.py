@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 # Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
 #
 # No process of the user's is asked anything. Root's agent is ended first, then the daemon's group;
-# then compute modes and power limits are set back, the GPUs are looked at, and what they are divided into is taken
-# away; files come last. Each step looks at what there is, so it
-# does not matter at which step a prolog or an earlier epilog was killed. While anything is left the
+# then compute modes and power limits are set back, the GPUs are looked at, and what they are
+# divided into is taken away; files come last. Each step looks at what there is, so it does not
+# matter at which step a prolog or an earlier epilog was killed. While anything is left the
 # checkpoint stays, for the next hook.
 
 MIG_UNDO_S = 12.0

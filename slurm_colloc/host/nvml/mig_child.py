@@ -17,7 +17,14 @@ import json
 import os
 import sys
 
-from slurm_colloc.host.nvml.nvml_child import ask, die_with_parent, load_bindings, say, start_nvml, text
+from slurm_colloc.host.nvml.nvml_child import (
+    ask,
+    die_with_parent,
+    load_bindings,
+    say,
+    start_nvml,
+    text,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
