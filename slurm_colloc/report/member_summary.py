@@ -144,10 +144,11 @@ def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
     curve = () if member.profile is None else member.profile.power_curve
     if len(curve) < 2:
         return None
-    from slurm_colloc.planning.job_needs import choose_bound
+    bound = _find_accepted(run, member.view)
+    if bound is None:
+        return None
     from slurm_colloc.planning.power_limit import choose_limit
 
-    bound = choose_bound(member.view.spec.job, run.view.record.policy)
     choice = choose_limit([curve], bound, may_measure=False)
     held_w = run.compute_mean(
         member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays]
@@ -163,7 +164,7 @@ def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
 
 def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
     """What was asked for it."""
-    job, policy = view.spec.job, run.view.record.policy
+    job = view.spec.job
     return {
         "request": {
             "cpus": job.cpus,
@@ -172,9 +173,13 @@ def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
             "gpu_memory_mb": job.gpu_memory_mb,
             "time_limit_s": job.time_limit_s,
         },
-        "accepted_slowdown": job.max_slowdown
-        or (None if policy is None else policy.slowdown_bound),
+        "accepted_slowdown": _find_accepted(run, view),
     }
+
+
+def _find_accepted(run: PackRun, view: MemberView) -> float | None:
+    policy = run.view.record.policy
+    return view.spec.job.max_slowdown or (None if policy is None else policy.slowdown_bound)
 
 
 def build_part(part: AttributedPart | None) -> dict[str, Any] | None:

@@ -104,22 +104,24 @@ def _check_ranges(record: ProfileRecord) -> None:
     _check_count("samples", record.samples)
     _check_curve(record.power_curve)
     for field in fields(record):
-        name, item = field.name, getattr(record, field.name)
-        if name == "power_curve":
-            continue
-        if isinstance(item, str | tuple):
-            _check_texts(name, item)
-        elif isinstance(item, RunningStatistics):
-            _check_count(name, item.n)
-            for number in (item.mean, item.sd or 0.0, item.last):
-                _check_number(name, number)
-        elif isinstance(item, ShrunkenMean):
-            _check_count(name, item.n)
-            # A sum of so many may be off by a rounding.
-            if abs(item.total) > item.n * LARGEST * (1 + 1e-9):
-                raise ValueError(f"{name}: total: must be between -n and n")
-        elif item is not None:
-            _check_number(name, item)
+        if field.name != "power_curve":
+            _check_item(field.name, getattr(record, field.name))
+
+
+def _check_item(name: str, item: object) -> None:
+    if isinstance(item, str | tuple):
+        _check_texts(name, item)
+    elif isinstance(item, RunningStatistics):
+        _check_count(name, item.n)
+        for number in (item.mean, item.sd or 0.0, item.last):
+            _check_number(name, number)
+    elif isinstance(item, ShrunkenMean):
+        _check_count(name, item.n)
+        # A sum of so many may be off by a rounding.
+        if abs(item.total) > item.n * LARGEST * (1 + 1e-9):
+            raise ValueError(f"{name}: total: must be between -n and n")
+    elif isinstance(item, int | float):
+        _check_number(name, item)
 
 
 def _check_count(name: str, count: int) -> None:

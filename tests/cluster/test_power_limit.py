@@ -1,4 +1,4 @@
-"""`--goal=energy` on a real Slurm: measured, asked for, set by root's prolog, set back, reported."""
+"""`--goal=energy` on a real Slurm: a limit is learned, set by root's prolog, and set back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from slurm_colloc_lab.simgpu.install import snapshot
 from ..wait_until import wait_until
 from .conftest import CsubUser, user_of
 from .hooks import changed_policy, read_audit, require_other_users, sandbox_with_hooks
-from .mps import pack_directory
+from .mps import explained, pack_directory
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.long]
 
-ALONE = "simgpu run --sm 90 --dram 60 --seconds 40 --rate 20"
-OPTIONS = ("--goal=energy", "--gres=gpu:1", "--time=5", "--join=never", "--max-slowdown=1.5")
+ALONE = "simgpu run --sm 90 --dram 60 --seconds 40 --rate 20 --report"
+OPTIONS = ("--goal=energy", "--gres=gpu:1", "--time=5", "--join=never", "--max-slowdown=1.5",
+           r"--progress-regex=^step (?P<step>[0-9]+)")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def user(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
 
 def read_limits(cluster: Sandbox) -> set[int]:
     (node,) = snapshot(cluster.layout.simgpu).values()
-    return {gpu["power_limit_mw"] for gpu in node.values()}
+    return {int(str(gpu["power_limit_mw"])) for gpu in node.values()}
 
 
 def read_power(user: CsubUser, job_id: str) -> str:
@@ -47,12 +48,12 @@ def read_power(user: CsubUser, job_id: str) -> str:
 
 
 def run_alone(user: CsubUser) -> str:
-    job_id = user.submit("submit", *OPTIONS, "alone.sh")
-    wait_until(
-        lambda: (pack_directory(user, job_id) / "report" / "summary.json").exists(),
-        f"{job_id} is over",
-        patience_s=240,
-    )
+    job_id = user.submit(*OPTIONS, "alone.sh")
+    with explained(user, job_id):
+        (row,) = user.finish(job_id, patience_s=240).values()
+        assert row["state"] == "COMPLETED"
+        # The summary is the last thing that its node writes, or the report's first.
+        user.csub("report", job_id)
     return job_id
 
 
@@ -73,8 +74,7 @@ def test_a_second_pack_runs_under_a_lower_limit_and_the_card_has_its_own_again(
     assert read_limits(cluster) == before
 
     summaries = [
-        json.loads((pack_directory(user, one) / "report" / "summary.json").read_text())
-        for one in (first, second)
+        json.loads(user.csub("report", "--json", one).stdout)[0] for one in (first, second)
     ]
     limits = [summary["gpu_use"]["power_limit_w"]["mean"] for summary in summaries]
     assert limits[1] < limits[0] == max(before) / 1000

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 def as_root(test: T) -> T:
     skips = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
-    return pytest.mark.root(skips(test))
+    pytest.mark.root(skips(test))
+    return test
 
 
 WISH = "[csub/1 off power=400]"

@@ -6,9 +6,9 @@ A call into the driver can hang, so no other module of `host` imports pynvml. It
         [--power-limit=UUID=MW ...] [PATH ...]
 
 With --on-request it gets ready, then answers each line on standard input. With --uuid or --minor
-it reads only UUID and minor number of all other GPUs. With --compute-mode and
---power-limit it sets these, which only root may, and answers with all that holds then. PATHs are
-where the bindings are looked for first. What cannot be read is null, never 0; see host.nvml.nvml_query for the meaning.
+it reads only UUID and minor number of all other GPUs. With --compute-mode and --power-limit it sets
+these, which only root may, and answers with all that holds then. PATHs are where the bindings are
+looked for first. What cannot be read is null, never 0; see host.nvml.nvml_query for the meaning.
 """
 
 from __future__ import annotations
