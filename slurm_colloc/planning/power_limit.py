@@ -22,6 +22,9 @@ _STEP = 0.15
 _LEAST = 0.4
 """Nothing is measured below this part of the highest."""
 
+_SPARE = 1.1
+"""So much longer than it was expected to take a run may take by itself."""
+
 _ROUND_W = 10
 _LEAST_STEP_W = 10.0
 
@@ -66,9 +69,8 @@ def choose_limit(
     fitting = [one for one in choices if (one.slowdown or math.inf) <= bound]
     best = min(fitting, key=lambda one: (one.energy_share, -one.limit_w))
     if may_measure and best is choices[-1] and (next_w := _find_next(best, full_w, bound)):
-        return PowerChoice(
-            next_w, f"{next_w} W is measured: no lower limit than {best.limit_w} W was yet"
-        )
+        told = f"asks for a power limit of {next_w} W, to measure it"
+        return PowerChoice(next_w, f"{told}: none below {best.limit_w} W was yet")
     if best.limit_w >= math.floor(full_w):
         return PowerChoice(
             0, f"no power limit: none takes less energy per step within {bound:.2f}x"
@@ -88,7 +90,11 @@ def _judge(
         slowdowns.append(max(1.0, full.steps_per_s / point.steps_per_s))
         shares.append(point.joules_per_step / full.joules_per_step)
     slowdown, share = max(slowdowns), sum(shares) / len(shares)
-    told = f"{limit_w:.0f} W: {share:.0%} of the energy per step, {slowdown:.2f}x as long"
+    told = f"asks for a power limit of {limit_w:.0f} W: "
+    # Steps of unlike jobs are not one sum.
+    point = find_point(curves[0], limit_w) if len(curves) == 1 else None
+    told += f"{point.joules_per_step:.3g} J per step, " if point is not None else ""
+    told += f"{share:.0%} of the energy at {full_w:.0f} W, {slowdown:.2f} times as long"
     return PowerChoice(math.floor(limit_w), told, slowdown, share)
 
 
@@ -102,7 +108,7 @@ def _find_next(lowest: PowerChoice, full_w: float, bound: float) -> int:
 
 def limit_pack(question: Question, pack: PackPlan) -> PackPlan:
     """A pack with the power limit that it asks for, and why."""
-    bounds = []
+    bounds = [_find_time_bound(question, pack)]
     curves: dict[tuple[PowerPoint, ...], None] = {}
     for number, member in enumerate(pack.members):
         together = pack.predicted_slowdown[number] if pack.predicted_slowdown else None
@@ -113,7 +119,29 @@ def limit_pack(question: Question, pack: PackPlan) -> PackPlan:
         bounds.append(max(1.0, accepted / (together or 1.0)))
         profile = question.profiles.get(member.job_index)
         curves[() if profile is None else profile.power_curve] = None
+    if all(curves) and min(bounds) < 1.0:
+        return _note(
+            pack, PowerChoice(0, "no power limit: its time limit may leave no time for one")
+        )
     return _note(pack, choose_limit(list(curves), min(bounds)))
+
+
+def _find_time_bound(question: Question, pack: PackPlan) -> float:
+    """How much slower a pack may get within its time limit; less than 1 where nothing is sure."""
+    if pack.request is not None:
+        limit_s, length_s = pack.request.time_limit_s, pack.predicted_finish_s
+        # What is not predicted has the time for all of the slowdown that is accepted.
+        is_stretched = length_s is None
+    else:
+        # A job alone has the time that its user wrote.
+        index = pack.members[0].job_index
+        profile = question.profiles.get(index)
+        limit_s = question.jobs[index].time_limit_s
+        length_s = None if profile is None else profile.run_s
+        is_stretched = False
+    if limit_s is None or is_stretched:
+        return math.inf
+    return limit_s / (_SPARE * length_s) if length_s else 0.0
 
 
 def _note(pack: PackPlan, choice: PowerChoice) -> PackPlan:

@@ -18,8 +18,10 @@ from .mps import explained, pack_directory
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.long]
 
 ALONE = "simgpu run --sm 90 --dram 60 --seconds 40 --rate 20 --report"
-OPTIONS = ("--goal=energy", "--gres=gpu:1", "--time=5", "--join=never", "--max-slowdown=1.5",
-           r"--progress-regex=^step (?P<step>[0-9]+)")  # fmt: skip
+OPTIONS = (
+    *("--goal=energy", "--gres=gpu:1", "--mem=2G", "--time=5", "--join=never"),
+    *("--max-slowdown=1.5", r"--progress-regex=^step (?P<step>[0-9]+)"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_a_second_pack_runs_under_a_lower_limit_and_the_card_has_its_own_again(
         assert read_power(user, first).startswith("no power limit: a job was not measured alone")
         assert not read_audit(cluster, "prolog", first)
         second = run_alone(user)
-    assert "W is measured" in read_power(user, second)
+    assert "to measure it" in read_power(user, second)
     (prolog,) = read_audit(cluster, "prolog", second)
     assert prolog["action"] == "prepared", prolog
     wait_until(lambda: read_audit(cluster, "epilog", second), "its epilog")

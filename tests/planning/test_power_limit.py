@@ -69,7 +69,7 @@ def test_what_is_measured_next_stays_within_the_slowdown(
     choice = choose_limit(curves, bound)
     known = [w for w in LIMITS if all(find_point(curve, w) for curve in curves)]
     assume(choice.limit_w and float(choice.limit_w) not in known)
-    assert "is measured" in choice.why
+    assert "to measure it" in choice.why
     lowest = known[-1]
     assert 0.4 * FULL_W <= choice.limit_w < lowest
     # Even where the rate falls as fast as the limit.
@@ -138,3 +138,26 @@ def test_what_sharing_costs_is_taken_from_the_accepted_slowdown() -> None:
     assert shared.predicted_slowdown is not None
     room = policy.slowdown_bound / max(shared.predicted_slowdown)
     assert shared.power_limit_w == choose_limit([FALLING], max(1.0, room)).limit_w
+
+
+@pytest.mark.parametrize(("time_limit_s", "asks"), [(None, True), (2000, True), (1101, False)])
+def test_a_job_alone_is_not_slowed_beyond_its_own_time_limit(
+    time_limit_s: int | None, asks: bool
+) -> None:
+    profile = dataclasses.replace(SMALL, power_curve=FALLING, run_s=1000.0)
+    policy = dataclasses.replace(POLICY, goal=Goal.ENERGY)
+    job = dataclasses.replace(build_job(1), time_limit_s=time_limit_s)
+    (pack,) = plan([job], {0: profile}, ROOMY, policy, CALIBRATION).packs
+    assert pack.request is None
+    assert bool(pack.power_limit_w) is asks, pack.sharing.power
+
+
+def test_of_a_job_whose_length_is_unknown_the_time_limit_is_not_risked() -> None:
+    profile = dataclasses.replace(SMALL, power_curve=FALLING, run_s=None)
+    policy = dataclasses.replace(POLICY, goal=Goal.ENERGY)
+    job = dataclasses.replace(build_job(1), time_limit_s=3600)
+    (pack,) = plan([job], {0: profile}, ROOMY, policy, CALIBRATION).packs
+    assert (pack.power_limit_w, pack.sharing.power) == (
+        0,
+        "no power limit: its time limit may leave no time for one",
+    )
