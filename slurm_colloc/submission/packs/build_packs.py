@@ -420,6 +420,8 @@ def compute_closed(
     """Why no job may join a pack later; empty where it is open to joiners."""
     if pack.plan.layout:
         return "it was planned for MIG instances, made for the members that it begins with"
+    if pack.plan.power_limit_w:
+        return "it asks for a power limit that was chosen for its own jobs"
     if batch.gpu_sets:
         return "it has several GPUs, each with members and a runner of its own"
     if batch.is_array:
