@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.advice import list_advice
+from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.report_sentences import build_sentences
 from slurm_colloc.report.summary_file import read_summary
 from slurm_colloc.store.profiles import list_profiles
@@ -66,3 +68,25 @@ def test_the_report_says_what_a_step_takes_and_which_limit_takes_less(tmp_path: 
     told = dict(build_sentences(summary))
     assert "J per step" in told["Energy"]
     assert "power limit 700 W" in told["GPU"]
+
+
+@pytest.mark.parametrize(
+    ("held_w", "told"),
+    [
+        (600.0, ""),
+        (700.0, "a power limit of 600 W was asked for, and 700 W held"),
+        (None, "a power limit of 600 W was asked for, and which one held was not read"),
+    ],
+)
+def test_the_report_says_where_another_limit_held(
+    tmp_path: Path, held_w: float | None, told: str
+) -> None:
+    gpu = make_gpu_rows(60)
+    for row in gpu:
+        row["power_limit_w"] = held_w
+    pack = make_pack(tmp_path, [Truth(1, 0, 60, partial(_answer, 10.0))], gpu=gpu)
+    path = pack / "pack.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "power_limit_w": 600}))
+    notes = [note for note in build_summary(pack, tmp_path)["notes"] if "power limit" in note]
+    assert len(notes) == bool(told)
+    assert all(note.startswith(told) for note in notes)

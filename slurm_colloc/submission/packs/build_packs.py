@@ -369,6 +369,7 @@ def build_packs(
             # What is submitted again brings what was noted the first time.
             reasons=tuple(dict.fromkeys((*planned.reasons, *options.notes))),
             sharing=planned.sharing,
+            power_limit_w=planned.power_limit_w,
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,
