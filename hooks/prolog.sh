@@ -20,6 +20,14 @@ comment=${SLURM_JOB_COMMENT-}
 # The whole vocabulary, as in slurm_colloc/model/comment_token.py. The space in front makes one case of
 # "behind the user's words" and "alone".
 words=" $comment"
+# Watts of two to four digits.
+case $words in
+    *' power='[123456789][0123456789]']' | \
+    *' power='[123456789][0123456789][0123456789]']' | \
+    *' power='[123456789][0123456789][0123456789][0123456789]']')
+        words=${words%' power='*}]
+        ;;
+esac
 case $words in
     *' [csub/1 mps]' | *' [csub/1 mps gpus=each]') ;;
     *' [csub/1 off]' | *' [csub/1 off gpus=each]') ;;

@@ -74,7 +74,8 @@ local function read_token(comment)
     if before == nil or not (before == "" or before:sub(-1) == " ") then
         return nil
     end
-    local mode = words:gsub(" gpus=each$", "")
+    -- Watts of two to four digits.
+    local mode = words:gsub(" power=[1-9]%d%d?%d?$", ""):gsub(" gpus=each$", "")
     if is_mig(mode) then
         mode = "mig"
     elseif mode ~= "mps" and mode ~= "off" then

@@ -286,7 +286,9 @@ def _list_profiles(member: MemberRun) -> tuple[str, ...]:
 
 # ---- The one way in: a pack that has run leaves its summary, usage profiles and feedback ---------
 
-_BRIEF_METRICS = ("sm_active", "dram_active", "tensor_active", "engine_active")
+_BRIEF_METRICS = (
+    "sm_active", "dram_active", "tensor_active", "engine_active", "power_limit_w",
+)  # fmt: skip
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")
 _NVLINK_METRICS = ("nvlink_rx_mib_s", "nvlink_tx_mib_s")
 
@@ -420,6 +422,7 @@ def _observe(
         samples_per_s=rate.samples_per_s,
         wait_share=compute_data_share(alone.intervals),
         energy_w=run.compute_power_w(member, used),
+        power_limit_w=run.compute_mean(member, "power_limit_w", used),
         idle_power_w=idle_power_w,
         engine_active=run.compute_mean(member, "engine_active", alone.stepping),
         pcie_share=_compute_link_share(run, member, _PCIE_METRICS, used),
@@ -472,6 +475,7 @@ def _observe_in_company(
         steps_per_s=None if rate is None else rate.steps_per_s,
         samples_per_s=rate.steps_per_s * counted / steps if rate and counted and steps else None,
         energy_w=compute_brief_power_w(run, member, windows),
+        power_limit_w=means["power_limit_w"],
         idle_power_w=idle_power_w,
         engine_active=means["engine_active"],
         pcie_share=_choose_link_share(means, _PCIE_METRICS),

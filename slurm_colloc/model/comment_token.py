@@ -22,7 +22,11 @@ GROUPINGS = ("all", "each")
 """One daemon for all GPUs of the job, or one for each."""
 
 _MODE = rf"mps|off|mig={LAYOUT}"
-_TOKEN = re.compile(rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?\]")
+_POWER = "[1-9][0-9]{1,3}"
+_TOKEN = re.compile(
+    rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?"
+    rf"(?: power=(?P<power>{_POWER}))?\]"
+)
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,10 @@ class Token:
     """What a job asks of the hooks.
 
     Attributes:
-        mode: `mps`, `off` (do nothing for this job), or `mig=` with the words of a layout, as in
+        mode: `mps`, `off` (share without them), or `mig=` with the words of a layout, as in
             `mig=3g+2g+1g.20gb`, which asks for MPS where MIG cannot be had.
         grouping: `all` (one daemon for all GPUs of the job) or `each` (one for each GPU).
+        power_w: The power limit of its GPUs in watts; 0 where none is asked for.
 
     Raises:
         ValueError: It is none of these.
@@ -40,6 +45,7 @@ class Token:
 
     mode: str
     grouping: str = "all"
+    power_w: int = 0
 
     @property
     def layout(self) -> str:
@@ -49,6 +55,8 @@ class Token:
     def __post_init__(self) -> None:
         if not re.fullmatch(_MODE, self.mode, re.ASCII) or self.grouping not in GROUPINGS:
             raise ValueError(f"no token: {self.mode!r}, {self.grouping!r}")
+        if self.power_w and not re.fullmatch(_POWER, str(self.power_w)):
+            raise ValueError(f"no power limit: {self.power_w} W")
 
 
 def is_of_submission(comment: str, submission: str) -> bool | None:
@@ -74,12 +82,17 @@ def parse_token(comment: str) -> Token | None:
     if _count_bytes(comment) > COMMENT_MAX_BYTES:
         return None
     match = _TOKEN.fullmatch(comment)
-    return None if match is None else Token(match["mode"], "each" if match["each"] else "all")
+    if match is None:
+        return None
+    grouping = "each" if match["each"] else "all"
+    return Token(match["mode"], grouping, int(match["power"] or 0))
 
 
 def render_token(token: Token) -> str:
     """The token as it stands in a comment."""
-    return f"[csub/1 {token.mode}{' gpus=each' if token.grouping == 'each' else ''}]"
+    each = " gpus=each" if token.grouping == "each" else ""
+    power = f" power={token.power_w}" if token.power_w else ""
+    return f"[csub/1 {token.mode}{each}{power}]"
 
 
 def append_token(comment: str, token: Token) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, field, fields
 from slurm_colloc.model.mig_layout import PlannedSeat
+from slurm_colloc.model.power_curve import PowerPoint
 
 # ---- How long jobs may run, and how many at once, by their quality of service (QoS) --------------
 
@@ -282,6 +283,7 @@ class UsageProfile:
         gpu_memory_by: Who says what its peak of GPU memory is.
         family: Its family (`store.profiles.compute_family`), by which measured curves are
             found; empty where its relatives are too unlike for one.
+        power_curve: Its rate and power by the power limit, from the highest on.
     """
 
     gpu_memory_peak_mb: int | None = None
@@ -304,6 +306,7 @@ class UsageProfile:
     gpu_memory_usual_mb: int | None = None
     nvlink_share: float | None = None
     family: str = ""
+    power_curve: tuple[PowerPoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -473,6 +476,7 @@ class SharingReasons:
         full: Why it takes no more members.
         opened: That it is open for others, and what it asks for them.
         not_opened: That it asks for nothing for others, and why.
+        power: Which power limit it asks for, or why none, with `--goal=energy`.
     """
 
     alone: str = ""
@@ -480,6 +484,7 @@ class SharingReasons:
     full: str = ""
     opened: str = ""
     not_opened: str = ""
+    power: str = ""
 
 
 @dataclass(frozen=True)
@@ -504,6 +509,7 @@ class PackPlan:
         node: On which node of the Slurm job it is, from 0.
         open_for: For how many more jobs it asks, so that they can join it while it runs.
         sharing: What of its reasons is about sharing.
+        power_limit_w: The power limit that it asks root for; 0 for none.
     """
 
     members: tuple[MemberPlan, ...]
@@ -520,6 +526,7 @@ class PackPlan:
     node: int = 0
     open_for: int = 0
     sharing: SharingReasons = SharingReasons()
+    power_limit_w: int = 0
 
 
 @dataclass(frozen=True)

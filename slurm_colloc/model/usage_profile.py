@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import KnownBy, PeakSource, UsageProfile
+from slurm_colloc.model.power_curve import PowerPoint, add_point, is_lowered
 
 # ---- What one run has shown of a job, as usage profiles take it; values only ---------------------
 
@@ -95,6 +96,7 @@ class Observation:
         measured_by: How it was measured.
         gpu_memory_by: Who says what its peak of GPU memory is.
         gpu_memory_usual_mb: The most past its first seconds.
+        power_limit_w: The power limit of the GPU meanwhile.
     """
 
     signature: str
@@ -124,6 +126,7 @@ class Observation:
     gpu_memory_usual_mb: float | None = None
     nvlink_share: float | None = None
     kind: str = ""
+    power_limit_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -293,6 +296,8 @@ class ProfileRecord:
         copies_share: Share of its time alone for copies to the GPU, as `csub probe --stalls` told.
         decoding_share: The same for decoding.
         disk_share: The same for reading files; None where they came from a cache, too.
+        power_curve: Its rate and power by the power limit, from the highest on. What was measured
+            under a lower one is in nothing else but the peaks.
     """
 
     signature: str
@@ -330,6 +335,7 @@ class ProfileRecord:
     copies_share: float | None = None
     decoding_share: float | None = None
     disk_share: float | None = None
+    power_curve: tuple[PowerPoint, ...] = ()
 
     @classmethod
     def start(cls, observation: Observation) -> ProfileRecord:
@@ -366,11 +372,25 @@ class ProfileRecord:
             seen=keep_newest((*self.seen, observation.source)),
             **values,  # type: ignore[arg-type]
         )
+        merged = merged._add_limit(observation)
+        if is_lowered(merged.power_curve, observation.power_limit_w):
+            return merged
         surer = SUREST.index(self.measured_by) - SUREST.index(observation.measured_by)
         if surer < 0:
             return merged
         gives_way = surer > 0
         return merged._add_figures(observation, gives_way=gives_way)
+
+    def _add_limit(self, observation: Observation) -> ProfileRecord:
+        limit_w, rate, power_w = (
+            observation.power_limit_w,
+            observation.steps_per_s,
+            observation.energy_w,
+        )
+        if not (limit_w and rate and power_w) or observation.measured_by is MeasuredBy.COMPANY:
+            return self
+        seen = PowerPoint(limit_w, rate, power_w)
+        return replace(self, power_curve=add_point(self.power_curve, seen))
 
     def _add_figures(self, observation: Observation, *, gives_way: bool) -> ProfileRecord:
         """With the means and rates of one more run, in place of what there is where that gives way.
@@ -452,6 +472,7 @@ class ProfileRecord:
             sensitivity=0.0 if self.sensitivity is None else self.sensitivity.value,
             pressure=0.0 if self.pressure is None else self.pressure.value,
             gpu_memory_by=self.gpu_memory_by,
+            power_curve=self.power_curve,
             family=self.family if known_by in (KnownBy.EXACT, KnownBy.FAMILY) else "",
         )
 

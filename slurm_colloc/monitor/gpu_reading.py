@@ -335,6 +335,11 @@ _CALLS: dict[str, dict[str, Call]] = {
     "power_w": {
         "nvmlDeviceGetPowerUsage": lambda n, h: _scale(n.nvmlDeviceGetPowerUsage(h), _NO_UINT, 1000)
     },
+    "power_limit_w": {
+        "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: _scale(
+            n.nvmlDeviceGetEnforcedPowerLimit(h), _NO_UINT, 1000
+        )
+    },
     "energy_j": {
         "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: _scale(
             n.nvmlDeviceGetTotalEnergyConsumption(h), _NO_ULONGLONG, 1000

@@ -15,6 +15,7 @@ from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import (
     Capacity,
+    Goal,
     PackPlan,
     Plan,
     Policy,
@@ -91,6 +92,10 @@ def plan(
     if policy.may_cut:
         packs = _add_walls(question, packs)
     ordered = tuple(sorted(packs, key=find_first))
+    if policy.goal is Goal.ENERGY:
+        from slurm_colloc.planning.power_limit import limit_pack
+
+        ordered = tuple(limit_pack(question, pack) for pack in ordered)
     packs_at_once = None
     reasons: list[str] = []
     if policy.running_limit is not None:

@@ -271,6 +271,15 @@ def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
         )
 
 
+def _takes_power(_summary: Summary, member: Member) -> _Told:
+    power = member.get("power")
+    if power is not None:
+        finding = f"would take {{share}} of its energy per step at {power['limit_w']:.0f} W"
+        finding += f", {power['slowdown']:.2f} times as long"
+        act = "csub --goal=energy asks for that, where the site lets root set it"
+        yield finding, power["energy_share"], act
+
+
 def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:
     """Of several packs the one that looks busiest."""
     worst: tuple[float, float] | None = None
@@ -306,7 +315,7 @@ def _fell_back(summaries: Sequence[Summary]) -> _ToldOfAll:
 
 _OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
     _never_on_gpu, _ended_badly, _over_bound, _waits_for_data, _counts_no_steps, _too_short,
-    _no_rate_alone
+    _no_rate_alone, _takes_power,
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[Sequence[Summary]], _ToldOfAll], ...] = (
     _not_watched, _did_not_pay, _fell_back, _has_room, _looks_busy,

@@ -21,6 +21,7 @@ from slurm_colloc.metrics.rates import measure_windows, sum_known
 from slurm_colloc.metrics.sharing_cost import Stall
 from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.power_curve import NEAR_W
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.model.result_metrics import (
@@ -133,13 +134,37 @@ def build_member(
         "energy_j": build_part(energy),
         "stall": _build_stall(figures.stall),
         "interference": _build_interference(figures.interference),
+        "power": _build_power(run, member),
         "notes": [note for note in notes if note],
+    }
+
+
+def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
+    """The power limit that would suit it, by its curve; None where it has none, or that held."""
+    curve = () if member.profile is None else member.profile.power_curve
+    if len(curve) < 2:
+        return None
+    bound = _find_accepted(run, member.view)
+    if bound is None:
+        return None
+    from slurm_colloc.planning.power_limit import choose_limit
+
+    choice = choose_limit([curve], bound, may_measure=False)
+    held_w = run.compute_mean(
+        member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays]
+    )
+    if not choice.limit_w or (held_w is not None and held_w < choice.limit_w + NEAR_W):
+        return None
+    return {
+        "limit_w": choice.limit_w,
+        "slowdown": choice.slowdown,
+        "energy_share": choice.energy_share,
     }
 
 
 def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
     """What was asked for it."""
-    job, policy = view.spec.job, run.view.record.policy
+    job = view.spec.job
     return {
         "request": {
             "cpus": job.cpus,
@@ -148,9 +173,13 @@ def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
             "gpu_memory_mb": job.gpu_memory_mb,
             "time_limit_s": job.time_limit_s,
         },
-        "accepted_slowdown": job.max_slowdown
-        or (None if policy is None else policy.slowdown_bound),
+        "accepted_slowdown": _find_accepted(run, view),
     }
+
+
+def _find_accepted(run: PackRun, view: MemberView) -> float | None:
+    policy = run.view.record.policy
+    return view.spec.job.max_slowdown or (None if policy is None else policy.slowdown_bound)
 
 
 def build_part(part: AttributedPart | None) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from slurm_colloc.metrics.rates import describe_values
 from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.power_curve import NEAR_W
 from slurm_colloc.report.member_figures import (
     Figures,
     build_layout,
@@ -311,6 +312,7 @@ def _list_notes(run: PackRun) -> list[str]:
     elif not run.gpu:
         notes.append("nothing could be read of the GPU")
     notes += _tell_activity(run)
+    notes += _tell_power_limit(run)
     if run.setup is not None and run.setup.mode == SharingMode.MIG.value:
         notes.append(
             "power is the whole GPU's, and nothing tells that of a MIG instance: the members' "
@@ -326,6 +328,19 @@ def _list_notes(run: PackRun) -> list[str]:
     if run.gpu_model is None and run.members:
         notes.append("the GPU's model is not known, so there are no usage profiles")
     return notes
+
+
+def _tell_power_limit(run: PackRun) -> list[str]:
+    """That another power limit held than the one that was asked for."""
+    asked_w = run.view.record.power_limit_w
+    track = run.gpu.get("power_limit_w")
+    held_w = track.compute_mean([run.window]) if track is not None and run.window else None
+    if not asked_w or (held_w is not None and abs(held_w - asked_w) < NEAR_W):
+        return []
+    told = f"a power limit of {asked_w} W was asked for, and "
+    if held_w is None:
+        return [f"{told}which one held was not read"]
+    return [f"{told}{held_w:.0f} W held: that is for the site's policy and hooks to say"]
 
 
 def _tell_activity(run: PackRun) -> list[str]:

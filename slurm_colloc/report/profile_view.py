@@ -122,6 +122,7 @@ def render_profile(record: ProfileRecord, width: int, curves: Sequence[KnownCurv
         ("Pressure", _render_learnt(record.pressure, "its partners' slowdown")),
         ("Power", _render_watts(record.energy_w)),
         ("Idle power", _render_watts(record.idle_power_w)),
+        *((("By power limit", _render_power(record)),) if len(record.power_curve) > 1 else ()),
         *(("At once", _render_curve(curve)) for curve in curves if curve.is_of(record)),
     ]
     return render([build_lines(lines)], width)
@@ -134,6 +135,14 @@ def _render_held_up(record: ProfileRecord) -> str:
         ("disk", record.disk_share),
     )
     return ", ".join(f"{name} {format_share(share)}" for name, share in shares if share is not None)
+
+
+def _render_power(record: ProfileRecord) -> str:
+    return ", ".join(
+        f"{point.limit_w:.0f} W: {format_figure(point.steps_per_s)} /s, "
+        f"{format_figure(point.joules_per_step)} J per step"
+        for point in record.power_curve
+    )
 
 
 def _render_curve(curve: KnownCurve) -> str:

@@ -174,6 +174,7 @@ def build_sentences(
         return [("Figures", _tell_nothing(summary, chosen or summary["members"]))]
     lines = []
     if chosen is not None:
+        lines += _tell_energy(chosen)
         lines += _tell_gpu_memory(chosen)
         lines += _tell_stalls(chosen)
         lines += _tell_interference(summary, chosen)
@@ -187,6 +188,7 @@ def build_sentences(
         lines.append(("Saved", _tell_saving(pack)))
     lines += [("Degree", text) for text in _tell_degree(summary)]
     lines.append(("GPU", _tell_gpu(summary)))
+    lines += _tell_energy(summary["members"])
     lines += _tell_gpu_memory(summary["members"])
     lines += [("Not split", text) for text in _tell_unexplained(summary)]
     lines += _tell_stalls(summary["members"])
@@ -286,11 +288,28 @@ def _tell_gpu(summary: Summary) -> str:
     memory = use.get("gpu_memory_mb")
     if memory is not None:
         parts.append(f"memory at most {format_mb_figure(memory['max'])}")
+    limit = use.get("power_limit_w")
+    if limit is not None:
+        parts.append(f"power limit {limit['mean']:.0f} W")
     if summary["energy_j"] is not None:
         parts.append(f"energy {format_energy(summary['energy_j'])}")
     throttled = {k: v for k, v in summary["throttled_s"].items() if v}
     parts += [f"throttled by {name} {format_span(value)}" for name, value in throttled.items()]
     return f"{', '.join(parts)}{f'; {word}' if word else ''}" if parts else UNKNOWN
+
+
+def _tell_energy(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Energy per step, and per sample where these were counted."""
+    parts = []
+    for member in members:
+        energy = member["energy_j"]
+        if energy is None or not energy["value"] or not member["steps"]:
+            continue
+        text = f"{member['id']} {format_figure(energy['value'] / member['steps'])} J per step"
+        if member.get("samples"):
+            text += f", {format_figure(energy['value'] / member['samples'])} J per sample"
+        parts.append(text)
+    return [("Energy", "; ".join(parts))] if parts else []
 
 
 def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -98,6 +98,7 @@ _change = _is(
     {"at": _is_moment, "came": _each(_is_count), "went": _each(_is_count)}
     | _all(lambda v: v is not None and _is_number(v), "before_steps_per_s after_steps_per_s ratio")
 )
+_power = _maybe(_is(_all(_is_number, "limit_w slowdown energy_share")))
 _member = _is(
     {
         **_all(_is_count, "member starts"),
@@ -230,7 +231,8 @@ _summary = _is(
         "throttled_s": _values(_is_number),
         "energy_j": _is_number,
         "unexplained": _is({"sm_active": _maybe(_unexplained), "energy_j": _unexplained}),
-        "members": _each(_member),
+        # Summaries of 0.1.0 have no "power".
+        "members": _each(lambda one: _member(one) and _power(one.get("power"))),
         "pack": _pack,
         "notes": _each(_is_text),
         "made_at": _maybe(_is_moment),

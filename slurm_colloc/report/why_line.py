@@ -157,6 +157,7 @@ def list_sharing_reasons(view: PackView) -> list[str]:
         alone = ("" if says_more else sharing.alone) or record.closed
         found += [f"it runs alone: {alone}"] if alone else []
     found += [f"it {sharing.not_opened}"] if sharing.not_opened else []
+    found += [sharing.power] if sharing.power else []
     return found + [f"it did not join {text}" for text in record.refusals]
 
 

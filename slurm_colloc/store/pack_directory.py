@@ -82,6 +82,7 @@ class PackRecord:
         open_for: For how many more jobs than its own it asked Slurm, so that they can join it
             while it runs.
         sharing: What of its reasons is about sharing.
+        power_limit_w: The power limit that it asked root for; 0 for none.
     """
 
     pack_id: str
@@ -120,6 +121,7 @@ class PackRecord:
     set_nodes: tuple[int, ...] = ()
     open_for: int = 0
     sharing: SharingReasons = SharingReasons()
+    power_limit_w: int = 0
 
     @property
     def node(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
+from slurm_colloc.model.power_curve import PowerPoint
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -101,26 +102,40 @@ def _check_ranges(record: ProfileRecord) -> None:
         shown = show_foreign(record.gpu_memory_total_mb)
         raise ValueError(f"gpu_memory_total_mb: must be at least 1 MB, is {shown}")
     _check_count("samples", record.samples)
+    _check_curve(record.power_curve)
     for field in fields(record):
-        name, item = field.name, getattr(record, field.name)
-        if isinstance(item, str | tuple):
-            _check_texts(name, item)
-        elif isinstance(item, RunningStatistics):
-            _check_count(name, item.n)
-            for number in (item.mean, item.sd or 0.0, item.last):
-                _check_number(name, number)
-        elif isinstance(item, ShrunkenMean):
-            _check_count(name, item.n)
-            # A sum of so many may be off by a rounding.
-            if abs(item.total) > item.n * LARGEST * (1 + 1e-9):
-                raise ValueError(f"{name}: total: must be between -n and n")
-        elif item is not None:
-            _check_number(name, item)
+        if field.name != "power_curve":
+            _check_item(field.name, getattr(record, field.name))
+
+
+def _check_item(name: str, item: object) -> None:
+    if isinstance(item, str | tuple):
+        _check_texts(name, item)
+    elif isinstance(item, RunningStatistics):
+        _check_count(name, item.n)
+        for number in (item.mean, item.sd or 0.0, item.last):
+            _check_number(name, number)
+    elif isinstance(item, ShrunkenMean):
+        _check_count(name, item.n)
+        # A sum of so many may be off by a rounding.
+        if abs(item.total) > item.n * LARGEST * (1 + 1e-9):
+            raise ValueError(f"{name}: total: must be between -n and n")
+    elif isinstance(item, int | float):
+        _check_number(name, item)
 
 
 def _check_count(name: str, count: int) -> None:
     if not 1 <= count <= _COUNT_MOST:
         raise ValueError(f"{name}: must be from 1 to {_COUNT_MOST}")
+
+
+def _check_curve(curve: Sequence[PowerPoint]) -> None:
+    for point in curve:
+        _check_count("power_curve", point.runs)
+        for number in (point.limit_w, point.steps_per_s, point.power_w):
+            _check_number("power_curve", number)
+            if number == 0:
+                raise ValueError("power_curve: its numbers cannot be 0")
 
 
 def _check_texts(name: str, item: str | tuple[str, ...]) -> None:

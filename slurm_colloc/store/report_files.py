@@ -52,6 +52,7 @@ GPU_COLUMNS: Columns = (
     ("nvlink_rx_mib_s", "float32"),
     ("gpu_memory_mb", "float32"),
     ("power_w", "float32"),
+    ("power_limit_w", "float32"),
     ("energy_j", "float64"),
     ("sm_clock_mhz", "int32"),
     ("memory_clock_mhz", "int32"),

@@ -23,6 +23,9 @@ TOKENS = (
     b"[csub/1 off]",
     b"[csub/1 off gpus=each]",
     b"[csub/1 mig=7g]",
+    b"[csub/1 mps power=40]",
+    b"[csub/1 off gpus=each power=9999]",
+    b"[csub/1 mig=3g+2g power=450]",
     b"[csub/1 mig=3g+2g+1g+1g]",
     b"[csub/1 mig=1g+1g+1g+1g+1g+1g+1g gpus=each]",
     b"[csub/1 mig=1g.10gb+me+3c.3g.40gb+1g+gfx+2g.120gb+me.all+1g.5gb-me+1g+1g]",
@@ -38,6 +41,10 @@ HOSTILE_COMMENTS = (
     b"[csub/1 mig=]", b"[csub/1 mig=+]", b"[csub/1 mig=1g+]", b"[csub/1 mig=9g]",
     b"[csub/1 mig=1g+1g+1g+1g+1g+1g+1g+1g]", b"[csub/1 mig=[12347]g]", b"[csub/1 mig=*]",
     b"[csub/1 mig=1g+me+me]", b"[csub/1 mig=me]", b"[csub/1 mig=1g-me+me]", b"[csub/1 mig=3g.*gb]",
+    b"[csub/1 mps power=]", b"[csub/1 mps power=4]", b"[csub/1 mps power=04]",
+    b"[csub/1 mps power=99999]", b"[csub/1 mps power=-40]", b"[csub/1 mps power=4e9]",
+    b"[csub/1 mps power=40 power=40]", b"[csub/1 mps power=40 gpus=each]", b"[csub/1 power=40]",
+    b"[csub/1 mps] power=40]", b"[csub/1 mps power=\xd9\xa34]", b"[csub/1 mps power=4\n0]",
     b"[csub/1 mig=1g.10gb+]", b"[csub/1 mig=1g+ME]", b"[csub/1 mig=8c.7g]", b"[csub/1 mig=1g.0gb]",
     b"[csub/1 mig=" + b"+".join([b"1g"] * 300) + b"]", b"[csub/1 mig=1g.10gb.20gb]",
     b"[csub/1 *]", b"[csub/1 ?ps]", b"[csub/1 m[p]s]", b"[csub/1 mps gpus=all]",
@@ -46,6 +53,7 @@ HOSTILE_COMMENTS = (
     b"[csub/1 mig=" * 80 + b"1g]", b"[csub/1 " * 128 + b"]", b" [csub/1 mps" * 9000 + b"]",
     *(b"[csub/1 " + words + b"]" for words in COMMANDS),
     *(b"[csub/1 mig=1g" + words + b"]" for words in COMMANDS),
+    *(b"[csub/1 mps power=40" + words + b"]" for words in COMMANDS),
     *(b"[csub/1 mps]" + words for words in COMMANDS),
     *(words + b"[csub/1 mps]" for words in COMMANDS if not words.endswith(b" ")),
 )  # fmt: skip
@@ -57,7 +65,7 @@ HOSTILE_IDS = (
 PIECES = st.sampled_from(
     [*COMMANDS, *TOKENS, b"[csub/1 ", b"]", b"mps", b"off", b"mig=", b"1g", b"+", b"3g+4g", b" ",
      b"me", b".all", b"-me", b"gfx", b"2c.", b".10gb", b".", b"c",
-     b" gpus=each", b"\n", b"\xc3\xbc"]
+     b" gpus=each", b" power=", b"450", b"\n", b"\xc3\xbc"]
 )  # fmt: skip
 ANY_COMMENT = st.one_of(
     st.lists(PIECES | st.binary(max_size=4), max_size=6).map(b"".join),

@@ -27,7 +27,7 @@ from slurm_colloc_lab.simgpu.nvml.build_library import NoCompiler
 
 from ..mps.nvidia import find_control
 from ..signalling import send_signal
-from .hook_bed import DEFAULT, NODE, Bed, set_mode
+from .hook_bed import NODE, Bed, reset_gpus
 from .waiting import Start, waiting_children
 
 # Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
@@ -215,7 +215,6 @@ def bed(short_directory: Path, simulation: Path) -> Iterator[Bed]:
     found.slurm_conf.write_text(f"NodeName={NODE} Gres=gpu:2\n")
     found.write_policy()
     found.fail_nvml()
-    for gpu in found.node.read_gpus():
-        set_mode(found, gpu.nvml_index, DEFAULT)
+    reset_gpus(found)
     yield found
     found.end_all()

@@ -208,6 +208,18 @@ class Bed:
                         subprocess.run(["sleep", "0.02"], check=True)
 
 
+def reset_gpus(bed: Bed) -> None:
+    """Every GPU as it comes up, whatever a test has left."""
+    for gpu in bed.node.read_gpus():
+        whole = dataclasses.replace(
+            gpu,
+            compute_mode=DEFAULT,
+            power_limit_mw=gpu.default_power_limit_mw,
+            persistence_mode=1,
+        )
+        bed.node.write_gpu(whole)
+
+
 def set_mode(bed: Bed, nvml_index: int, mode: int) -> None:
     """Set a compute mode as an administrator would."""
     gpu = bed.node.read_gpus()[nvml_index]

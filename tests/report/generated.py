@@ -227,6 +227,7 @@ def make_pack(
     used: Mapping[int, tuple[str, ...]] | None = None,
     gpu_set: int = 0,
     gpu_sets: tuple[int, ...] = (),
+    max_slowdown: float | None = None,
 ) -> Path:
     """Write a pack that has run, or runs, with these members.
 
@@ -242,7 +243,9 @@ def make_pack(
         work = "$@" if one_family else number
         entry = build_member(number, script=f"#!/bin/sh\npython train.py {work}\n".encode())
         name = names[number - 1] if number <= len(names) else f"train{number}"
-        job = dataclasses.replace(entry.spec.job, name=name, arguments=arguments)
+        job = dataclasses.replace(
+            entry.spec.job, name=name, arguments=arguments, max_slowdown=max_slowdown
+        )
         plan = (plans or {}).get(number) or dataclasses.replace(
             entry.spec.plan, predicted_slowdown=(predicted or {}).get(number)
         )

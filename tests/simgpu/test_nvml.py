@@ -197,6 +197,36 @@ def test_a_compute_mode_that_does_not_exist_is_refused(simulation: Simulation) -
     assert answer == [INVALID_ARGUMENT, 0]
 
 
+# power limit
+
+
+def test_only_root_sets_a_power_limit(simulation: Simulation, stranger: int) -> None:
+    change = """
+h = n.nvmlDeviceGetHandleByIndex(0)
+result = code(n.nvmlDeviceSetPowerManagementLimit, h, 400000)
+answer = [result, n.nvmlDeviceGetPowerManagementLimit(h), n.nvmlDeviceGetEnforcedPowerLimit(h),
+          n.nvmlDeviceGetPowerManagementDefaultLimit(h),
+          n.nvmlDeviceGetPowerManagementLimit(n.nvmlDeviceGetHandleByIndex(1))]
+"""
+    full = simulation.node.read_gpus()[1].default_power_limit_mw
+    first = simulation.node.read_gpus()[0].default_power_limit_mw
+    assert simulation.ask(change, uid=stranger) == [NO_PERMISSION, first, first, first, full]
+    assert simulation.ask(change) == [0, 400_000, 400_000, first, full]
+    assert simulation.snapshot()["n1"][simulation.uuids[0]]["power_limit_mw"] == 400_000
+
+
+@pytest.mark.parametrize("beyond", ["low - 1", "high + 1"])
+def test_a_power_limit_beyond_the_card_is_refused(simulation: Simulation, beyond: str) -> None:
+    answer = simulation.ask(
+        "h = n.nvmlDeviceGetHandleByIndex(0);"
+        "before = n.nvmlDeviceGetPowerManagementLimit(h);"
+        "low, high = n.nvmlDeviceGetPowerManagementLimitConstraints(h);"
+        f"answer = [code(n.nvmlDeviceSetPowerManagementLimit, h, {beyond}),"
+        " n.nvmlDeviceGetPowerManagementLimit(h) == before]"
+    )
+    assert answer == [INVALID_ARGUMENT, True]
+
+
 # utilization, GPM, energy
 
 _GPM = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,24 @@ def test_each_gpu_of_a_pack_of_several_gets_a_daemon() -> None:
     assert build_hook_request(plain, {}, ID, hooks, gpu_sets=(2, 1)) == HookRequest(MARK, None)
     never = build_hook_request(packs, {}, ID, HookChoice("never"), gpu_sets=(2, 1))
     assert never == HookRequest(MARK, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "limits", "token"),
+    [
+        (SharingMode.MPS, (500,), "[csub/1 mps power=500]"),
+        (SharingMode.EXCLUSIVE, (500,), "[csub/1 off power=500]"),
+        (SharingMode.TIMESLICE, (500, 450), "[csub/1 off power=500]"),
+        # One comment is for all: who needs no limit is not slowed down by the others'.
+        (SharingMode.MPS, (500, 0), "[csub/1 mps]"),
+    ],
+)
+def test_the_highest_power_limit_of_all_is_asked_for(
+    mode: SharingMode, limits: tuple[int, ...], token: str
+) -> None:
+    packs = [replace(make_pack(mode), power_limit_w=limit) for limit in limits]
+    assert build_hook_request(packs, {}, ID, HookChoice()).comment == f"{MARK} {token}"
+    assert build_hook_request(packs, {}, ID, HookChoice("never")).comment == MARK
 
 
 def test_never_means_as_without_hooks() -> None:

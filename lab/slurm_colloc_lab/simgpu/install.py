@@ -124,9 +124,9 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
     """What is on every GPU, to be compared with another moment.
 
     Returns:
-        By node and GPU UUID: `compute_mode`, `gpu_memory_mb` and `processes` (pids), and of a GPU
-        with MIG on or pending `mig`: its modes, and its instances by profile and placement. What
-        only grows, like energy, is not in it, nor are UUIDs of MIG devices.
+        By node and GPU UUID: `compute_mode`, `power_limit_mw`, `gpu_memory_mb` and `processes`
+        (pids), and of a GPU with MIG on or pending `mig`: its modes, and its instances by profile
+        and placement. What only grows, like energy, is not in it, nor are UUIDs of MIG devices.
     """
     seen: dict[str, dict[str, dict[str, object]]] = {}
     for node in list_nodes(directory):
@@ -136,6 +136,7 @@ def snapshot(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
             here = [process for process in processes if gpu.uuid in process.gpus]
             seen[node.name][gpu.uuid] = {
                 "compute_mode": gpu.compute_mode,
+                "power_limit_mw": gpu.power_limit_mw,
                 "gpu_memory_mb": sum(process.gpu_memory_mb for process in here),
                 "processes": [process.pid for process in here],
             }
@@ -182,6 +183,7 @@ def build_gpu(model: GpuModel, node: Path, nvml_index: int) -> SimulatedGpu:
         compute_mode=0,
         idle_power_mw=1000 * model.idle_power_w,
         power_limit_mw=1000 * model.power_limit_w,
+        default_power_limit_mw=1000 * model.power_limit_w,
         min_power_limit_mw=1000 * model.min_power_limit_w,
         sm_clock_mhz=model.sm_clock_mhz,
         memory_clock_mhz=model.memory_clock_mhz,

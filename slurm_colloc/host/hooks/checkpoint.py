@@ -53,6 +53,8 @@ class Checkpoint:
         cgroups: Control groups made for them.
         compute_modes: The GPUs' compute modes from before, by UUID; only of those that were to be
             changed.
+        power_limits: The GPUs' power limits from before and as they were to be set, in mW, by UUID;
+            only of those that were to be changed.
         mig: What is changed of the GPUs' MIG; each had no instance before.
         sluid: Slurm's other name of the job, which its control groups have from 26.05 on; empty
             before 25.11.
@@ -73,12 +75,18 @@ class Checkpoint:
     daemons: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     compute_modes: Mapping[str, str] = field(default_factory=dict)
+    power_limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     mig: tuple[MigClaim, ...] = ()
     sluid: str = ""
     seen: bool = False
     boot: str = field(default_factory=read_boot_id)
     made_at: float = field(default_factory=time.time)
     doubt: str = ""
+
+    @property
+    def keeps_settings(self) -> bool:
+        """Something of a GPU was to be set that has to be set back."""
+        return bool(self.compute_modes or self.power_limits)
 
     @property
     def divides(self) -> bool:
@@ -112,6 +120,7 @@ def pack_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "schema": SCHEMA,
         **values,
         "compute_modes": dict(checkpoint.compute_modes),
+        "power_limits": {gpu: list(both) for gpu, both in checkpoint.power_limits.items()},
         "mig": [_describe_claim(claim) for claim in checkpoint.mig],
     }
 
@@ -137,6 +146,7 @@ def parse_checkpoint(job_id: str, value: Mapping[str, Any]) -> Checkpoint:
         daemons=tuple(map(str, value["daemons"])),
         cgroups=tuple(map(str, value["cgroups"])),
         compute_modes={str(gpu): str(mode) for gpu, mode in value["compute_modes"].items()},
+        power_limits=_parse_limits(value),
         mig=tuple(map(_parse_claim, value["mig"])),
         sluid=str(value["sluid"]),
         seen=bool(value["seen"]),
@@ -160,11 +170,18 @@ def guess_checkpoint(job_id: str, problem: DamagedCheckpoint) -> Checkpoint:
             -1,
             phase=UNDOING,
             gpus=tuple(map(str, value["gpus"])),
+            power_limits=_parse_limits(value),
             mig=tuple(map(_parse_claim, value["mig"])),
             boot=str(value["boot"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Checkpoint(job_id, -1, -1, phase=UNDOING, doubt=str(problem))
+
+
+def _parse_limits(value: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    # One of the version before has none.
+    limits = value.get("power_limits", {})
+    return {str(gpu): (int(before), int(limit)) for gpu, (before, limit) in limits.items()}
 
 
 # Most jobs have none, and their hooks do not load what reads them.

@@ -24,6 +24,7 @@ from slurm_colloc.host.hooks.hook_report import (
     deadline,
     note_undone,
 )
+from slurm_colloc.host.hooks.limit_power import is_limit
 from slurm_colloc.host.hooks.node_policy import NodePolicy
 from slurm_colloc.host.hooks.recover_jobs import read_or_guess
 from slurm_colloc.host.hooks.run_directory import RunDirectory
@@ -55,9 +56,9 @@ if TYPE_CHECKING:
 # Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
 #
 # No process of the user's is asked anything. Root's agent is ended first, then the daemon's group;
-# then compute modes are set back, the GPUs are looked at, and what they are divided into is taken
-# away; files come last. Each step looks at what there is, so it
-# does not matter at which step a prolog or an earlier epilog was killed. While anything is left the
+# then compute modes and power limits are set back, the GPUs are looked at, and what they are
+# divided into is taken away; files come last. Each step looks at what there is, so it does not
+# matter at which step a prolog or an earlier epilog was killed. While anything is left the
 # checkpoint stays, for the next hook.
 
 MIG_UNDO_S = 12.0
@@ -133,7 +134,7 @@ class JobUndo:
             # On a full disk the checkpoint from before does as well.
             with contextlib.suppress(OSError):
                 self.run.write(checkpoint)
-        has_gpus = bool(checkpoint.gpus and (checkpoint.mode or checkpoint.compute_modes))
+        has_gpus = bool(checkpoint.gpus and (checkpoint.mode or checkpoint.keeps_settings))
         # It gets ready while the daemons end.
         question = self._ask() if has_gpus and self._is_of_this_boot else None
         try:
@@ -205,9 +206,12 @@ class JobUndo:
     # -- GPUs -----------------------------------------------------------------------------------
 
     def _check_gpus(self, question: NvmlQuestion) -> None:
-        """Set compute modes back, then write down who is on the job's GPUs."""
+        """Set compute modes and power limits back, then write down who is on the job's GPUs."""
         answer = question.ask(self.nvml_s)
+        if answer.problem and self.checkpoint.keeps_settings:
+            answer = self._ask().ask(self.nvml_s)
         self._restore_modes(answer)
+        self._restore_power(answer)
         unread = []
         for uuid in self.checkpoint.gpus:
             gpu = answer.find(uuid)
@@ -228,13 +232,8 @@ class JobUndo:
             self.report.notes.append(f"process {pid} of the job's user is on {uuid}")
 
     def _restore_modes(self, answer: NvmlAnswer) -> None:
-        wanted = self.checkpoint.compute_modes
-        if not wanted:
-            return
-        if answer.problem:
-            answer = self._ask().ask(self.nvml_s)
         changes = {}
-        for uuid, mode in wanted.items():
+        for uuid, mode in self.checkpoint.compute_modes.items():
             gpu = answer.find(uuid)
             if gpu is None or gpu.compute_mode is None:
                 why = answer.problem or "NVML does not show it"
@@ -256,6 +255,30 @@ class JobUndo:
             else:
                 why = after.problem or "NVML did not take it"
                 self.report.unsafe.append(f"{uuid} could not be set back to {mode}: {why}")
+
+    def _restore_power(self, answer: NvmlAnswer) -> None:
+        changes = {}
+        for uuid, (before, limit) in self.checkpoint.power_limits.items():
+            gpu = answer.find(uuid)
+            if gpu is None or gpu.power_limit_mw is None:
+                why = answer.problem or "NVML does not show it"
+                self.report.unsafe.append(f"the power limit of {uuid} is not known: {why}")
+            elif is_limit(gpu, limit):
+                changes[uuid] = before
+            elif not is_limit(gpu, before):
+                told = f"somebody else has limited {uuid} to {gpu.power_limit_mw / 1000:g} W"
+                self.report.notes.append(f"{told}: it was left so")
+        if not changes:
+            return
+        question = start_question(*self._place, uuids=tuple(changes), power_limits=changes)
+        after = question.ask(self.nvml_s)
+        for uuid, before in changes.items():
+            told = f"{before / 1000:g} W"
+            if is_limit(after.find(uuid), before):
+                self.report.notes.append(f"the power limit of {uuid} was set back to {told}")
+            else:
+                why = after.problem or "NVML did not take it"
+                self.report.unsafe.append(f"{uuid} could not be set back to {told}: {why}")
 
     def _restore_mig(self) -> bool:
         """Take away what the GPUs are divided into for the job, and set MIG modes back."""
@@ -396,7 +419,7 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     except OutOfTime:
         report.outcome = "the hook has run out of its time; the next one goes on"
         known = run.read_quietly(job.job_id)
-        if known is not None and known.compute_modes:
+        if known is not None and known.keeps_settings:
             report.exit_status = 1
     finally:
         run.close()

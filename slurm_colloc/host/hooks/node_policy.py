@@ -75,6 +75,8 @@ class NodePolicy:
         mig_mps_inside: A job may start MPS daemons inside its instances.
         mig_slow_s: How much longer than `deadline_s` a hook waits for an NVML that is slow to take
             a job's instances away, before it says that the node is not fit for the next job.
+        power_limit_min_w: The lowest power limit that a job may have set on its GPUs, in watts; 0:
+            none is ever set. A limit that a GPU has is never raised.
         state_directory: Where root keeps what has to outlast a reboot: on which GPUs MIG was on
             while a job had them divided; empty for nowhere.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
@@ -98,6 +100,7 @@ class NodePolicy:
     mig_change: bool = True
     mig_mps_inside: bool = False
     mig_slow_s: float = 30.0
+    power_limit_min_w: int = 0
     state_directory: str = "/var/lib/slurm_colloc"
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
 
@@ -236,10 +239,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "mig_change": _is_switch,
     "mig_mps_inside": _is_switch,
     "mig_slow_s": lambda item: _is_seconds(item, least=0.0),
+    "power_limit_min_w": lambda item: _is_count(item, 9999, 0),
     "state_directory": _is_place,
     "audit_log": _is_place,
 }
 assert set(_CHECKS) == {field.name for field in fields(NodePolicy)}
+
+
+NO_POWER = "the site's policy lets no job set a power limit"
 
 
 class Denied(Exception):
@@ -257,7 +264,9 @@ def check_permission(policy: NodePolicy, job: HookJob, token: Token) -> None:
     Raises:
         Denied: It does not.
     """
-    if token.mode not in policy.modes and not token.layout:
+    if token.mode == "off" and not policy.power_limit_min_w:
+        raise Denied(NO_POWER)
+    if token.mode not in (*policy.modes, "off") and not token.layout:
         raise Denied(f"the site's policy has no mode {token.mode}")
     if token.layout and policy.mig == MIG_OFF and MPS not in policy.modes:
         raise Denied("the site's policy does not let jobs divide GPUs by MIG")
@@ -292,6 +301,22 @@ def read_mig_conflict(slurm_conf: str, node: str) -> str:
         slurm_conf: Path of slurmd's slurm.conf; gres.conf lies next to it.
         node: Slurm's name of this node.
     """
+    return _read_conflict(slurm_conf, node, find_mig_conflict)
+
+
+def read_shared_conflict(slurm_conf: str, node: str) -> str:
+    """Why a GPU of this node may be of several jobs, by Slurm's settings; empty where it is not.
+
+    Args:
+        slurm_conf: Path of slurmd's slurm.conf; gres.conf lies next to it.
+        node: Slurm's name of this node.
+    """
+    return _read_conflict(slurm_conf, node, find_shared_conflict)
+
+
+def _read_conflict(
+    slurm_conf: str, node: str, find: Callable[[list[str], list[str], str], str]
+) -> str:
     try:
         slurm_lines = list(_read_lines(slurm_conf))
     except OSError as error:
@@ -302,7 +327,7 @@ def read_mig_conflict(slurm_conf: str, node: str) -> str:
         gres_lines = list(_read_lines(gres_conf)) if os.path.lexists(gres_conf) else []
     except OSError as error:
         return f"Slurm's settings in {gres_conf} cannot be read ({error.strerror})"
-    return find_mig_conflict(slurm_lines, gres_lines, node)
+    return find(slurm_lines, gres_lines, node)
 
 
 def find_mig_conflict(slurm_lines: list[str], gres_lines: list[str], node: str) -> str:
@@ -310,15 +335,24 @@ def find_mig_conflict(slurm_lines: list[str], gres_lines: list[str], node: str) 
     for values in map(_parse_line, slurm_lines):
         if "acct_gather_energy/gpu" in values.get("acctgatherenergytype", ""):
             return "with AcctGatherEnergyType=acct_gather_energy/gpu Slurm keeps GPUs open"
+    for values in map(_parse_line, gres_lines):
+        detected = values.get("autodetect", "")
+        if any(word in detected for word in _COUNTED_BY):
+            told = f"with AutoDetect={detected} slurmd counts MIG instances as GPUs"
+            if told := _tell_if_named(values.get("nodename", "ALL"), node, told):
+                return told
+    return find_shared_conflict(slurm_lines, gres_lines, node)
+
+
+def find_shared_conflict(slurm_lines: list[str], gres_lines: list[str], node: str) -> str:
+    """Why GPUs of a node may be of several jobs, by the files' lines; pure."""
+    for values in map(_parse_line, slurm_lines):
         shared = _find_shared(values.get("gres", "").split(","))
         if shared and (told := _tell_if_named(values.get("nodename", ""), node, shared)):
             return told
     for values in map(_parse_line, gres_lines):
         names = values.get("nodename", "ALL")
-        detected = values.get("autodetect", "")
         shared = _find_shared([values.get("name", "")])
-        if any(word in detected for word in _COUNTED_BY):
-            shared = f"with AutoDetect={detected} slurmd counts MIG instances as GPUs"
         if shared and (told := _tell_if_named(names, node, shared)):
             return told
     return ""

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field, fields, replace
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
 from slurm_colloc.host.hooks.hook_job import HookJob
-from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, MPS, NodePolicy
+from slurm_colloc.host.hooks.node_policy import (
+    DEFAULT_POLICY,
+    MPS,
+    NO_POWER,
+    NodePolicy,
+    read_shared_conflict,
+)
 from slurm_colloc.host.hooks.run_directory import RunDirectory, has_own_mounts
 from slurm_colloc.host.mps.daemon_limits import (
     DaemonLimits,
@@ -71,6 +77,7 @@ class JobPreparation:
     figures: dict[str, float] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     compute_mode: str | None = None
+    power_limits_w: dict[str, float] = field(default_factory=dict)
     _hierarchies: tuple[control_groups.Hierarchy, ...] = ()
 
     @classmethod
@@ -109,6 +116,7 @@ class JobPreparation:
             "gpus": list(self.gpus),
             "daemons": list(daemons),
             "compute_mode": self.compute_mode,
+            "power_limits_w": self.power_limits_w,
             "notes": self.notes,
         }
         if mig is not None:
@@ -181,6 +189,64 @@ class JobPreparation:
             raise NodeError("other hooks of this node do not come to their end") from error
         except OSError as error:
             raise NodeError(f"{self.run.path} cannot be written ({error.strerror})") from error
+
+    def claim_only(self) -> Checkpoint:
+        """Write down that these GPUs are this job's, without a sharing mode.
+
+        Raises:
+            NodeError: As `write_claim`.
+        """
+        checkpoint = Checkpoint(
+            job_id=self.job.job_id,
+            uid=self.job.uid or 0,
+            gid=self.job.gid or 0,
+            phase=PREPARING,
+            restart=self.job.restart,
+            gpus=self.gpus,
+            sluid=self.job.sluid,
+        )
+        self.write_claim(checkpoint)
+        return checkpoint
+
+    def limit_power(self, checkpoint: Checkpoint, answer: NvmlAnswer) -> Checkpoint:
+        """Set the power limit that is asked for, as far as the site and the cards let it be.
+
+        What a limit was is in the checkpoint before it is set. Without one the job starts all the
+        same, and is told why.
+
+        Args:
+            checkpoint: The job's, as it is written.
+            answer: What NVML said of its GPUs before anything was started on them.
+
+        Returns:
+            The checkpoint, as it is written now.
+        """
+        if not self.token.power_w:
+            return checkpoint
+        from slurm_colloc.host.hooks.limit_power import choose_limits, set_limits
+
+        try:
+            if not self.policy.power_limit_min_w:
+                raise NodeError(NO_POWER)
+            if shared := read_shared_conflict(self.job.slurm_conf, self.job.node):
+                raise NodeError(shared)
+            limits = choose_limits(
+                answer,
+                self.gpus,
+                self.token.power_w,
+                least_w=self.policy.power_limit_min_w,
+                divides=bool(checkpoint.mig),
+            )
+            if not limits:
+                self.notes.append("the GPUs have no higher power limit than the one asked for")
+                return checkpoint
+            checkpoint = replace(checkpoint, power_limits=limits)
+            self.run.write(checkpoint)
+            self.power_limits_w, notes = set_limits(self.driver, self.job.node, limits)
+            self.notes += notes
+        except (NodeError, OSError) as error:
+            self.notes.append(f"no power limit was set: {error}")
+        return checkpoint
 
     def _make_directory(self) -> None:
         size_mb = self.policy.directory_mb

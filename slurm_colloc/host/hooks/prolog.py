@@ -49,7 +49,7 @@ def run_prolog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
         job: Whom.
     """
     token = parse_token(job.comment)
-    if token is None or token.mode == "off":
+    if token is None or (token.mode == "off" and not token.power_w):
         return HookReport(outcome="the comment asks for nothing")
     if not policy.enabled:
         return HookReport(outcome="switched off by the policy")
@@ -160,7 +160,11 @@ class _Prolog:
         checkpoint, why_no_mig = None, ""
         if preparing.token.layout:
             checkpoint, why_no_mig = self._divide(answer)
-        if checkpoint is None:
+        if checkpoint is None and preparing.token.mode == "off":
+            checkpoint = preparing.claim_only()
+            checkpoint = preparing.limit_power(checkpoint, answer)
+            preparing.tell("", "the comment asks for a power limit only")
+        elif checkpoint is None:
             checkpoint = self._prepare_mps(answer, why_no_mig)
         self._run.write(replace(checkpoint, phase=READY))
         _measure(preparing.figures, "total_ms", started)
@@ -190,6 +194,7 @@ class _Prolog:
             checkpoint = preparing.claim(answer)
             preparing.set_modes(checkpoint)
             daemons = preparing.start(checkpoint, lambda: self._ends_at - time.monotonic())
+            checkpoint = preparing.limit_power(checkpoint, answer)
         except (CollocError, Denied) as error:
             if not why_no_mig:
                 raise
@@ -217,6 +222,7 @@ class _Prolog:
         dividing = MigPreparation.share(self._preparing)
         try:
             checkpoint, value = dividing.divide(answer, layout, self._ends_at)
+            checkpoint = dividing.limit_power(checkpoint, answer)
             dividing.tell(MIG, told, mig=value)
         except (CollocError, OSError) as error:
             reason = str(error)

@@ -17,7 +17,14 @@ import json
 import os
 import sys
 
-from slurm_colloc.host.nvml.nvml_child import ask, load_bindings, say, start_nvml, text
+from slurm_colloc.host.nvml.nvml_child import (
+    ask,
+    die_with_parent,
+    load_bindings,
+    say,
+    start_nvml,
+    text,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +34,6 @@ if TYPE_CHECKING:
 GPU_LOCKS_AT = 1 << 40
 """Where the GPUs' bytes begin in the lock file, by minor number; jobs' are below."""
 
-_PR_SET_PDEATHSIG = 1
-_KILL = 9
 _NONE = 0xFFFFFFFF
 _VIRTUAL_MODES = (2, 3, 4)
 """NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU, _HOST_VSGA."""
@@ -36,9 +41,7 @@ _VIRTUAL_MODES = (2, 3, 4)
 
 def main(argv: list[str]) -> int:
     """Answer each line of standard input."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _KILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if not die_with_parent():
         return 1
     gpus = dict(word.split("=") for word in argv[2:])
     nvml, problem = load_bindings()

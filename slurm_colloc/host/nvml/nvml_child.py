@@ -3,16 +3,17 @@
 A call into the driver can hang, so no other module of `host` imports pynvml. It is started by path:
 
     nvml_child.py [--on-request] [--uuid=UUID ...] [--minor=N ...] [--compute-mode=UUID=MODE ...]
-        [PATH ...]
+        [--power-limit=UUID=MW ...] [PATH ...]
 
 With --on-request it gets ready, then answers each line on standard input. With --uuid or --minor
-it reads only UUID and minor number of all other GPUs. With --compute-mode it sets compute modes,
-which only root may, and answers with all that holds then. PATHs are where the bindings are looked
-for first. What cannot be read is null, never 0; see host.nvml.nvml_query for the meaning.
+it reads only UUID and minor number of all other GPUs. With --compute-mode and --power-limit it sets
+these, which only root may, and answers with all that holds then. PATHs are where the bindings are
+looked for first. What cannot be read is null, never 0; see host.nvml.nvml_query for the meaning.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
 
 _COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 _MIB = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_KILL = 9
 
 
 def main(argv: list[str]) -> int:
     """Answer once, or for each line."""
     options = [word.split("=") for word in argv[1:] if word.startswith("--")]
-    modes = [(words[1], words[2]) for words in options if words[0] == "--compute-mode"]
+    changes = [words for words in options if words[0] in ("--compute-mode", "--power-limit")]
     wanted = {words[1] for words in options if words[0] in ("--uuid", "--minor")}
+    if changes and not die_with_parent():
+        return 1
     sys.path[:0] = [word for word in argv[1:] if not word.startswith("--")]
     nvml, problem = load_bindings()
-    problem = problem or start_nvml(nvml, modes)
+    problem = problem or start_nvml(nvml, changes)
     if problem:
         return say({"problem": problem})
     if ["--on-request"] not in options:
@@ -40,6 +45,13 @@ def main(argv: list[str]) -> int:
     for _ in sys.stdin:
         say(read_all(nvml, wanted))
     return 0
+
+
+def die_with_parent() -> bool:
+    """Let nothing change any more once the parent was killed; False where it is gone already."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _KILL, 0, 0, 0)
+    return os.getppid() == parent
 
 
 def load_bindings() -> tuple[Any, str]:
@@ -51,14 +63,14 @@ def load_bindings() -> tuple[Any, str]:
     return pynvml, ""
 
 
-def start_nvml(nvml: Any, compute_modes: list[tuple[str, str]]) -> str:
-    """Initialise NVML and set compute modes by UUID; why it cannot be, empty where it is done."""
+def start_nvml(nvml: Any, changes: list[list[str]]) -> str:
+    """Initialise NVML and set what is to be set; why it cannot be, empty where it is done."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         return f"NVML cannot be used: {error}"
-    for uuid, mode in compute_modes:
-        set_compute_mode(nvml, uuid, mode)
+    for option, uuid, value in changes:
+        change(nvml, option, uuid, value)
     return ""
 
 
@@ -90,11 +102,15 @@ def read_all(nvml: Any, wanted: set[str]) -> dict[str, Any]:
     }
 
 
-def set_compute_mode(nvml: Any, uuid: str, mode: str) -> None:
-    """Set one; whether it took is read back with all the rest."""
+def change(nvml: Any, option: str, uuid: str, value: str) -> None:
+    """Set one thing of a GPU; whether it took is read back with all the rest."""
     handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
-    if handle is not None:
-        ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(mode))
+    if handle is None:
+        return
+    if option == "--power-limit":
+        ask(nvml, "nvmlDeviceSetPowerManagementLimit", handle, int(value))
+    else:
+        ask(nvml, "nvmlDeviceSetComputeMode", handle, _COMPUTE_MODES.index(value))
 
 
 def read_gpu(nvml: Any, index: int, wanted: set[str]) -> dict[str, Any]:
@@ -113,6 +129,8 @@ def read_gpu(nvml: Any, index: int, wanted: set[str]) -> dict[str, Any]:
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    bounds = ask(nvml, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
+    persistence = ask(nvml, "nvmlDeviceGetPersistenceMode", handle)
     gpu.update(
         name=text(ask(nvml, "nvmlDeviceGetName", handle)),
         pci_bus_id=None if pci is None else text(pci.busId),
@@ -121,6 +139,9 @@ def read_gpu(nvml: Any, index: int, wanted: set[str]) -> dict[str, Any]:
         compute_mode=_COMPUTE_MODES[mode] if mode in range(4) else None,
         compute_capability=None if capability is None else [int(part) for part in capability],
         mig_enabled=None if mig is None else bool(mig[0]),
+        power_limit_mw=ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle),
+        power_limit_least_mw=None if bounds is None else int(bounds[0]),
+        is_persistent=None if persistence is None else bool(persistence),
         processes=read_processes(nvml, "nvmlDeviceGetComputeRunningProcesses", handle),
         mps_processes=read_processes(nvml, "nvmlDeviceGetMPSComputeRunningProcesses", handle),
     )

@@ -72,6 +72,9 @@ class Gpu:
         mig_enabled: It is divided by MIG.
         processes: Compute processes, MPS servers and clients among them.
         mps_processes: MPS clients.
+        power_limit_mw: Its power limit in mW.
+        power_limit_least_mw: The lowest that the card takes.
+        is_persistent: The driver keeps such settings while nothing uses the GPU.
         doubt: What NVML says about it that cannot be true; empty where all can.
     """
 
@@ -87,6 +90,9 @@ class Gpu:
     mig_enabled: bool | None = None
     processes: tuple[GpuProcess, ...] | None = None
     mps_processes: tuple[GpuProcess, ...] | None = None
+    power_limit_mw: int | None = None
+    power_limit_least_mw: int | None = None
+    is_persistent: bool | None = None
     doubt: str = ""
 
 
@@ -290,6 +296,7 @@ class NvmlQuestion:
             and minor number of the others.
         minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
         compute_modes: As root: compute modes to set, by UUID; the answer has what holds then.
+        power_limits: The same of power limits, in mW.
     """
 
     def __init__(
@@ -301,6 +308,7 @@ class NvmlQuestion:
         uuids: Collection[str] = (),
         minors: Collection[int] = (),
         compute_modes: Mapping[str, str] | None = None,
+        power_limits: Mapping[str, int] | None = None,
     ) -> None:
         self._child: Child | None = None
         self._problem = ""
@@ -308,6 +316,7 @@ class NvmlQuestion:
             *(f"--uuid={uuid}" for uuid in uuids),
             *(f"--minor={minor}" for minor in minors),
             *(f"--compute-mode={uuid}={mode}" for uuid, mode in (compute_modes or {}).items()),
+            *(f"--power-limit={uuid}={limit}" for uuid, limit in (power_limits or {}).items()),
         ]
         try:
             self._child = start_program(
@@ -376,6 +385,7 @@ def start_question(
     uuids: Collection[str] = (),
     minors: Collection[int] = (),
     compute_modes: Mapping[str, str] | None = None,
+    power_limits: Mapping[str, int] | None = None,
 ) -> NvmlQuestion:
     """Get a question ready as root does: with this interpreter, in a clean environment.
 
@@ -385,12 +395,14 @@ def start_question(
         uuids: The GPUs that are asked about, by UUID.
         minors: The same by N of /dev/nvidiaN. With neither: all GPUs.
         compute_modes: Compute modes to set first, by UUID.
+        power_limits: Power limits to set first, in mW by UUID.
     """
     return NvmlQuestion(
         environ=build_nvml_environment(driver, node),
         uuids=uuids,
         minors=minors,
         compute_modes=compute_modes,
+        power_limits=power_limits,
     )
 
 

@@ -369,6 +369,7 @@ def build_packs(
             # What is submitted again brings what was noted the first time.
             reasons=tuple(dict.fromkeys((*planned.reasons, *options.notes))),
             sharing=planned.sharing,
+            power_limit_w=planned.power_limit_w,
             members=tuple(member.spec.job.number for member in members),
             submit_directory=directory,
             submit_host=os.uname().nodename,
@@ -420,6 +421,8 @@ def compute_closed(
     """Why no job may join a pack later; empty where it is open to joiners."""
     if pack.plan.layout:
         return "it was planned for MIG instances, made for the members that it begins with"
+    if pack.plan.power_limit_w:
+        return "it asks for a power limit that was chosen for its own jobs"
     if batch.gpu_sets:
         return "it has several GPUs, each with members and a runner of its own"
     if batch.is_array:

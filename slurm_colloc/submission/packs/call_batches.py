@@ -466,13 +466,17 @@ def choose_token(packs: Iterable[PackPlan], gpu_sets: Sequence[int] = ()) -> Tok
     All of those with MIG instances have the same layout (`call_batches`). A prolog knows daemons
     for all GPUs of a job, and for each.
     """
-    grouping = "each" if gpu_sets else "all"
-    is_mps = False
+    packs = list(packs)
+    # One comment for all: none is slowed down by more than its own limit would.
+    limits = [pack.power_limit_w for pack in packs]
+    power_w = max(limits) if all(limits) else 0
     for pack in packs:
         if pack.layout:
-            return Token(f"mig={'+'.join(instance.word for instance in pack.layout)}", "all")
-        is_mps = is_mps or pack.mode is SharingMode.MPS
-    return Token("mps", grouping) if is_mps else None
+            words = "+".join(instance.word for instance in pack.layout)
+            return Token(f"mig={words}", "all", power_w)
+    if any(pack.mode is SharingMode.MPS for pack in packs):
+        return Token("mps", "each" if gpu_sets else "all", power_w)
+    return Token("off", "all", power_w) if power_w else None
 
 
 def join_constraint(own: str, feature: str) -> str | None:

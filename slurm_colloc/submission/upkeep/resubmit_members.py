@@ -98,6 +98,7 @@ def _plan_again(record: PackRecord, specs: Sequence[MemberSpec]) -> PackPlan:
         predicted_slowdown=None,
         reasons=(*record.reasons, "submitted again: its members never started in their first pack"),
         sharing=record.sharing,
+        power_limit_w=record.power_limit_w,
         layout=tuple(
             replace(name_seat(word, number), places=places)
             for number, (word, places) in enumerate(

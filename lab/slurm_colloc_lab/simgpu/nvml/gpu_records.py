@@ -45,13 +45,15 @@ class SimulatedGpu:
         architecture: NVML's number: 7 is Ampere, 9 is Hopper.
         compute_mode: NVML's number, see `COMPUTE_MODES`.
         idle_power_mw: What it draws with nothing on it.
-        power_limit_mw: Its limit, which is also the default one.
+        power_limit_mw: Its limit.
+        default_power_limit_mw: The limit that it starts with, the highest that can be set.
         min_power_limit_mw: The lowest limit that can be set.
         sm_clock_mhz: The highest clock of its SMs.
         memory_clock_mhz: The clock of its memory.
         mig: Whether it can be partitioned.
         gpm: Whether it has GPU performance monitoring.
         device: Device file that has to be openable for it to be seen, or an empty string.
+        persistence_mode: 1 where the driver stays loaded.
         mig_mode: 1 where MIG is on.
         mig_pending: What it is to be after the next reset.
     """
@@ -70,12 +72,14 @@ class SimulatedGpu:
     compute_mode: int
     idle_power_mw: int
     power_limit_mw: int
+    default_power_limit_mw: int
     min_power_limit_mw: int
     sm_clock_mhz: int
     memory_clock_mhz: int
     mig: bool
     gpm: bool
     device: str = ""
+    persistence_mode: int = 1
     mig_mode: int = 0
     mig_pending: int = 0
 

@@ -1,6 +1,8 @@
 /* NVML: GPU performance monitoring, energy, power, temperature and clocks. */
 #include "nvml_mig.h"
 
+#include <sys/file.h>
+
 /* ---- GPU performance monitoring ---------------------------------------------------------- */
 
 struct gpm_sample {
@@ -227,7 +229,38 @@ EXPORT result nvmlDeviceGetPowerManagementLimit(struct device *device, unsigned 
 
 EXPORT result nvmlDeviceGetPowerManagementDefaultLimit(struct device *device, unsigned *limit)
 {
-    return get_power_limit(__func__, device, limit);
+    struct gpu gpu;
+    ENTER_DEVICE(device, &gpu);
+    NEED(limit);
+    *limit = gpu.default_power_limit_mw;
+    return SUCCESS;
+}
+
+/* In mW; root's, and within the card's bounds. */
+EXPORT result nvmlDeviceSetPowerManagementLimit(struct device *device, unsigned limit)
+{
+    static const char *const keys[] = {"power_limit_mw", NULL};
+    struct gpu gpu;
+    int lock, done;
+    ENTER_DEVICE(device, &gpu);
+    if (geteuid() != 0)
+        return NO_PERMISSION;
+    NEED(limit >= gpu.min_power_limit_mw && limit <= gpu.default_power_limit_mw);
+    lock = lock_node(node, LOCK_EX);
+    if (lock < 0)
+        return UNKNOWN;
+    done = write_gpu_values(node, &gpu, keys, &limit);
+    close(lock);
+    return done ? SUCCESS : UNKNOWN;
+}
+
+EXPORT result nvmlDeviceGetPersistenceMode(struct device *device, unsigned *mode)
+{
+    struct gpu gpu;
+    ENTER_DEVICE(device, &gpu);
+    NEED(mode);
+    *mode = gpu.persistence_mode;
+    return SUCCESS;
 }
 
 EXPORT result nvmlDeviceGetPowerManagementLimitConstraints(struct device *device, unsigned *low,
@@ -237,7 +270,7 @@ EXPORT result nvmlDeviceGetPowerManagementLimitConstraints(struct device *device
     ENTER_DEVICE(device, &gpu);
     NEED(low && high);
     *low = gpu.min_power_limit_mw;
-    *high = gpu.power_limit_mw;
+    *high = gpu.default_power_limit_mw;
     return SUCCESS;
 }
 

@@ -168,6 +168,8 @@ int read_gpu(const char *node, int nvml_index, struct gpu *gpu)
     gpu->compute_mode = find_count(text, "compute_mode");
     gpu->idle_power_mw = find_count(text, "idle_power_mw");
     gpu->power_limit_mw = find_count(text, "power_limit_mw");
+    gpu->default_power_limit_mw = find_count(text, "default_power_limit_mw");
+    gpu->persistence_mode = find_count(text, "persistence_mode");
     gpu->min_power_limit_mw = find_count(text, "min_power_limit_mw");
     gpu->sm_clock_mhz = find_count(text, "sm_clock_mhz");
     gpu->memory_clock_mhz = find_count(text, "memory_clock_mhz");

@@ -28,6 +28,8 @@ struct gpu {
     unsigned compute_mode;
     unsigned idle_power_mw;
     unsigned power_limit_mw;
+    unsigned default_power_limit_mw;
+    unsigned persistence_mode;
     unsigned min_power_limit_mw;
     unsigned sm_clock_mhz;
     unsigned memory_clock_mhz;

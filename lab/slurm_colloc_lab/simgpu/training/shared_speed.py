@@ -156,6 +156,7 @@ def compute_use(
     *,
     idle_power_w: float,
     power_limit_w: float,
+    limited_to_w: float | None = None,
     part: GpuPart = WHOLE_GPU,
     busy_elsewhere: int = 0,
 ) -> ProcessUse:
@@ -165,7 +166,8 @@ def compute_use(
         loads: The processes on the same device, their demands in per cent of the whole GPU.
         which: The one that is asked about.
         idle_power_w: What the GPU draws with nothing on it.
-        power_limit_w: Its limit.
+        power_limit_w: Its default limit.
+        limited_to_w: Its limit now; None for the default one.
         part: What the device has of the GPU.
         busy_elsewhere: How many processes compute on other devices of the same GPU.
     """
@@ -192,6 +194,11 @@ def compute_use(
     if load.sm_demand > 0:
         scale = power_limit_w / _FITTED_LIMIT_W
         power_w = awake_w / busy + scale * (_SM_W * sm_share + _DRAM_W * dram_share)
+    if limited_to_w is not None and power_w > 0:
+        # Power goes with the cube of the clock (assumed); neighbours are taken to draw alike.
+        clock = min(1.0, math.cbrt(max(1.0, limited_to_w - idle_power_w) / (busy * power_w)))
+        rate, power_w = rate * clock, power_w * clock**3
+        sm_share, dram_share = sm_share * clock, dram_share * clock
     return ProcessUse(
         rate=rate,
         sm_share=sm_share,

@@ -191,7 +191,8 @@ def _compute_use(job: TrainingJob, context: Context, device: CudaDevice) -> Proc
         loads,
         0,
         idle_power_w=gpu.idle_power_mw / 1000,
-        power_limit_w=gpu.power_limit_mw / 1000,
+        power_limit_w=gpu.default_power_limit_mw / 1000,
+        limited_to_w=gpu.power_limit_mw / 1000,
         part=GpuPart(device.sm_part, device.dram_part),
         busy_elsewhere=sum(other.sm_demand > 0 for other in working if not device.runs(other)),
     )
