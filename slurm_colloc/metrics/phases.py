@@ -1,8 +1,8 @@
-"""Whether a training has changed for good: another batch size, layers that are frozen. Pure.
+"""Whether a training has changed for good: another batch size, frozen layers. Pure.
 
 What it is like is seen in looks of some seconds of steps. Its own pauses (an evaluation, a
-checkpoint) are in none, and what its neighbours' pauses do to its rate is no change of its own. A
-larger batch may change the rate, or the samples of a step alone: either counts.
+checkpoint) hardly count in them, and what its neighbours' pauses do to its rate is no change of
+its own. A larger batch may change the rate, or the samples of a step alone: either counts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_colloc.metrics.rates import Interval, compute_percentile
-from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass
 
 CHANGE = 0.25
 """What differs by so much is another rate, or another batch size."""
 LOOK_S = 10.0
-LOOK_STEPS = 4
+LOOK_STEPS = 16
 """Of a slow training a look is longer: until so many steps were made."""
 LOOKS = 3
 """So many looks, one after the other, are for good."""
@@ -23,10 +23,8 @@ USUAL_LEAST, USUAL_MOST = 2, 6
 """Looks that tell what was usual before."""
 
 PAUSE_S = 2.0
-PAUSE_STEPS = 5.0
-_PAUSE_TIMES = 2.0
-SLOW_STEPS = 4
-"""So many pauses with nothing between them are the new pace."""
+PAUSE_STEPS = 3.0
+"""A pause counts for so long at most, or for so many steps: an evaluation changes no look much."""
 
 _ACTIVE = 0.9
 """Where fewer of the neighbours make steps than this part of the usual number, one that is slower
@@ -38,7 +36,7 @@ class Look:
     """Some seconds of a training's steps.
 
     Attributes:
-        steps_per_s: Its rate, pauses left out.
+        steps_per_s: Its rate, with little of its pauses.
         samples_per_step: Its batch size; None where unknown.
         active: How many members on the GPU made steps meanwhile, itself included, on average.
     """
@@ -103,10 +101,9 @@ class LookBuilder:
 
     Attributes:
         steps: So far.
-        length_s: The time that they took.
+        length_s: The time that they took, with little of each pause.
         samples: Likewise; None where unknown.
-        step_s: What a step takes usually, as far as it is known.
-        slow: What could be pauses, with nothing between them.
+        step_s: What a step took lately; None before the first.
         active: Members that made steps, times seconds.
         active_s: These seconds.
     """
@@ -115,7 +112,6 @@ class LookBuilder:
     length_s: float = 0.0
     samples: float | None = 0.0
     step_s: float | None = None
-    slow: list[tuple[float, float, float | None]] = field(default_factory=list)
     active: float = 0.0
     active_s: float = 0.0
 
@@ -127,19 +123,13 @@ class LookBuilder:
             length_s: From the last one before them to their last one.
             samples: That they took; None where unknown.
         """
-        if self._is_pause(steps, length_s):
-            self.slow.append((steps, length_s, samples))
-            if len(self.slow) < SLOW_STEPS:
-                return None
-            parts, self.slow = self.slow, []
-            self.step_s = length_s / steps
-        else:
-            parts = [(steps, length_s, samples)]
-            self.slow = []
-        for count, taken_s, of in parts:
-            self.steps += count
-            self.length_s += taken_s
-            self.samples = None if of is None or self.samples is None else self.samples + of
+        if self.step_s is not None:
+            expected_s = steps * self.step_s
+            # No pause is left out suddenly, only because it is a little longer than another.
+            length_s = min(length_s, expected_s + max(PAUSE_S, PAUSE_STEPS * self.step_s))
+        self.steps += steps
+        self.length_s += length_s
+        self.samples = None if samples is None or self.samples is None else self.samples + samples
         self.step_s = self.length_s / self.steps
         if self.length_s < LOOK_S or self.steps < LOOK_STEPS:
             return None
@@ -150,13 +140,6 @@ class LookBuilder:
         )
         self.steps = self.length_s = self.samples = self.active = self.active_s = 0.0
         return look
-
-    def _is_pause(self, steps: float, length_s: float) -> bool:
-        if self.step_s is None:
-            return False
-        expected_s = steps * self.step_s
-        limit_s = max(PAUSE_S, PAUSE_STEPS * self.step_s, _PAUSE_TIMES * expected_s)
-        return length_s - expected_s > limit_s
 
     def note_active(self, active: float, length_s: float) -> None:
         """Note how many members made steps for some seconds."""

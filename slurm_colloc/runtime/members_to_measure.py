@@ -285,6 +285,10 @@ class _Course:
         if steps <= 0 or length_s <= 0:
             return None
         self.before = count
+        if self.builder.step_s is None:
+            # What came before these steps is not known: it may have been at something else.
+            self.builder.step_s = length_s / steps
+            return None
         has_samples = count.samples is not None and before.samples is not None
         samples = count.samples - before.samples if has_samples else None  # type: ignore[operator]
         return self.builder.add(steps, length_s, samples)
@@ -306,13 +310,15 @@ class RateDrift:
 
     def forget(self) -> None:
         """Begin anew: a measurement has ended."""
-        self._courses = {}
-        self._read_at = None
+        self.forget_rates()
+        for course in self._courses.values():
+            course.batches = []
 
     def forget_rates(self) -> None:
         """Who runs has changed: rates of before tell nothing of those after."""
         for key, course in self._courses.items():
-            self._courses[key] = _Course(batches=course.batches)
+            builder = LookBuilder(step_s=course.builder.step_s)
+            self._courses[key] = _Course(builder=builder, batches=course.batches)
         self._read_at = None
 
     def find(self, running: Sequence[Member], counts: Counts) -> Member | None:

@@ -129,7 +129,7 @@ def test_a_pair_is_of_one_model_and_near_to_the_same_cpus() -> None:
         JobGpu(UUIDS[2], near=left, model="B"),
         JobGpu(UUIDS[3], near=right, model="A"),
     )
-    found = assign_gpus(gpus, [1, 2, 1])
+    found = assign_gpus(gpus, [GpuSetWant(1, 1), GpuSetWant(2, 1), GpuSetWant(1, 1)])
     words = [[gpu.word for gpu in own] for own in found]
     assert words == [[UUIDS[0]], [UUIDS[1], UUIDS[3]], [UUIDS[2]]]
 
