@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.model.gpu_pace import GpuRate, GpuRun
+from slurm_colloc.model.gpu_pace import GpuPace, GpuRate, GpuRun
+from slurm_colloc.slurm.slurm_nodes import NodeState
 from slurm_colloc.store.gpu_paces import add_gpu_runs
+from slurm_colloc.submission.plan.slow_nodes import choose_exclusion
 
 from ..cluster.conftest import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
@@ -47,50 +49,48 @@ def trained(user: CsubUser, slurm: FakeSlurm) -> CsubUser:
     return user
 
 
-def find_nodes(user: CsubUser) -> list[str]:
-    lines = user.run("sinfo", "--noheader", "--all", "--Node", "--exact", "--format=%N").stdout
-    return sorted(set(lines.split()))
-
-
 def test_a_slow_node_is_left_out_where_it_is_asked_and_nowhere_else(
     trained: CsubUser, slurm: FakeSlurm
 ) -> None:
-    note_slow(trained.state, "n1")
+    note_slow(trained.state, "node1")
     trained.csub(*EACH, "--join=never", "train.sh")
     done = trained.csub(*EACH, "--join=never", "--avoid-slow", "train.sh")
-    assert "n1 is left out (--exclude), because a GPU of it is slow: GPU-n1 (n1) " in done.stderr
+    assert (
+        "node1 is left out (--exclude), because a GPU of it is slow: GPU-node1 (node1) "
+        in done.stderr
+    )
     assert TOLD in done.stderr
-    trained.csub("--array=1-4", *EACH, "--avoid-slow", "--exclude=n2", "train.sh")
-    (trained.home / "settings.toml").write_text("avoid_slow = true\n")
-    assert read_excluded(slurm) == ["", "n1", "n2,n1"]
+    done = trained.csub("--array=1-4", *EACH, "--avoid-slow", "--exclude=node2", "train.sh")
+    assert "node1 is not left out, though it is slow: no other node is left" in done.stderr
+    assert read_excluded(slurm) == ["", "node1", "node2"]
 
 
 def test_the_setting_leaves_it_out_unless_it_is_named(trained: CsubUser, slurm: FakeSlurm) -> None:
-    note_slow(trained.state, "n1")
+    note_slow(trained.state, "node1")
     trained.csub("config", "avoid_slow", "true")
     trained.csub(*EACH, "--join=never", "train.sh")
-    trained.csub(*EACH, "--join=never", "--nodelist=n1", "train.sh")
+    trained.csub(*EACH, "--join=never", "--nodelist=node1", "train.sh")
     trained.csub("--join=never", "-c1", "train.sh")
-    assert read_excluded(slurm) == ["n1", "", ""]
+    assert read_excluded(slurm) == ["node1", "", ""]
 
 
 def test_a_slow_node_that_is_named_is_refused_in_one_sentence(
     trained: CsubUser, slurm: FakeSlurm
 ) -> None:
-    note_slow(trained.state, "n1")
-    done = trained.csub(*EACH, "--avoid-slow", "--nodelist=n[1-2]", "train.sh", check=False)
+    note_slow(trained.state, "node1")
+    done = trained.csub(*EACH, "--avoid-slow", "--nodelist=node[1-2]", "train.sh", check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"csub: error: --avoid-slow leaves out n1, which --nodelist names: GPU-n1 (n1) {TOLD}",
-        "csub: hint: leave out one of the two options",
-    ]
+    assert done.stderr == (
+        "csub: error: --avoid-slow leaves out node1, which --nodelist names: "
+        f"GPU-node1 (node1) {TOLD}: leave out one of the two options\n"
+    )
     assert read_excluded(slurm) == []
 
 
 def test_where_no_other_node_is_left_none_is_left_out(trained: CsubUser, slurm: FakeSlurm) -> None:
-    note_slow(trained.state, "n1", "n2", others=9)
+    note_slow(trained.state, "node1", "node2", others=9)
     done = trained.csub(*EACH, "--join=never", "--avoid-slow", "train.sh")
-    assert "n1,n2 is not left out, though it is slow: no other node is left" in done.stderr
+    assert "node1,node2 is not left out, though it is slow: no other node is left" in done.stderr
     assert read_excluded(slurm) == [""]
 
 
@@ -104,14 +104,35 @@ def test_a_node_that_slurm_does_not_know_is_no_matter(trained: CsubUser, slurm: 
 def test_the_doctor_tells_of_slow_gpus_and_forgetting_all_forgets_them(trained: CsubUser) -> None:
     def ask() -> dict[str, object]:
         done = trained.csub("doctor", "--no-job", "--json", check=False)
-        checks = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+        checks = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
         return dict(checks.get("gpus", {}))
 
     assert ask() == {}
-    note_slow(trained.state, "n1")
+    note_slow(trained.state, "node1")
     found = ask()
     assert found["level"] == "yellow"
-    assert found["what"] == f"GPU-n1 (n1) {TOLD}"
-    assert found["advice"] == ("csub --avoid-slow keeps jobs off n1; show it to the administrators")
+    assert found["what"] == f"GPU-node1 (node1) {TOLD}"
+    assert found["advice"] == (
+        "csub --avoid-slow keeps jobs off node1; show it to the administrators"
+    )
     trained.csub("profile", "forget", "--all")
     assert ask() == {}
+
+
+def build_node(name: str, *, gpus: int = 8, partition: str = "gpu") -> NodeState:
+    return NodeState(name, partition, partition == "gpu", "idle", gpus, "", "")
+
+
+def test_what_the_user_leaves_out_stays_left_out() -> None:
+    slow = [GpuPace("GPU-a", "n3", "m", 0.6, 4, 4), GpuPace("GPU-b", "n5", "m", throttled=0.2)]
+    nodes = [build_node(f"n{n}") for n in range(8)]
+    nodes += [build_node("login", gpus=0), build_node("x1", partition="other")]
+
+    def choose(**group: str) -> str:
+        return choose_exclusion(group, slow, nodes, is_asked=True).words
+
+    assert choose(exclude="n[1-2]") == "n[1-2],n3,n5"
+    assert choose(exclude="n[3-4]") == "n[3-4],n5"
+    assert choose(exclude="n[3-5]") == ""
+    assert choose(nodelist="n[1-2]") == "n3,n5"
+    assert choose(partition="other") == ""
