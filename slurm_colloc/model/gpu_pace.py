@@ -22,7 +22,7 @@ WATCHED_LEAST_S = 60.0
 RUNS_MOST, RATES_MOST, GPUS_MOST = 8, 8, 256
 """What is kept: the newest packs of a GPU, kinds of one pack, GPUs of a model seen last."""
 KEPT_S = 30 * 86_400.0
-"""What is older says nothing of today's GPU."""
+"""What is so much older than the newest pack says nothing of today's GPU."""
 
 _BATCH_DIGITS, _MEMORY_DIGITS = 3, 2
 """Jobs of one kind that differ in these are unlike: a larger batch, a wider model."""
@@ -150,14 +150,9 @@ class GpuPace:
         return f"{self.uuid} ({self.node}) {' and '.join(parts)}"
 
 
-def compare_paces(runs: GpuRuns, now: float) -> list[GpuPace]:
-    """The GPUs of a model, the slowest first; those of which nothing can be said at the end.
-
-    Args:
-        runs: What packs have shown of them.
-        now: Seconds since the epoch.
-    """
-    recent = [run for run in runs.runs if now - KEPT_S <= run.at]
+def compare_paces(runs: GpuRuns) -> list[GpuPace]:
+    """The GPUs of a model, the slowest first; those of which nothing can be said at the end."""
+    recent = runs.runs
     votes: dict[tuple[str, str], list[float]] = {}
     for alike in _group(recent):
         by_gpu: dict[str, list[float]] = {}

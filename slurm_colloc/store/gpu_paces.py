@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def read_paces(root: Path, gpu_model: str | None = None) -> list[GpuPace]:
     for path in paths:
         with contextlib.suppress(StateError):
             if (runs := read_record(path, GpuRuns)) is not None:
-                found += compare_paces(runs, time.time())
+                found += compare_paces(runs)
     return found
 
 

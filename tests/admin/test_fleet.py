@@ -402,6 +402,20 @@ def test_a_slow_gpu_is_told_where_several_jobs_of_several_users_say_so() -> None
     assert compare_gpus([make("ada", 0, jobs)]) == [], "there is nothing to compare it with"
 
 
+def test_a_throttled_gpu_is_slow_where_two_users_say_so() -> None:
+    def make(user: str, gpu: int, share: float | None) -> FleetPack:
+        record = dataclasses.replace(RECORD, gpu_uuid=GPU.format(gpu), node=f"node{gpu}",
+                                     throttled_share=share, rates=())  # fmt: skip
+        assert parse_fleet_record(json.loads(json.dumps(build_mapping(record)))) == record
+        return FleetPack("2023-11-14", user, "a", "gpu", f"{user}{gpu}", record, "north", 1)
+
+    ada = [make("ada", 0, 0.2), make("ada", 1, 0.0), make("ada", 2, None)]
+    (pace,) = compare_gpus(ada)
+    assert (pace.node, pace.rate, pace.throttled, pace.is_slow) == ("node0", None, 0.2, False)
+    (pace,) = compare_gpus([*ada, make("ben", 0, 0.1)])
+    assert (pace.throttled, pace.is_slow) == (pytest.approx(0.15), True)
+
+
 def test_sacct_s_lines_are_read_with_whatever_a_site_writes_into_comments() -> None:
     text = (
         "4711_2|4713|here|1000|ada|physics|gpu|1700000000|1700003600|node1|billing=8,cpu=8,"
