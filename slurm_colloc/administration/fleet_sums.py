@@ -389,8 +389,9 @@ def build_fleet_families(
         add(name, description, "gauge")
         _fill(families[-1], rows, read)
     add("gpu_normalised_rate", "Pace of a GPU against others of its model.", "gauge")
-    for pace in (pace for pace in paces if pace.rate is not None):
-        families[-1].add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
+    for pace in paces:
+        if pace.rate is not None:
+            families[-1].add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
     add("gpu_slow", "1 for a GPU that several users' jobs find slow.", "gauge")
     for pace in paces:
         families[-1].add(int(pace.is_slow), gpu=pace.uuid, node=pace.node, model=pace.model)

@@ -91,7 +91,8 @@ class Inquiry:
         )
 
     def _find_slow_gpu(self, view: PackView, member: MemberView) -> str:
-        record, slow = member.record, self._once(self._read_slow, view, {}, "slow GPUs")
+        none: Mapping[str, str] = {}
+        record, slow = member.record, self._once(self._read_slow, view, none, "slow GPUs")
         if record is None or not slow:
             return ""
         used: set[str] = set()
@@ -99,7 +100,7 @@ class Inquiry:
             used = {*record.gpu.uuids, record.gpu.gpu or ""}
         if not used & set(slow) and view.record.request is None:
             # A job alone prepares nothing: what was watched was its own.
-            used = set(self._once(self._read_watched, view, ()))
+            used = set(self._once(self._read_watched, view, tuple[str, ...]()))
         return "; ".join(told for uuid, told in slow.items() if uuid in used)
 
     def _read_slow(self, view: PackView) -> Mapping[str, str]:  # noqa: ARG002 - of all packs
