@@ -320,7 +320,7 @@ def judge_gpus(paces: Sequence[GpuPace]) -> list[Finding]:
     """No GPU is slower than others of its model; nothing where no pack has told of one."""
     known = [pace for pace in paces if pace.rate is not None or pace.throttled is not None]
     slow = [pace for pace in known if pace.is_slow]
-    values = {"slow": [{**asdict(pace), "is_slow": True} for pace in slow], "known": len(known)}
+    values = {"slow": [asdict(pace) for pace in slow], "known": len(known)}
     if not slow:
         count = "the GPU" if len(known) == 1 else f"none of the {len(known)} GPUs"
         verb = "is not" if len(known) == 1 else "is"

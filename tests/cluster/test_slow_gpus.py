@@ -64,8 +64,8 @@ def test_a_slow_gpu_is_seen_told_and_left_out(user: CsubUser, uneven_cluster: Sa
             job_id = user.submit(f"--nodelist={slow.name}", *OPTIONS, "train.sh")
             with explained(user, job_id):
                 user.finish(job_id)
-        for job_id in rest:
-            user.finish(job_id)
+        for other in rest:
+            user.finish(other)
 
         def is_known() -> bool:
             # What a pack had no time for at its end, the next call does.
