@@ -244,7 +244,7 @@ USERS_LEAST = 2
 
 
 @dataclass(frozen=True)
-class GpuPace:
+class FleetGpuPace:
     """How fast a GPU is against others of its model, by jobs that ran alone on several.
 
     Attributes:
@@ -278,12 +278,12 @@ class GpuPace:
         return (is_slow and self.slow_for >= USERS_LEAST) or self.throttled_for >= USERS_LEAST
 
 
-def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
+def compare_gpus(packs: Sequence[FleetPack]) -> list[FleetGpuPace]:
     """GPUs by their pace, the slowest first.
 
     A job counts where it was measured alone on at least two GPUs of one model, each user's by
     itself, and each user has one vote. No user can make a GPU look slow alone: see
-    `GpuPace.is_slow`.
+    `FleetGpuPace.is_slow`.
     """
     rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
@@ -329,10 +329,10 @@ def _judge_pace(
     model: str,
     by_user: Mapping[str, Sequence[float]],
     throttled: Mapping[str, Sequence[float]],
-) -> GpuPace:
+) -> FleetGpuPace:
     votes = [statistics.median(values) for values in by_user.values()]
     shares = [statistics.median(values) for values in throttled.values()]
-    return GpuPace(
+    return FleetGpuPace(
         uuid, node, model, statistics.median(votes) if votes else None,
         sum(map(len, by_user.values())), len(votes), sum(vote < SLOW for vote in votes),
         statistics.median(shares) if shares else None,
@@ -348,7 +348,7 @@ _Read = Callable[[FleetRow], float | None]
 
 
 def build_fleet_families(
-    rows: Sequence[FleetRow], paces: Sequence[GpuPace], refused: Mapping[str, int], now: float
+    rows: Sequence[FleetRow], paces: Sequence[FleetGpuPace], refused: Mapping[str, int], now: float
 ) -> list[MetricFamily]:
     """All metrics.
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from slurm_colloc.administration.fleet_spool import Accepted, collect, remove_done
 from slurm_colloc.administration.fleet_sums import (
+    FleetGpuPace,
     FleetRow,
-    GpuPace,
     add_refused,
     build_blob,
     build_fleet_families,
@@ -195,7 +195,7 @@ def _build_object(row: FleetRow) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _build_gpu(pace: GpuPace) -> dict[str, Any]:
+def _build_gpu(pace: FleetGpuPace) -> dict[str, Any]:
     return {
         "node": pace.node, "uuid": pace.uuid, "model": pace.model, "normalised_rate": pace.rate,
         "jobs": pace.jobs, "users": pace.users, "throttled": pace.throttled,

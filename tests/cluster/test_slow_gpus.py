@@ -84,7 +84,7 @@ def test_a_slow_gpu_is_seen_told_and_left_out(user: CsubUser, uneven_cluster: Sa
         assert told in " ".join(user.csub("why", job_id).stdout.split())
         assert told in " ".join(user.csub("report", job_id).stdout.split())
         # What is known of the job is what it makes on a GPU that is not slow.
-        (profile,) = json.loads(user.csub("profile", "list", "--json").stdout)["profiles"]
+        (profile,) = json.loads(user.csub("profile", "list", "--json").stdout)
         assert profile["steps_per_s"]["last"] == pytest.approx(20.0, rel=0.1)
         away = user.csub("--parsable", "--avoid-slow", *OPTIONS, "--array=1-4", "train.sh")
         assert f"{slow.name} is left out (--exclude)" in away.stderr
