@@ -83,6 +83,8 @@ class Settings:
         pause: Members are paused for moments, so that others can be measured without them.
         door: Members that wait for room on the GPU may start, and load their program until they
             would use it.
+        avoid_slow: Nodes are left out of which a GPU is slow by the user's own packs
+            (docs/planning.md).
         monitor_interval_s: How often the monitor looks, in seconds.
         activity_source: Who tells the activity of SMs, tensor cores and DRAM: `gpm` (NVML, from
             Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
@@ -119,6 +121,7 @@ class Settings:
     instrument: bool = True
     pause: bool = True
     door: bool = True
+    avoid_slow: bool = False
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
     goal: str = "throughput"

@@ -29,6 +29,7 @@ from slurm_colloc.model.fleet_record import (
     build_mapping,
     parse_fleet_record,
 )
+from slurm_colloc.model.gpu_pace import SLOW, THROTTLED
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.slurm.accounting import AccountedJob
 
@@ -238,14 +239,12 @@ def sum_fleet(packs: Iterable[FleetPack], *, by_day: bool = True) -> list[FleetR
     return [rows[key] for key in sorted(rows)]
 
 
-SLOW = 0.9
-"""A GPU below it is slow: such of one model differ by some percent."""
 JOBS_LEAST = 3
 USERS_LEAST = 2
 
 
 @dataclass(frozen=True)
-class GpuPace:
+class FleetGpuPace:
     """How fast a GPU is against others of its model, by jobs that ran alone on several.
 
     Attributes:
@@ -253,43 +252,55 @@ class GpuPace:
         node: Where it was seen last.
         model: Its model.
         rate: Median over users of the median over their jobs: a job's rate on it over the median
-            of that job on all GPUs of the model.
+            of that job on all GPUs of the model; None where no job tells.
         jobs: How many jobs tell.
         users: Of how many users.
         slow_for: For how many of these users it is slow.
+        throttled: Median over users of the part of the time in which heat or the power brake held
+            its clocks down; None where it is not known.
+        throttled_for: For how many users that was for long.
     """
 
     uuid: str
     node: str
     model: str
-    rate: float
+    rate: float | None
     jobs: int
     users: int
     slow_for: int
+    throttled: float | None = None
+    throttled_for: int = 0
 
     @property
     def is_slow(self) -> bool:
-        """It is slow, and neither one job nor one user alone says so."""
-        return self.rate < SLOW and self.jobs >= JOBS_LEAST and self.slow_for >= USERS_LEAST
+        """It is slow or throttled, and neither one job nor one user alone says so."""
+        is_slow = self.rate is not None and self.rate < SLOW and self.jobs >= JOBS_LEAST
+        return (is_slow and self.slow_for >= USERS_LEAST) or self.throttled_for >= USERS_LEAST
 
 
-def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
+def compare_gpus(packs: Sequence[FleetPack]) -> list[FleetGpuPace]:
     """GPUs by their pace, the slowest first.
 
     A job counts where it was measured alone on at least two GPUs of one model, each user's by
     itself, and each user has one vote. No user can make a GPU look slow alone: see
-    `GpuPace.is_slow`.
+    `FleetGpuPace.is_slow`.
     """
     rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     nodes: dict[str, tuple[float, str]] = {}
+    throttled: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for pack in packs:
         record = pack.record
         if record.gpu_uuid is None or record.gpu_model is None:
             continue
         seen = (record.ended_at, record.node)
         nodes[record.gpu_uuid] = max(nodes.get(record.gpu_uuid, seen), seen)
+        if record.throttled_share is not None:
+            by_user = throttled[record.gpu_model, record.gpu_uuid]
+            by_user[pack.user].append(record.throttled_share)
         for signature, rate in record.rates:
             rates[record.gpu_model, pack.user, signature][record.gpu_uuid].append(rate)
     paces: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -300,20 +311,32 @@ def compare_gpus(packs: Sequence[FleetPack]) -> list[GpuPace]:
         usual = statistics.median(medians.values())
         for uuid, own in medians.items():
             paces[model, uuid][user].append(own / usual)
+    shown = [key for key, by_user in throttled.items() if _is_throttled(by_user)]
     found = [
-        _judge_pace(uuid, nodes[uuid][1], model, by_user)
-        for (model, uuid), by_user in paces.items()
+        _judge_pace(uuid, nodes[uuid][1], model, paces[model, uuid], throttled[model, uuid])
+        for model, uuid in dict.fromkeys((*paces, *shown))
     ]
-    return sorted(found, key=lambda pace: (pace.rate, pace.uuid))
+    return sorted(found, key=lambda pace: (pace.rate is None, pace.rate or 0.0, pace.uuid))
+
+
+def _is_throttled(by_user: Mapping[str, Sequence[float]]) -> bool:
+    return any(statistics.median(shares) >= THROTTLED for shares in by_user.values())
 
 
 def _judge_pace(
-    uuid: str, node: str, model: str, by_user: Mapping[str, Sequence[float]]
-) -> GpuPace:
+    uuid: str,
+    node: str,
+    model: str,
+    by_user: Mapping[str, Sequence[float]],
+    throttled: Mapping[str, Sequence[float]],
+) -> FleetGpuPace:
     votes = [statistics.median(values) for values in by_user.values()]
-    return GpuPace(
-        uuid, node, model, statistics.median(votes), sum(map(len, by_user.values())), len(votes),
-        sum(vote < SLOW for vote in votes),
+    shares = [statistics.median(values) for values in throttled.values()]
+    return FleetGpuPace(
+        uuid, node, model, statistics.median(votes) if votes else None,
+        sum(map(len, by_user.values())), len(votes), sum(vote < SLOW for vote in votes),
+        statistics.median(shares) if shares else None,
+        sum(share >= THROTTLED for share in shares),
     )  # fmt: skip
 
 
@@ -325,7 +348,7 @@ _Read = Callable[[FleetRow], float | None]
 
 
 def build_fleet_families(
-    rows: Sequence[FleetRow], paces: Sequence[GpuPace], refused: Mapping[str, int], now: float
+    rows: Sequence[FleetRow], paces: Sequence[FleetGpuPace], refused: Mapping[str, int], now: float
 ) -> list[MetricFamily]:
     """All metrics.
 
@@ -367,7 +390,8 @@ def build_fleet_families(
         _fill(families[-1], rows, read)
     add("gpu_normalised_rate", "Pace of a GPU against others of its model.", "gauge")
     for pace in paces:
-        families[-1].add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
+        if pace.rate is not None:
+            families[-1].add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
     add("gpu_slow", "1 for a GPU that several users' jobs find slow.", "gauge")
     for pace in paces:
         families[-1].add(int(pace.is_slow), gpu=pace.uuid, node=pace.node, model=pace.model)

@@ -9,8 +9,8 @@ from typing import Any
 
 from slurm_colloc.administration.fleet_spool import Accepted, collect, remove_done
 from slurm_colloc.administration.fleet_sums import (
+    FleetGpuPace,
     FleetRow,
-    GpuPace,
     add_refused,
     build_blob,
     build_fleet_families,
@@ -165,10 +165,10 @@ def show_gpus(options: argparse.Namespace) -> int:
         say_json({"schema": 1, "gpus": [_build_gpu(pace) for pace in paces]})
         return 0
     _say_table(
-        ("NODE", "GPU", "MODEL", "RATE", "JOBS", "USERS", "SLOW"),
+        ("NODE", "GPU", "MODEL", "RATE", "JOBS", "USERS", "THROTTLED", "SLOW"),
         [
-            (pace.node, pace.uuid, pace.model, f"{pace.rate:.3f}", str(pace.jobs),
-             str(pace.users), "yes" if pace.is_slow else "")
+            (pace.node, pace.uuid, pace.model, _format(pace.rate, "{:.3f}"), str(pace.jobs),
+             str(pace.users), _format(pace.throttled, "{:.0%}"), "yes" if pace.is_slow else "")
             for pace in paces
         ],
         texts=3,
@@ -195,10 +195,11 @@ def _build_object(row: FleetRow) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _build_gpu(pace: GpuPace) -> dict[str, Any]:
+def _build_gpu(pace: FleetGpuPace) -> dict[str, Any]:
     return {
         "node": pace.node, "uuid": pace.uuid, "model": pace.model, "normalised_rate": pace.rate,
-        "jobs": pace.jobs, "users": pace.users, "slow": pace.is_slow,
+        "jobs": pace.jobs, "users": pace.users, "throttled": pace.throttled,
+        "slow": pace.is_slow,
     }  # fmt: skip
 
 

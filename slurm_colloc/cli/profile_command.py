@@ -91,6 +91,7 @@ def forget(
     What packs have measured with jobs of the same script is forgotten, too.
     """
     from slurm_colloc.store.curves import forget_curves
+    from slurm_colloc.store.gpu_paces import forget_gpu_runs
     from slurm_colloc.store.profile_updates import forget_profiles
 
     if bool(patterns) == everything:
@@ -100,6 +101,8 @@ def forget(
     chosen = records if everything else _choose(records, patterns or [])
     removed = forget_profiles(root, chosen)
     forget_curves(root, None if everything else {(r.family, r.gpu_model) for r in chosen})
+    if everything:
+        forget_gpu_runs(root)
     say(f"Forgotten: {format_count(removed, 'usage profile')}.")
 
 

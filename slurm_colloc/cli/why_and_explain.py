@@ -33,6 +33,7 @@ from slurm_colloc.session.selection import Choice
 from slurm_colloc.session.session import Session
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json
+from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.store.member_states import read_attempt
 from slurm_colloc.store.pack_directory import read_setup, read_slurm_job_id
 from slurm_colloc.store.report_files import latest_path
@@ -86,7 +87,30 @@ class Inquiry:
             last_line=_read_last_line(view, member),
             kept_apart=self._once(self._read_kept_apart, view, ()) if waits else (),
             left_out=self._once(self._read_left_out, view, "") if is_pending else "",
+            slow_gpu="" if is_pending else self._find_slow_gpu(view, member),
         )
+
+    def _find_slow_gpu(self, view: PackView, member: MemberView) -> str:
+        none: Mapping[str, str] = {}
+        record, slow = member.record, self._once(self._read_slow, view, none, "slow GPUs")
+        if record is None or not slow:
+            return ""
+        used: set[str] = set()
+        if record.gpu is not None:
+            used = {*record.gpu.uuids, record.gpu.gpu or ""}
+        if not used & set(slow) and view.record.request is None:
+            # A job alone prepares nothing: what was watched was its own.
+            used = set(self._once(self._read_watched, view, tuple[str, ...]()))
+        return "; ".join(told for uuid, told in slow.items() if uuid in used)
+
+    def _read_slow(self, view: PackView) -> Mapping[str, str]:  # noqa: ARG002 - of all packs
+        paces = read_paces(self._session.state.root)
+        return {pace.uuid: pace.describe() for pace in paces if pace.is_slow}
+
+    def _read_watched(self, view: PackView) -> tuple[str, ...]:
+        latest = self._read_latest(view) or {}
+        gpus = latest.get("gpus")
+        return tuple(gpus) if isinstance(gpus, dict) else ()
 
     def _read_left_out(self, view: PackView) -> str:
         """Why the pack before it in its submission takes no more members; empty where it may."""

@@ -45,6 +45,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmCommands
 from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version
 from slurm_colloc.store.all_packs import open_own_state
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
+from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.store.record_files import build_record
 from slurm_colloc.submission.packs.call_batches import join_constraint
 from slurm_colloc.submission.packs.submit_batch import build_batch_environment, build_environment
@@ -414,6 +415,7 @@ def ask_login() -> tuple[LoginFacts, Settings]:
             state_path=str(settings.state_path),
             state_shared=settings.state_shared,
             state_trouble=try_state(settings),
+            paces=tuple(read_paces(settings.state_path)),
         )
     except CollocError as error:
         facts = replace(facts, settings_trouble=_explain(error))

@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from slurm_colloc.model.examination import Examination
-from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.model.gpu_pace import GpuPace
+from slurm_colloc.model.late_definitions import asdict, dataclass, field
 from slurm_colloc.report.waiting_reasons import find_reason, normalise_reason
 from slurm_colloc.slurm.slurm_nodes import NodeState
 
@@ -266,6 +267,7 @@ class LoginFacts:
         state_path: The state directory.
         state_shared: The settings say that nodes see it.
         state_trouble: Why it cannot be written.
+        paces: How fast GPUs are, by the user's own packs.
     """
 
     version: str
@@ -284,6 +286,7 @@ class LoginFacts:
     state_path: str = ""
     state_shared: bool = True
     state_trouble: AskProblem = NO_ASK_PROBLEM
+    paces: tuple[GpuPace, ...] = ()
 
 
 def judge_login(facts: LoginFacts, partition: Partition | None) -> list[Finding]:
@@ -309,7 +312,24 @@ def judge_login(facts: LoginFacts, partition: Partition | None) -> list[Finding]
         judge_nodes(facts.nodes, partition),
         judge_gres(facts.config, partition),
         judge_cgroup(facts.config),
+        *judge_gpus(facts.paces),
     ]
+
+
+def judge_gpus(paces: Sequence[GpuPace]) -> list[Finding]:
+    """No GPU is slower than others of its model; nothing where no pack has told of one."""
+    known = [pace for pace in paces if pace.rate is not None or pace.throttled is not None]
+    slow = [pace for pace in known if pace.is_slow]
+    values = {"slow": [asdict(pace) for pace in slow], "known": len(known)}
+    if not slow:
+        count = "the GPU" if len(known) == 1 else f"none of the {len(known)} GPUs"
+        verb = "is not" if len(known) == 1 else "is"
+        what = f"{count} that your packs have measured {verb} slow"
+        return [green("gpus", what, **values)] if known else []
+    told = "; ".join(pace.describe() for pace in slow)
+    nodes = ",".join(dict.fromkeys(pace.node for pace in slow))
+    advice = f"csub --avoid-slow keeps jobs off {nodes}; show it to the administrators"
+    return [yellow("gpus", told, "jobs take longer there", advice, **values)]
 
 
 def judge_settings(facts: LoginFacts) -> Finding:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import find_shared
 from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
 from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
+from slurm_colloc.model.gpu_pace import GpuRate, GpuRun
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.measured_curve import (
     CurvePoint,
@@ -50,9 +52,9 @@ from slurm_colloc.report.member_figures import (
     find_usual_gpu_memory,
 )
 from slurm_colloc.report.pack_entry import build_entry
-from slurm_colloc.report.pack_run import MemberRun, PackRun, read_run
+from slurm_colloc.report.pack_run import MemberRun, PackRun, add_slow_gpus, read_run
 from slurm_colloc.report.pack_samples import StartSamples
-from slurm_colloc.report.pack_summary import write_summary
+from slurm_colloc.report.pack_summary import build_throttled, write_summary
 from slurm_colloc.report.solo_rates import (
     ALONE_LEAST_S,
     MEASURED,
@@ -69,6 +71,7 @@ from slurm_colloc.report.solo_rates import (
 from slurm_colloc.report.stalls_view import read_stalls
 from slurm_colloc.store.calibrations import find_calibration
 from slurm_colloc.store.curves import add_curves
+from slurm_colloc.store.gpu_paces import add_gpu_runs
 from slurm_colloc.store.indexes import append_entries, forget_due
 from slurm_colloc.store.profile_updates import (
     add_completions,
@@ -311,13 +314,20 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
     """
     state = pack.parent.parent
     run = read_run(pack, state)
+    observations = build_observations(run)
+    problems = []
+    if run.gpu_model is not None and (runs := build_gpu_runs(run, observations)):
+        try:
+            add_gpu_runs(state, run.gpu_model, runs)
+        except StateError as problem:
+            problems.append(f"{problem}; how fast its GPU is was not noted")
+        run = add_slow_gpus(run, state)
     figures = compute_figures(run)
     summary = write_summary(run, figures)
     if summary["final"]:
         append_entries(state, [build_entry(summary)])
-    problems = []
-    if observations := build_observations(run):
-        problems += add_observations(state, observations)
+    if observations:
+        problems += add_observations(state, [_correct(run, one) for one in observations])
     if curves := build_curves(run):
         problems += add_curves(state, curves)
     if told := build_held_up(run, pack):
@@ -333,6 +343,58 @@ def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
         problems += add_feedback(state, feedback)
     forget_due(state, pack.name)
     return problems
+
+
+def build_gpu_runs(run: PackRun, observations: Sequence[Observation]) -> list[GpuRun]:
+    """What a pack has shown of each of its GPUs: its jobs' rates alone, and throttling.
+
+    Args:
+        run: The pack.
+        observations: What its members used.
+    """
+    window = run.window
+    nodes = [m.view.record.node for m in run.members if m.view.record and m.view.record.node]
+    node = run.setup.node if run.setup is not None else next(iter(nodes), "")
+    if window is None or not node:
+        return []
+    several = {m.signature for m in run.members if run.count_gpus_of(m) > 1}
+    found = []
+    for uuid in run.gpu_uuids:
+        rates = [
+            GpuRate(
+                one.kind,
+                one.signature,
+                one.steps_per_s,
+                one.measured_by,
+                one.samples_per_s / one.steps_per_s if one.samples_per_s else None,
+                one.gpu_memory_usual_mb,
+            )
+            for one in observations
+            if one.gpu_uuid == uuid and one.steps_per_s and one.signature not in several
+        ]
+        samples = run.join_gpus((uuid,))
+        throttled = [build_throttled([samples])[name] for name in ("thermal", "brake")]
+        known = [value for value in throttled if value is not None]
+        found.append(
+            GpuRun(
+                f"{run.view.record.pack_id}/{run.view.attempt}",
+                uuid,
+                node,
+                window[1],
+                tuple(rates),
+                window[1] - window[0],
+                sum(known) if known else None,
+            )
+        )
+    return found
+
+
+def _correct(run: PackRun, seen: Observation) -> Observation:
+    """What would have been seen on a GPU that is not slow."""
+    if run.pace == 1.0 or not seen.steps_per_s:
+        return seen
+    samples = None if seen.samples_per_s is None else seen.samples_per_s / run.pace
+    return replace(seen, steps_per_s=seen.steps_per_s / run.pace, samples_per_s=samples)
 
 
 def build_held_up(run: PackRun, pack: Path) -> list[HeldUp]:

@@ -63,6 +63,8 @@ class FleetRecord:
         cpu_s: CPU time of its members.
         host_memory_mb: Sum of their peaks.
         rates: Of jobs that were measured alone, by signature: steps per second.
+        throttled_share: For which part of its time heat or the power brake held the GPU's clocks
+            down.
     """
 
     job_id: str
@@ -92,6 +94,7 @@ class FleetRecord:
     host_memory_mb: float | None
     rates: tuple[tuple[str, float], ...] = ()
     gpu_set: int = 0
+    throttled_share: float | None = None
 
     @property
     def has_shared(self) -> bool:
@@ -270,6 +273,7 @@ def parse_fleet_record(value: Any) -> FleetRecord:
         host_memory_mb=read.number_or_none("host_memory_mb", 1e9),
         rates=read.rates("rates"),
         gpu_set=read.whole("gpu_set", _GPUS_MOST - 1) if "gpu_set" in value else 0,
+        throttled_share=read.number_or_none("throttled_share", 1.0),
     )
 
 

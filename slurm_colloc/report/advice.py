@@ -299,6 +299,12 @@ def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:
         )
 
 
+def _on_slow_gpu(summaries: Sequence[Summary]) -> _ToldOfAll:
+    slow = dict.fromkeys(gpu["slow"] for s in summaries for gpu in s["gpus"] if gpu.get("slow"))
+    for told in slow:
+        yield told, "csub --avoid-slow keeps jobs off its node; show it to the administrators"
+
+
 def _fell_back(summaries: Sequence[Summary]) -> _ToldOfAll:
     reasons = [
         setup["reason"]
@@ -318,5 +324,5 @@ _OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
     _no_rate_alone, _takes_power,
 )  # fmt: skip
 _OF_ALL: tuple[Callable[[Sequence[Summary]], _ToldOfAll], ...] = (
-    _not_watched, _did_not_pay, _fell_back, _has_room, _looks_busy,
+    _not_watched, _did_not_pay, _on_slow_gpu, _fell_back, _has_room, _looks_busy,
 )  # fmt: skip

@@ -232,7 +232,14 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
         host_memory_mb=_sum_known(members, "host_memory_peak_mb"),
         rates=_list_rates(summary, view),
         gpu_set=view.record.gpu_set,
+        throttled_share=_find_throttled(summary, window["to"] - window["from"]),
     )  # fmt: skip
+
+
+def _find_throttled(summary: Mapping[str, Any], length_s: float) -> float | None:
+    known = [summary["throttled_s"][name] for name in ("thermal", "brake")]
+    found = [value for value in known if value is not None]
+    return min(1.0, sum(found) / length_s) if found and length_s > 0 else None
 
 
 def _count_gpus(summary: Mapping[str, Any], members: list[Any]) -> int:

@@ -21,7 +21,8 @@ from slurm_colloc.metrics.rates import (
     Window,
     settle,
 )
-from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.gpu_pace import GpuPace
+from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.usage_profile import ProfileRecord, choose_relatives
 from slurm_colloc.report.member_survey import survey_packs
@@ -36,6 +37,7 @@ from slurm_colloc.report.pack_samples import (
 )
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_bytes, read_json
+from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.store.member_states import MemberPause, read_pauses
 from slurm_colloc.store.pack_directory import Setup, read_setup
 from slurm_colloc.store.profiles import (
@@ -120,6 +122,7 @@ class PackRun:
         problems: What could not be read, a sentence each.
         degree: What its runner has measured and decided of how many run at once; None where
             nothing.
+        slow_gpus: Those of its GPUs that are slow, by what packs have noted.
     """
 
     path: Path
@@ -130,6 +133,15 @@ class PackRun:
     members: tuple[MemberRun, ...]
     problems: tuple[str, ...]
     degree: DegreeRecord | None = None
+    slow_gpus: tuple[GpuPace, ...] = ()
+
+    @property
+    def pace(self) -> float:
+        """How fast the pack's slowest GPU is against others of its model; 1 for all but slow ones.
+
+        So fast are rates alone here, over what they are elsewhere.
+        """
+        return min((p.rate for p in self.slow_gpus if p.has_slow_jobs and p.rate), default=1.0)
 
     def count_unmatched(self, member: int) -> int | None:
         """Lines of a member's output of which --progress-regex matched none; None for no such."""
@@ -308,7 +320,22 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     reading = _Reading(samples, last_at, here, pauses)
     members = tuple(_build_member(member, reading) for member in view.members)
     told = (*problems, *samples.problems)
-    return PackRun(path, view, setup, monitor, samples, members, told, degree)
+    run = PackRun(path, view, setup, monitor, samples, members, told, degree)
+    return add_slow_gpus(run, profiles)
+
+
+def add_slow_gpus(run: PackRun, root: Path) -> PackRun:
+    """With what is known of its GPUs by now.
+
+    Args:
+        run: The pack.
+        root: The state directory that has it.
+    """
+    if run.gpu_model is None:
+        return run
+    paces = read_paces(root, run.gpu_model)
+    slow = tuple(pace for pace in paces if pace.uuid in run.gpu_uuids and pace.is_slow)
+    return replace(run, slow_gpus=slow)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _build_gpu(run: PackRun, uuid: str) -> dict[str, Any]:
         ],
         "use": build_gpu_use(run, samples),
         "throttled_s": build_throttled([samples]),
+        "slow": next((pace.describe() for pace in run.slow_gpus if pace.uuid == uuid), None),
         "energy_j": _measure_energy(run, samples),
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
+from slurm_colloc.metrics.phases import find_longest_phase
 from slurm_colloc.metrics.presence import MARGIN_S, find_alone, find_briefly_alone, find_shared
 from slurm_colloc.metrics.rates import (
     Interval,
@@ -175,9 +176,9 @@ def find_solo_rate(
 ) -> SoloRate | None:
     """A member's solo rate; None where it is unknown.
 
-    From its usage profile; else from at least 10 s of this run in which it was alone, with all of
-    the GPU; else from the moments in which its runner had paused all others; else from its
-    family. A member that never shared was as fast as it is alone, whatever
+    From its usage profile, corrected for a slow GPU; else from at least 10 s of this run in which
+    it was alone, with all of the GPU; else from the moments in which its runner had paused all
+    others; else from its family. A member that never shared was as fast as it is alone, whatever
     its profile says.
 
     Args:
@@ -191,7 +192,7 @@ def find_solo_rate(
     rate = profile.steps_per_s if profile is not None else None
     if shared and profile is not None and rate is not None:
         return SoloRate(
-            rate.mean,
+            rate.mean * run.pace,
             PROFILE,
             rate.n,
             profile.sm_active,
@@ -263,7 +264,7 @@ class Relatives:
 
     def _compute(self, kind: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
         known = [
-            (record.steps_per_s.mean, record.sm_active, record.energy_w)
+            (record.steps_per_s.mean * self._run.pace, record.sm_active, record.energy_w)
             for record in profiles
             if record.steps_per_s is not None
         ]
@@ -362,7 +363,8 @@ def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
     found = []
     for start, settled in zip(member.starts, member.settle(), strict=True):
         own = _clip(windows, (start.begin, start.end))
-        intervals = select_within(settled.intervals, own)
+        # What changes for good has no mean.
+        intervals = find_longest_phase(select_within(settled.intervals, own))
         if settled.steps > 0:
             used, stepping = _hull(intervals, own), find_covered(intervals)
         else:

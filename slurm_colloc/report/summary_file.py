@@ -205,6 +205,7 @@ _window = _is(_all(_is_moment, "from to"))
 _gpu = _is(
     {
         "uuid": _is_text,
+        "slow": _maybe(_is_text),
         "index": _maybe(_is_count),
         "model": _maybe(_is_text),
         **_all(_is_number, "memory_mb energy_j"),

@@ -57,6 +57,7 @@ class Facts:
         last_line: The last line that it has written, of a failure; empty for none.
         kept_apart: Why it does not start in packs of other submissions that run the same script.
         left_out: Why the pack before its own takes no more members: its own came to be so.
+        slow_gpu: Its GPU, where that is slow, and by what that is known; empty where it is not.
     """
 
     now: float
@@ -70,6 +71,7 @@ class Facts:
     last_line: str = ""
     kept_apart: tuple[str, ...] = ()
     left_out: str = ""
+    slow_gpu: str = ""
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -85,6 +87,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
     if member.record is not None and member.record.taken_at_once:
         clauses.append(member.record.taken_at_once)
+    if facts.slow_gpu:
+        clauses.append(f"its GPU is slow: {facts.slow_gpu}")
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
     if facts.unreachable and not member.is_final and not view.record.local:

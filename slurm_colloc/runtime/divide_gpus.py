@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.nvml.nvml_query import (
@@ -71,11 +73,13 @@ class GpuSetWant:
         gpus: How many GPUs.
         cpus: How many CPUs.
         host_memory_mb: Host memory; None where Slurm was asked for none.
+        time_limit_s: Time for its longest member, in seconds; None for no limit.
     """
 
     gpus: int
     cpus: int
     host_memory_mb: int | None = None
+    time_limit_s: int | None = None
 
 
 def list_job_gpus(
@@ -126,23 +130,28 @@ def _describe(uuid: str, number: str, gpu: Gpu | None, *, takes_mig: bool) -> Jo
     return JobGpu(uuid, number, gpu.pci_bus_id, gpu.name, problem=problem)
 
 
-def assign_gpus(gpus: Sequence[JobGpu], sizes: Sequence[int]) -> tuple[tuple[JobGpu, ...], ...]:
+def assign_gpus(
+    gpus: Sequence[JobGpu], wants: Sequence[GpuSetWant]
+) -> tuple[tuple[JobGpu, ...], ...]:
     """Give each set its GPUs; fewer than it wants where they do not suffice.
 
-    The larger sets choose first: GPUs of one model that are near to the same CPUs, if there are
-    enough of them. What cannot be used is left to the smallest, so that it costs least.
+    The larger sets choose first, of equally large ones the one with the longest member: GPUs of one
+    model that are near to the same CPUs, if there are enough of them. What cannot be used is left
+    to the smallest, so that it costs least.
 
     Args:
-        gpus: All of them, in Slurm's order.
-        sizes: How many each set wants.
+        gpus: All of them, the fastest first, else in Slurm's order.
+        wants: What each set was planned with; those that end last come first.
     """
+    sizes = [want.gpus for want in wants]
+    times = [math.inf if want.time_limit_s is None else want.time_limit_s for want in wants]
     left = [*(gpu for gpu in gpus if not gpu.problem), *(gpu for gpu in gpus if gpu.problem)]
     found: dict[int, tuple[JobGpu, ...]] = {}
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+    for number in sorted(range(len(wants)), key=lambda n: (-sizes[n], -times[n], n)):
         chosen = _choose_alike(left, sizes[number])
         found[number] = tuple(chosen)
         left = [gpu for gpu in left if gpu not in chosen]
-    return tuple(found[number] for number in range(len(sizes)))
+    return tuple(found[number] for number in range(len(wants)))
 
 
 def _choose_alike(left: Sequence[JobGpu], size: int) -> list[JobGpu]:
@@ -240,7 +249,7 @@ def build_shares(
     Returns:
         The share of each set, whether all CPUs are near, and what could not be done.
     """
-    assigned = assign_gpus(gpus, [want.gpus for want in wants])
+    assigned = assign_gpus(gpus, wants)
     problems = [
         _find_problem(own, want.gpus, len(gpus)) for own, want in zip(assigned, wants, strict=True)
     ]
@@ -339,6 +348,7 @@ def divide_job(packs: Sequence[Path], record: PackRecord, allocation: Allocation
         [_read_want(pack, gpus) for pack, gpus in zip(packs, sizes, strict=True)],
         allocation,
         takes_mig=record.mode is SharingMode.MIG,
+        paces=_read_paces(packs[0].parent.parent),
     )
     with contextlib.suppress(StateError):
         # For those that look; the runners are told by this process.
@@ -365,6 +375,7 @@ def build_division(
     *,
     takes_mig: bool = False,
     pci_devices: Path = PCI_DEVICES,
+    paces: Mapping[str, float] = MappingProxyType({}),
 ) -> GpuDivision:
     """The division; nothing is written.
 
@@ -374,9 +385,11 @@ def build_division(
         allocation: What Slurm gave.
         takes_mig: GPUs that are divided by MIG are what was asked for.
         pci_devices: The kernel's files of PCI devices.
+        paces: How fast GPUs are against others of their model, by UUID.
     """
     gpus, doubt = list_job_gpus(answer, allocation.environment, takes_mig=takes_mig)
     gpus = tuple(replace(gpu, near=read_near_cpus(gpu.pci_bus_id, pci_devices)) for gpu in gpus)
+    gpus = tuple(sorted(gpus, key=lambda gpu: -paces.get(gpu.word, 1.0)))
     shares, is_near, notes = build_shares(
         gpus,
         wants,
@@ -394,8 +407,18 @@ def _read_want(pack: Path, gpus: int) -> GpuSetWant:
     with contextlib.suppress(StateError):
         record = read_pack(pack)
         if record is not None and record.request is not None:
-            return GpuSetWant(gpus, record.request.cpus, record.request.host_memory_mb)
+            request = record.request
+            return GpuSetWant(gpus, request.cpus, request.host_memory_mb, request.time_limit_s)
     return GpuSetWant(gpus, 1)
+
+
+def _read_paces(root: Path) -> dict[str, float]:
+    """How fast GPUs are by the user's own packs; nothing of those of which nothing is known."""
+    if not os.path.isdir(root / "gpus"):
+        return {}
+    from slurm_colloc.store.gpu_paces import read_paces
+
+    return {pace.uuid: pace.rate for pace in read_paces(root) if pace.rate is not None}
 
 
 def read_near_cpus(pci_bus_id: str | None, pci_devices: Path = PCI_DEVICES) -> frozenset[int]:

@@ -28,6 +28,7 @@ from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.members_to_measure import (
+    Counts,
     MembersToMeasure,
     RateDrift,
     describe_fixed,
@@ -86,7 +87,7 @@ class MeasuredDegree:
         self._has_let_go = False
         """A parked member has gone on although there was no place for it: it was sent a signal."""
         self._windows = PauseWindows(self.pauser, self.rates, self.pack.clock)
-        self._drift = RateDrift(self.rates, self.pack.clock)
+        self._drift = RateDrift()
         self._record = DegreeRecord(self.pack.attempt, places=1)
         self._measured: dict[str, int] = {}
         """Of how many of each kind the last measurement was; empty before."""
@@ -198,6 +199,7 @@ class MeasuredDegree:
         """Where a measurement has ended without a result half of the pack stood still meanwhile."""
         if self._windows.is_open:
             return
+        self._drift.forget_rates()
         cost_s = self._record.cost_s + self._windows.lasted_s / 2
         self._record = replace(self._record, cost_s=cost_s)
 
@@ -208,7 +210,7 @@ class MeasuredDegree:
         going = {member.number for member in running if member.paused_at is None}
         if going != self._going:
             self._going = going
-            self._drift.forget()
+            self._drift.forget_rates()
         kinds = set(self._to_measure.count_kinds(running)) if self._is_off else set()
         if kinds - self._off_kinds and not self.find_obstacle():
             # Of those that have come something may be measured.
@@ -244,7 +246,7 @@ class MeasuredDegree:
         is_first = not self._measured
         if is_first and self._to_measure.expects_more(running, self.memory, self.count_waiting):
             return
-        self._find_reason(running)
+        self._find_reason(running, counts)
         if self._wants:
             self._settle(running, counts, is_first=is_first)
 
@@ -261,8 +263,10 @@ class MeasuredDegree:
             self._wants = ""
             self._begin(running, counts)
 
-    def _find_reason(self, running: Sequence[Member]) -> None:
+    def _find_reason(self, running: Sequence[Member], counts: Counts) -> None:
         """Find out why the pack is to be measured now, if it is; and whether rates are stale."""
+        going = [member for member in running if member.paused_at is None]
+        one = self._drift.find(going, counts)
         if self._wants:
             return
         elapsed_s = self.pack.clock() - self._measured_at
@@ -274,9 +278,8 @@ class MeasuredDegree:
         )
         self._wants = reason
         self._is_stale = bool(self._measured) and elapsed_s >= AGAIN_S
-        one = None if reason else self._drift.find([m for m in running if m.paused_at is None])
-        if one is not None:
-            self._wants = f"the rate of member {tell_number(one.number)} has changed"
+        if one is not None and not reason:
+            self._wants = f"member {tell_number(one.number)} has changed"
             self._is_stale = True
 
     def _begin(self, running: Sequence[Member], counts: dict[int, StepCount | None]) -> None:

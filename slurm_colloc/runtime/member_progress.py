@@ -58,6 +58,7 @@ class StepCount:
         gpu_reserved: Bytes that it has now; likewise.
         is_printed: They are read from what it prints, as its lines come.
         line_s: Seconds from one such line to the next; None before that is known.
+        samples: Samples that the steps took; None where unknown.
     """
 
     at: float
@@ -70,6 +71,7 @@ class StepCount:
     gpu_reserved: int | None = None
     is_printed: bool = False
     line_s: float | None = None
+    samples: int | None = None
 
     @property
     def has_settled(self) -> bool:
@@ -190,6 +192,7 @@ def _count(at: float, found: MemberProgress) -> StepCount:
         found.gpu_reserved_peak,
         found.gpu_reserved,
         is_printed=found.source == "regex",
+        samples=found.samples,
     )
 
 

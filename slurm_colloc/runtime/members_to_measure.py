@@ -8,7 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.metrics.phases import (
+    PAUSE_S,
+    PAUSE_STEPS,
+    Look,
+    LookBuilder,
+    add_look,
+    has_new_batch,
+    has_new_rate,
+)
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number
@@ -250,83 +259,99 @@ def describe_fixed(members: Sequence[PausableMember]) -> str:
     return ""
 
 
-LOOK_S = 10.0
-DRIFT = 0.25
-"""A rate that differs by so much is another one: another batch size, another phase."""
-LOOKS = 3
-"""In so many looks one after the other: a checkpoint or a validation is over before."""
-
-
-@dataclass
-class _Course:
-    """How a member goes on.
-
-    Attributes:
-        begin: Its steps at the last look.
-        usual: Its rate in the first look after the measurement; None before.
-        odd: Looks one after the other in which it was another.
-    """
-
-    begin: StepCount
-    usual: float | None = None
-    odd: int = 0
-
-
 @dataclass(eq=False)
-class RateDrift:
-    """Watches members between measurements.
+class _Course:
+    """How a start of a member goes on.
 
     Attributes:
-        rates: Reads their steps.
-        clock: Seconds that only grow.
+        before: Its steps when it had made its last one, at the newest reading; None before.
+        builder: Its steps since the last look.
+        looks: Its looks since who runs has changed.
+        batches: Those since the measurement: a batch size does not depend on who runs.
     """
 
-    rates: WindowRates
-    clock: Callable[[], float] = time.monotonic
+    before: StepCount | None = None
+    builder: LookBuilder = field(default_factory=LookBuilder)
+    looks: list[Look] = field(default_factory=list)
+    batches: list[Look] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def add(self, count: StepCount) -> Look | None:
+        """Add what it has done since it was read before; the look, where that completes one."""
+        before = self.before
+        if before is None or before.last_step_s is None or count.last_step_s is None:
+            self.before = count
+            return None
+        length_s, steps = count.last_step_s - before.last_step_s, count.steps - before.steps
+        if steps <= 0 or length_s <= 0:
+            return None
+        self.before = count
+        if self.builder.step_s is None:
+            # What came before these steps is not known: it may have been at something else.
+            self.builder.step_s = length_s / steps
+            return None
+        has_samples = count.samples is not None and before.samples is not None
+        samples = count.samples - before.samples if has_samples else None  # type: ignore[operator]
+        return self.builder.add(steps, length_s, samples)
+
+    def is_active(self, count: StepCount | None) -> bool:
+        """Whether it makes steps; one of which too little is known does."""
+        step_s = self.builder.step_s if count is None or count.line_s is None else count.line_s
+        if count is None or count.last_step_s is None or step_s is None:
+            return True
+        return count.at - count.last_step_s <= max(PAUSE_S, PAUSE_STEPS * step_s)
+
+
+class RateDrift:
+    """Watches members between measurements: whether one has changed for good."""
+
+    def __init__(self) -> None:
         self._courses: dict[tuple[int, int], _Course] = {}
-        self._looked_at = 0.0
+        self._read_at: float | None = None
 
     def forget(self) -> None:
-        """Begin anew: a measurement has ended, or who runs has changed."""
-        self._courses = {}
-        self._looked_at = self.clock()
+        """Begin anew: a measurement has ended."""
+        self.forget_rates()
+        for course in self._courses.values():
+            course.batches = []
 
-    def find(self, running: Sequence[Member]) -> Member | None:
-        """A member whose rate has changed for good; None where none has, or it is not time to look.
+    def forget_rates(self) -> None:
+        """Who runs has changed: rates of before tell nothing of those after."""
+        for key, course in self._courses.items():
+            builder = LookBuilder(step_s=course.builder.step_s)
+            self._courses[key] = _Course(builder=builder, batches=course.batches)
+        self._read_at = None
+
+    def find(self, running: Sequence[Member], counts: Counts) -> Member | None:
+        """A member that has changed for good; None where none has.
 
         Args:
-            running: Those that run and are not paused, the same as since `forget`.
+            running: Those that run and are not paused, the same as since `forget_rates`.
+            counts: Their steps, as they were just read.
         """
-        now = self.clock()
-        if now < self._looked_at + LOOK_S:
+        read = [(member, counts.get(member.number)) for member in running]
+        at = max((count.at for _, count in read if count is not None), default=None)
+        if at is None:
             return None
-        self._looked_at = now
-        changed = [member for member in running if self._has_changed(member)]
-        return changed[0] if changed else None
-
-    def _has_changed(self, member: Member) -> bool:
-        key = member.number, member.record.starts
-        count = self.rates.read(member)
-        if count is None:
-            return False
-        course = self._courses.get(key)
-        if course is None:
-            self._courses[key] = _Course(count)
-            return False
-        steps, elapsed_s = count.steps - course.begin.steps, count.at - course.begin.at
-        if count.is_printed and count.last_step_s and course.begin.last_step_s:
-            # From line to line: as many lines as a look happens to hold would be no rate.
-            elapsed_s = count.last_step_s - course.begin.last_step_s
-        course.begin = count
-        if steps <= 0 or elapsed_s <= 0:
-            # It is at something else.
-            course.odd = 0
-            return False
-        rate = steps / elapsed_s
-        if course.usual is None:
-            course.usual = rate
-            return False
-        course.odd = course.odd + 1 if abs(rate / course.usual - 1.0) > DRIFT else 0
-        return course.odd >= LOOKS
+        courses = {
+            member.number: self._courses.setdefault(
+                (member.number, member.record.starts), _Course()
+            )
+            for member in running
+        }
+        active = sum(courses[member.number].is_active(count) for member, count in read)
+        elapsed_s = 0.0 if self._read_at is None else max(0.0, at - self._read_at)
+        self._read_at = at
+        found = None
+        for member, count in read:
+            course = courses[member.number]
+            if count is None:
+                continue
+            if course.is_active(count):
+                course.builder.note_active(active, elapsed_s)
+            if (look := course.add(count)) is None:
+                continue
+            course.looks = add_look(course.looks, look)
+            course.batches = add_look(course.batches, look)
+            if has_new_rate(course.looks) or has_new_batch(course.batches):
+                found = found or member
+        return found

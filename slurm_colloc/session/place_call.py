@@ -122,6 +122,13 @@ def prepare_call(
         from slurm_colloc.session.await_summaries import prepare_summaries
 
         prepare_summaries(session.state, session.settings)
+    is_asked = call.options.flag("avoid-slow")
+    if (is_asked or session.settings.avoid_slow) and not local:
+        from slurm_colloc.submission.plan.slow_nodes import leave_out_slow_nodes
+
+        call, told = leave_out_slow_nodes(call, session.state.root, is_asked=is_asked)
+        for text in told:
+            note(text)
     join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
     policy = replace(choose_policy(call, session.settings), join=join)
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.

@@ -416,6 +416,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
         own=True,
         reason="run in a copy of the project as it is now, or of these comma-separated PATHS",
     ),
+    _own("avoid-slow", _NO, Concern.CALL, "leave out nodes with a slow GPU (--exclude)"),
     _own("local", _NO, Concern.CALL, "run on this machine, without Slurm"),
     _own("json", _NO, Concern.CALL, "print one JSON object"),
     _own("dry-run", _NO, Concern.CALL, "print what would be submitted, and submit nothing"),

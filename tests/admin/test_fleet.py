@@ -389,7 +389,7 @@ def test_a_slow_gpu_is_told_where_several_jobs_of_several_users_say_so() -> None
     packs = [make("ada", 0, jobs), make("ada", 1, jobs), make("ada", 2, slow)]
     # One user alone tells of the third GPU.
     first = compare_gpus(packs)[0]
-    assert (first.node, round(first.rate, 2), first.users) == ("node2", 0.8, 1)
+    assert (first.node, round(first.rate or 0.0, 2), first.users) == ("node2", 0.8, 1)
     assert not first.is_slow
     # Another has run one job there, which was as fast as elsewhere; and the same job as ada's.
     ada = [make("ada", 0, jobs), make("ada", 2, [(s, 1.0) for s, _ in jobs])]
@@ -400,6 +400,21 @@ def test_a_slow_gpu_is_told_where_several_jobs_of_several_users_say_so() -> None
     first = compare_gpus([*packs, *ben])[0]
     assert (first.jobs, first.users, first.is_slow) == (4, 2, True)
     assert compare_gpus([make("ada", 0, jobs)]) == [], "there is nothing to compare it with"
+
+
+def test_a_throttled_gpu_is_slow_where_two_users_say_so() -> None:
+    def make(user: str, gpu: int, share: float | None) -> FleetPack:
+        record = dataclasses.replace(RECORD, gpu_uuid=GPU.format(gpu), node=f"node{gpu}",
+                                     throttled_share=share, rates=())  # fmt: skip
+        assert parse_fleet_record(json.loads(json.dumps(build_mapping(record)))) == record
+        return FleetPack("2023-11-14", user, "a", "gpu", f"{user}{gpu}", record, "north", 1)
+
+    ada = [make("ada", 0, 0.2), make("ada", 1, 0.0), make("ada", 2, None)]
+    (pace,) = compare_gpus(ada)
+    assert (pace.node, pace.rate, pace.throttled, pace.is_slow) == ("node0", None, 0.2, False)
+    (pace,) = compare_gpus([*ada, make("ben", 0, 0.1)])
+    assert pace.throttled == pytest.approx(0.15)
+    assert pace.is_slow
 
 
 def test_sacct_s_lines_are_read_with_whatever_a_site_writes_into_comments() -> None:

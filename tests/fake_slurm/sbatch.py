@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _KNOWN = {
     "--array": 1, "--begin": 1, "--chdir": 1, "--comment": 1, "--cpus-per-task": 1,
-    "--dependency": 1, "--error": 1, "--export": 1, "--gres": 1, "--hold": 0, "--input": 1,
-    "--job-name": 1, "--mem": 1, "--nodes": 1, "--no-requeue": 0, "--ntasks": 1, "--open-mode": 1,
-    "--output": 1, "--parsable": 0, "--partition": 1, "--requeue": 0, "--test-only": 0, "--time": 1,
-    "--wrap": 1,
+    "--dependency": 1, "--error": 1, "--exclude": 1, "--export": 1, "--gres": 1, "--hold": 0,
+    "--input": 1, "--job-name": 1, "--mem": 1, "--nodelist": 1, "--nodes": 1, "--no-requeue": 0,
+    "--ntasks": 1, "--open-mode": 1, "--output": 1, "--parsable": 0, "--partition": 1,
+    "--requeue": 0, "--test-only": 0, "--time": 1, "--wrap": 1,
 }  # fmt: skip
 _SAME = {"-H": "--hold", "-J": "--job-name", "-d": "--dependency", "-o": "--output", "-t": "--time"}
 _CONDITIONS = ("after", "afterany", "afterok", "afternotok")
@@ -108,6 +108,12 @@ def build_job(line: Line) -> Job:
     if line.get("--partition", "gpu") not in ("gpu", "preempt"):
         fail(f"sbatch: error: invalid partition specified: {line.get('--partition')}\n"
              f"{_FAILED}: Invalid partition name specified")  # fmt: skip
+    left_out = [name for name in line.get("--exclude").split(",") if name]
+    named = [name for name in line.get("--nodelist").split(",") if name]
+    if not {*left_out, *named} <= set(NODES):
+        fail(f"{_FAILED}: Invalid node name specified")
+    if not set(named or NODES) - set(left_out):
+        fail(f"{_FAILED}: Requested node configuration is not available")
     now = time.time()
     dependency, is_any = parse_dependency(line.get("--dependency"))
     limit = line.get("--array").partition("%")[2]
@@ -120,6 +126,7 @@ def build_job(line: Line) -> Job:
         "dependency": dependency, "is_any_dependency": is_any, "at_once": int(limit or 0),
         "limit_s": parse_length_s("sbatch", line.get("--time", "60")), "cpus": cpus,
         "host_memory_mb": int(memory), "gpu_count": int(count), "gpus": [], "node": "",
+        "allowed": [n for n in named or NODES if n not in left_out],
         "may_requeue": "--no-requeue" not in line.options, "restarts": 0, "submit_at": now,
         "start_at": 0.0, "end_at": 0.0, "directory": line.get("--chdir", os.getcwd()),
         "output": line.get("--output"), "error": line.get("--error"),

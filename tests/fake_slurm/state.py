@@ -108,7 +108,7 @@ class State:
 
     def _find_gpus(self, job: Job) -> tuple[str, list[int]] | None:
         """A node and its GPUs for a job; None while they are taken."""
-        for node in NODES:
+        for node in job["allowed"]:
             taken = {g for other in self._running() if other["node"] == node for g in other["gpus"]}
             free = [gpu for gpu in range(GPUS_PER_NODE) if gpu not in taken]
             if len(free) >= job["gpu_count"]:

@@ -11,6 +11,7 @@ import pytest
 from slurm_colloc.errors import SlurmRefused, SlurmUnreachable
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.accounting import read_history, read_qos
+from slurm_colloc.slurm.slurm_nodes import list_node_states
 
 from ..wait_until import wait_until
 from .conftest import Bed
@@ -70,6 +71,23 @@ def test_nodes_are_listed(bed: Bed) -> None:
     assert (gpu.is_default, shapes["preempt"].is_default) == (True, False)
     assert (gpu.cpus, gpu.host_memory_mb, gpu.gpus) == (16, 16000, ((None, 2),))
     assert (gpu.time_limit_max_s, gpu.time_limit_default_s) == (7 * 86400, 3600)
+
+
+def test_a_job_stays_away_from_nodes_that_are_left_out_and_goes_to_one_that_is_named(
+    bed: Bed,
+) -> None:
+    names = sorted({node.name for node in list_node_states()})
+    wanted = [(f"--nodelist={name}", name) for name in names]
+    if len(names) == 2:
+        wanted += [(f"--exclude={names[0]}", names[1]), (f"--exclude={names[1]}", names[0])]
+    for option, node in wanted:
+        job_id = bed.submit(option, "--output=where.%j", script="echo $SLURMD_NODENAME")
+        bed.wait_for(job_id, "COMPLETED")
+        assert bed.read(f"where.{job_id}").split() == [node]
+    with pytest.raises(SlurmRefused, match="Requested node configuration is not available"):
+        bed.submit(f"--exclude={','.join(names)}")
+    with pytest.raises(SlurmRefused, match="Invalid node name specified"):
+        bed.submit("--exclude=nosuchnode")
 
 
 def test_nothing_is_accounted(bed: Bed) -> None:

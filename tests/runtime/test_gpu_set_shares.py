@@ -129,7 +129,7 @@ def test_a_pair_is_of_one_model_and_near_to_the_same_cpus() -> None:
         JobGpu(UUIDS[2], near=left, model="B"),
         JobGpu(UUIDS[3], near=right, model="A"),
     )
-    found = assign_gpus(gpus, [1, 2, 1])
+    found = assign_gpus(gpus, [GpuSetWant(1, 1), GpuSetWant(2, 1), GpuSetWant(1, 1)])
     words = [[gpu.word for gpu in own] for own in found]
     assert words == [[UUIDS[0]], [UUIDS[1], UUIDS[3]], [UUIDS[2]]]
 
@@ -220,6 +220,24 @@ def test_nearness_is_the_kernel_s_word(tmp_path: Path) -> None:
     assert [share.cpus for share in division.shares] == [(2, 3), (0, 1)]
     assert division.restarts == 3
     assert division.notes == ()
+
+
+def test_the_longest_member_gets_the_fastest_gpu(tmp_path: Path) -> None:
+    said = answer(*(Gpu(n, uuid, "A", minor_number=2 + n) for n, uuid in enumerate(UUIDS[:2])))
+    allocation = Allocation("7", "7", "n", 0, 2, ((0,), (1,)), (), JOB)
+
+    def divide(*limits_s: int | None, paces: dict[str, float]) -> list[tuple[str, ...]]:
+        wants = [GpuSetWant(1, 1, None, limit_s) for limit_s in limits_s]
+        division = build_division(said, wants, allocation, pci_devices=tmp_path, paces=paces)
+        return [share.gpus for share in division.shares]
+
+    slow, fast = {UUIDS[0]: 0.67, UUIDS[1]: 1.02}, {UUIDS[0]: 1.02, UUIDS[1]: 0.67}
+    assert divide(60, 600, paces=slow) == [UUIDS[:1], UUIDS[1:2]]
+    assert divide(60, 600, paces=fast) == [UUIDS[1:2], UUIDS[:1]]
+    assert divide(600, None, paces=slow) == [UUIDS[:1], UUIDS[1:2]]
+    # Of equally long ones those that are planned to end last come first.
+    assert divide(60, 60, paces=slow) == [UUIDS[1:2], UUIDS[:1]]
+    assert divide(60, 60, paces={}) == [UUIDS[:1], UUIDS[1:2]]
 
 
 def test_what_the_kernel_does_not_say_is_said(tmp_path: Path) -> None:

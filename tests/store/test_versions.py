@@ -14,6 +14,7 @@ import pytest
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.gpu_pace import GpuRate, GpuRun, GpuRuns
 from slurm_colloc.model.job import ArrayTask, SignalRequest
 from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.measured_curve import (
@@ -140,6 +141,13 @@ CASES = [
             (FamilyRate("f", 10.0),), ("a.sh",), ("s.0/1",),
         ),
         "families gpu_model mode points",
+    ),
+    build_case(
+        GpuRuns(
+            "NVIDIA H100",
+            (GpuRun("s.0/1", "GPU-1", "n1", 1.5, (GpuRate("k", "s", 10.0),), 60.0, 0.5),),
+        ),
+        "gpu_model",
     ),
     build_case(SnapshotRecord("/home/u/p", ("src/net.py",), 1.5), ""),
     build_case(GpuDivision(1, "n1", (GpuSetShare(("GPU-1",), ("0",), (0, 1), 4096),), True), ""),

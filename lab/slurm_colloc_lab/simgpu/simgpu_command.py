@@ -30,6 +30,7 @@ usage: simgpu run [OPTIONS]       behave like a training; see simgpu run --help
            lie=processes     no process is listed
            lost, lost=UUID   all GPUs, or that one, have fallen off the bus
            fallen=UUID       the same, and its programs fail, too
+           paced=UUID:PART   that GPU is slower: its programs have this part of their rates
            held=UUID         a service has that GPU or MIG device open: it cannot be destroyed
            vgpu              the GPUs are a guest's vGPUs
            real-latency      MIG calls take as long as on a real GPU
@@ -39,7 +40,7 @@ usage: simgpu run [OPTIONS]       behave like a training; see simgpu run --help
 """
 _FAULT = re.compile(
     r"absent|no-driver|lie=uuid|lie=processes|(lost|fallen)=GPU-[\w-]+|lost|hang=\d+(\.\d+)?"
-    r"|held=(GPU|MIG)-[\w-]+|vgpu|real-latency"
+    r"|held=(GPU|MIG)-[\w-]+|vgpu|real-latency|paced=GPU-[\w-]+:0?\.\d+"
     r"|(hang|lost-in)=nvml\w+(#\d+)?|fail=nvml\w+(#\d+)?:\d+|slow=nvml\w+(#\d+)?:\d+(\.\d+)?"
 )
 _MIG_WORDS = {

@@ -131,6 +131,14 @@ class Node:
                     reaped.append(pid)
         return tuple(reaped)
 
+    def read_pace(self, uuid: str) -> float:
+        """How fast a GPU is over what its model is; see `simgpu faults`."""
+        text = _read_regular(self.directory.parent.parent / "faults", None) or ""
+        for word in text.split():
+            if word.startswith(f"paced={uuid}:"):
+                return float(word.rpartition(":")[2])
+        return 1.0
+
     def read_fallen(self) -> frozenset[str]:
         """The GPUs that have fallen off the bus, by UUID; see `simgpu faults`."""
         text = _read_regular(self.directory.parent.parent / "faults", None) or ""

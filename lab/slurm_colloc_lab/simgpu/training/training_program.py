@@ -145,13 +145,14 @@ def _account(job: TrainingJob, context: Context, duration_s: float) -> float:
     """Add what the last moments brought, look who is there now, and tell; steps per second."""
     process = context.process
     # A step ends when its slowest GPU has done its part.
+    pace = min(context.node.read_pace(device.gpu.uuid) for device in context.devices)
     use = min(
         (_compute_use(job, context, device) for device in context.devices),
         key=lambda one: one.rate,
     )
     # Tensor pipes and occupancy in proportion: there is no measurement of them.
     tensor, occupancy = use.sm_share / 5, use.sm_share / 2
-    rate = job.steps_per_s * use.rate
+    rate = job.steps_per_s * use.rate * pace
     nvlink_mib_s = job.nvlink_mib_s * use.rate if len(context.devices) > 1 else 0.0
     context.update(
         sm_share=use.sm_share,
