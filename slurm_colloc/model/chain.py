@@ -175,6 +175,9 @@ def choose_lead(
         why = f"how long such jobs wait is not known: {100 * UNKNOWN_SHARE:g} % of the time limit"
     if estimate_s is not None and estimate_s >= lead_s:
         lead_s, why = estimate_s, f"Slurm expects a wait of {format_elapsed(int(estimate_s))}"
+    if lead_s < HOLD_SHARE * limit_s:
+        # Slurm starts no job at once, and a successor may hold back for as long.
+        lead_s = HOLD_SHARE * limit_s
     if lead_s > LEAD_SHARE * limit_s:
         lead_s = LEAD_SHARE * limit_s
         why += ", which is more than half of the time limit"

@@ -46,8 +46,8 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     read_pack,
     read_slurm_job_id,
-    write_record,
     write_pack,
+    write_record,
 )
 from slurm_colloc.store.record_files import read_record
 
