@@ -30,7 +30,7 @@ RECENT = 50
 UNKNOWN_SHARE = 0.1
 """Of a link's limit: its lead where nothing tells how long requests wait."""
 
-LEAD_SHARE = 0.5
+LEAD_SHARE = 0.9
 """Of a link's limit: no lead is longer, so that a successor that starts at once finds work done."""
 
 HOLD_SHARE = 0.02
@@ -105,7 +105,7 @@ class Handover:
     Attributes:
         waited_s: From the successor's submission until it came up.
         interruption_s: From the end of the predecessor's members to the start of the successor's.
-        overlap_s: For how long both held an allocation.
+        overlap_s: For how long the successor held its allocation until its turn.
     """
 
     waited_s: float | None
@@ -122,7 +122,7 @@ def compute_handovers(record: ChainRecord) -> list[Handover]:
             Handover(
                 _count(link.submitted_at, link.up_at),
                 _count(before.ended_at, link.began_at),
-                _count(link.up_at, before.ended_at),
+                _count(link.up_at, link.began_at),
             )
         )
     return found
@@ -180,7 +180,7 @@ def choose_lead(
         lead_s = HOLD_SHARE * limit_s
     if lead_s > LEAD_SHARE * limit_s:
         lead_s = LEAD_SHARE * limit_s
-        why += ", which is more than half of the time limit"
+        why += ", which is more than the time limit leaves"
     return Lead(lead_s, why)
 
 

@@ -49,6 +49,7 @@ from slurm_colloc.store.pack_directory import (
     read_pack,
     read_slurm_job_id,
     write_chain,
+    write_ended,
 )
 from slurm_colloc.store.written_ends import forget_kill, list_kills
 
@@ -245,29 +246,44 @@ class ChainLinks:
             self._save(left_s)
 
     def conclude(self, ends: EndCollector) -> None:
-        """Once all members that were to save have ended: the next link is to go on."""
+        """Once all members that were to save have ended, this link does, too."""
         if not self.is_saving or self.decision.ending is not None:
             return
         if not self.pack.members.with_process() and not ends.undecided:
-            self._hand_over()
+            self._chain = self._chain.with_link(self._place, ended_at=time.time())
+            self.decision.ending = PackVerdict(False, None, "the next link goes on")
+            self.pack.journal.write("ending", reason=self.decision.ending.reason)
 
     def finish(self, *, is_over: bool) -> None:
-        """The link ends: write it down, and see that no successor is left without need.
+        """Hand over to the next link; the last that the runner does with the pack.
 
         Args:
             is_over: No member is to run again.
         """
-        slurm, ending = self.pack.slurm, self.decision.ending
+        slurm, ending, own = self.pack.slurm, self.decision.ending, self.pack.allocation.job_id
         if slurm is None or not self.pack.record.chain:
             return
-        if ending is not None and ending.state is MemberState.TIMEOUT and self.goes_on:
-            # Slurm was quicker.
-            self._hand_over()
-        link = self._chain.find_successor(self.pack.allocation.job_id)
-        if is_over and link is not None:
-            with contextlib.suppress(SlurmError):
+        if self._chain.links[self._place].ended_at is None:
+            self._chain = self._chain.with_link(self._place, ended_at=time.time())
+        self._write(self._chain)
+        link = self._chain.find_successor(own)
+        if is_over:
+            if link is not None:
                 slurm.cancel(link.job_id)
-        self._write(self._chain.with_link(self._place, ended_at=self._find_end()))
+            return
+        # Slurm may have been quicker than this runner.
+        is_timeout = ending is not None and ending.state is MemberState.TIMEOUT
+        if not self.goes_on or not (self.is_saving or is_timeout):
+            return
+        if link is None and self._submit(slurm):
+            link = self._chain.find_successor(own)
+        if link is None:
+            self._requeue(slurm)
+            return
+        # Where the lock is not to be had, the successor finds by itself that it may go on.
+        with hold_lock(self.pack.path / "lock", LOCK_WAIT_S) as locked:
+            if locked:
+                self.pack.state.pass_on(self.pack.record, link.job_id)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -390,40 +406,17 @@ class ChainLinks:
                 if not self.pack.is_lone or left_s > self._signal_s + self._term_s:
                     member.signal_at = now
 
-    def _hand_over(self) -> None:
-        """Pass the pack on to the next link: the successor, or this job once more."""
-        slurm, own = self.pack.slurm, self.pack.allocation.job_id
-        assert slurm is not None
-        self._chain = self._chain.with_link(self._place, ended_at=time.time())
-        link = self._chain.find_successor(own)
-        if link is None and self._submit(slurm):
-            link = self._chain.find_successor(own)
-        if link is not None:
-            # Where the lock is not to be had, the successor finds by itself that it may go on.
-            with hold_lock(self.pack.path / "lock", LOCK_WAIT_S) as locked:
-                if locked:
-                    self.pack.state.pass_on(self.pack.record, link.job_id)
-            self._end(None, "the next link goes on")
-            return
-        # Where no second job is taken, as under MaxSubmitJobs, this one goes back into the queue.
-        again = Link(own, time.time(), why=f"this job was requeued: {self._chain.problem}")
-        before = self._chain
+    def _requeue(self, slurm: SlurmAccess) -> None:
+        """Where no second job is taken, as under MaxSubmitJobs, this one goes into the queue again."""
+        own, before = self.pack.allocation.job_id, self._chain
+        again = Link(own, time.time(), why=f"this job was requeued: {before.problem}")
         self._write(replace(before, links=(*before.links, again)))
         try:
             slurm.requeue_running(own)
         except SlurmError as error:
             self._write(before)
-            problem = f"{before.problem}; nor could it be requeued: {error.message}"
-            self._end(MemberState.TIMEOUT, f"its time limit was reached; {problem}")
-            return
-        self._end(None, "the next link goes on")
-
-    def _end(self, state: MemberState | None, reason: str) -> None:
-        self.decision.ending = PackVerdict(False, state, reason)
-        self.pack.journal.write("ending", reason=reason)
-
-    def _find_end(self) -> float:
-        return self._chain.links[self._place].ended_at or time.time()
+            self._tell_problem(f"{before.problem}; nor could it be requeued: {error.message}")
+            write_ended(self.pack.path, SlurmJobState.TIMEOUT)
 
     def _tell_problem(self, problem: str) -> None:
         if problem != self._chain.problem:
