@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PastJob, choose_bucket, find_quantile
-from slurm_colloc.model.quantities import format_elapsed
+from slurm_colloc.model.quantities import format_elapsed, format_moment
 
 LINKS_MOST = 100
 """Links of a chain whose user gives no number."""
@@ -86,9 +86,22 @@ class ChainRecord:
         places = [place for place, link in enumerate(self.links) if link.job_id == job_id]
         return places[-1] if places else None
 
-    def with_link(self, place: int, **changes: object) -> ChainRecord:
-        """The same with one link changed."""
-        changed = replace(self.links[place], **changes)
+    def with_times(
+        self,
+        place: int,
+        *,
+        up_at: float | None = None,
+        began_at: float | None = None,
+        ended_at: float | None = None,
+    ) -> ChainRecord:
+        """The same with times of one link that are known now."""
+        link = self.links[place]
+        changed = replace(
+            link,
+            up_at=link.up_at if up_at is None else up_at,
+            began_at=link.began_at if began_at is None else began_at,
+            ended_at=link.ended_at if ended_at is None else ended_at,
+        )
         return replace(self, links=(*self.links[:place], changed, *self.links[place + 1 :]))
 
     def find_successor(self, job_id: str) -> Link | None:
@@ -126,6 +139,12 @@ def compute_handovers(record: ChainRecord) -> list[Handover]:
             )
         )
     return found
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Their sum; None where one is not known."""
+    found = list(values)
+    return None if None in found else sum(value for value in found if value is not None)
 
 
 def _count(since: float | None, until: float | None) -> float | None:
@@ -175,9 +194,8 @@ def choose_lead(
         why = f"how long such jobs wait is not known: {100 * UNKNOWN_SHARE:g} % of the time limit"
     if estimate_s is not None and estimate_s >= lead_s:
         lead_s, why = estimate_s, f"Slurm expects a wait of {format_elapsed(int(estimate_s))}"
-    if lead_s < HOLD_SHARE * limit_s:
-        # Slurm starts no job at once, and a successor may hold back for as long.
-        lead_s = HOLD_SHARE * limit_s
+    # Slurm starts no job at once, and a successor may hold back for as long.
+    lead_s = max(lead_s, HOLD_SHARE * limit_s)
     if lead_s > LEAD_SHARE * limit_s:
         lead_s = LEAD_SHARE * limit_s
         why += ", which is more than the time limit leaves"
@@ -285,3 +303,29 @@ def judge_turn(
     if state is None or state in _MAY_COME_BACK:
         return Turn.HOLD
     return Turn.LEAVE if state is SlurmJobState.CANCELLED else Turn.RUN
+
+
+def describe_chain(record: ChainRecord, current: str, most: int) -> str:
+    """Which link runs or waits, and what is known of the next one.
+
+    Args:
+        record: The links.
+        current: The Slurm job that the pack's state names as its own.
+        most: Of how many links the chain is made at most.
+    """
+    place = record.find(current) or 0
+    link, told = record.links[place] if record.links else Link(current), []
+    told.append(f"link {place + 1} of at most {most}")
+    if place and link.submitted_at is not None:
+        told[0] += f" (job {link.job_id}, {_describe_submission(link)})"
+    successor = record.find_successor(current)
+    if successor is not None:
+        told.append(f"its successor {successor.job_id} was {_describe_submission(successor)}")
+    told += [text for text in (record.problem, record.ended) if text]
+    return "; ".join(told)
+
+
+def _describe_submission(link: Link) -> str:
+    when = "" if link.submitted_at is None else f" at {format_moment(link.submitted_at)[11:16]}"
+    ahead = "" if link.lead_s is None else f", {format_elapsed(int(link.lead_s))} ahead"
+    return f"submitted{when}{ahead}{f': {link.why}' if link.why else ''}"

@@ -57,6 +57,7 @@ class Facts:
         last_line: The last line that it has written, of a failure; empty for none.
         kept_apart: Why it does not start in packs of other submissions that run the same script.
         left_out: Why the pack before its own takes no more members: its own came to be so.
+        chain: Which link of its chain runs, and what is known of the next; empty for no chain.
     """
 
     now: float
@@ -70,6 +71,7 @@ class Facts:
     last_line: str = ""
     kept_apart: tuple[str, ...] = ()
     left_out: str = ""
+    chain: str = ""
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -87,6 +89,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         clauses.append(member.record.taken_at_once)
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
+    if facts.chain and not member.is_final:
+        clauses.append(facts.chain)
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:

@@ -156,10 +156,10 @@ class _TurnWait:
                 place = len(chain.links) - 1
             link = chain.links[place]
             if link.began_at is None:
-                chain = chain.with_link(place, up_at=link.up_at or self._up_at, began_at=now)
+                chain = chain.with_times(place, up_at=link.up_at or self._up_at, began_at=now)
                 if place and chain.links[place - 1].ended_at is None:
                     ended_at = self._slurm.read_end_time(chain.links[place - 1].job_id)
-                    chain = chain.with_link(place - 1, ended_at=ended_at)
+                    chain = chain.with_times(place - 1, ended_at=ended_at)
             write_chain(self._pack, replace(chain, problem=""))
             for kill in list_kills(self._pack) if current != self._own else ():
                 # Of another job's start.
@@ -250,7 +250,7 @@ class ChainLinks:
         if not self.is_saving or self.decision.ending is not None:
             return
         if not self.pack.members.with_process() and not ends.undecided:
-            self._chain = self._chain.with_link(self._place, ended_at=time.time())
+            self._chain = self._chain.with_times(self._place, ended_at=time.time())
             self.decision.ending = PackVerdict(False, None, "the next link goes on")
             self.pack.journal.write("ending", reason=self.decision.ending.reason)
 
@@ -264,7 +264,7 @@ class ChainLinks:
         if slurm is None or not self.pack.record.chain:
             return
         if self._chain.links[self._place].ended_at is None:
-            self._chain = self._chain.with_link(self._place, ended_at=time.time())
+            self._chain = self._chain.with_times(self._place, ended_at=time.time())
         self._write(self._chain)
         link = self._chain.find_successor(own)
         if is_over:
@@ -407,7 +407,7 @@ class ChainLinks:
                     member.signal_at = now
 
     def _requeue(self, slurm: SlurmAccess) -> None:
-        """Where no second job is taken, as under MaxSubmitJobs, this one goes into the queue again."""
+        """Where no second job is taken, as under MaxSubmitJobs, this one goes back into the queue."""
         own, before = self.pack.allocation.job_id, self._chain
         again = Link(own, time.time(), why=f"this job was requeued: {before.problem}")
         self._write(replace(before, links=(*before.links, again)))

@@ -112,7 +112,9 @@ def _check_chain(call: Call, *, shares_state: bool) -> None:
             hint="give it on the command line, for all of them",
         )
     for candidate in {c.job.script_name: c for c in call.candidates}.values():
-        if not candidate.options.flag("saves") and not find_sign(candidate.job, candidate.script):
+        options = candidate.options
+        is_told = options is not None and options.flag("saves")
+        if not is_told and not find_sign(candidate.job, candidate.script):
             raise UsageProblem(
                 f"{candidate.job.script_name}: nothing shows that it saves its work when it is "
                 "told to end, and a chain would begin anew in each link",
