@@ -69,6 +69,9 @@ SAVE_S, SAVE_SHARE = 30.0, 0.05
 """Before a link's end, and at most this part of its limit: members get their TERM. After it they
 have KillWait, as at any time limit."""
 
+SIGNAL_EARLY_S = 60.0
+"""Slurm sends `--signal` up to so much earlier than asked (sbatch(1)), also to a batch script."""
+
 LOCK_WAIT_S = 30.0
 
 
@@ -236,7 +239,7 @@ class ChainLinks:
         step = choose_step(
             left_s=left_s,
             lead_s=self._lead.seconds,
-            save_s=self._signal_s + self._term_s,
+            save_s=self._save_s,
             hold_s=HOLD_SHARE * self._limit_s,
             successor=self._successor,
         )
@@ -291,6 +294,12 @@ class ChainLinks:
     def _signal_s(self) -> float:
         signals = (member.spec.job.signal for member in self.pack.members.list_members())
         return max((signal.seconds_before_end for signal in signals if signal), default=0)
+
+    @property
+    def _save_s(self) -> float:
+        """So long before Slurm's end members begin to save."""
+        early_s = SIGNAL_EARLY_S if self.pack.is_lone and self._signal_s else 0.0
+        return early_s + self._signal_s + self._term_s
 
     @property
     def _term_s(self) -> float:
@@ -396,15 +405,18 @@ class ChainLinks:
         """Have the members save, as at a time limit: `--signal` now, TERM after it."""
         self.is_saving = True
         self.pack.journal.write("saves", left_s=round(left_s), successor=self._successor.value)
+        is_at_end = left_s <= self._save_s
         now = self.pack.clock()
         for member in self.pack.members.with_process():
             request = member.spec.job.signal
             member.deadline = now
-            if request is not None:
-                member.deadline = now + min(request.seconds_before_end, max(0.0, left_s))
-                # Slurm itself has sent it to a batch script whose end is near.
-                if not self.pack.is_lone or left_s > self._signal_s + self._term_s:
-                    member.signal_at = now
+            if request is None:
+                continue
+            notice_s = left_s - self._term_s if is_at_end else request.seconds_before_end
+            member.deadline = now + max(0.0, notice_s)
+            # At the end of a batch script's job Slurm itself sends it.
+            if not (is_at_end and self.pack.is_lone):
+                member.signal_at = now
 
     def _requeue(self, slurm: SlurmAccess) -> None:
         """Where no second job is taken, as under MaxSubmitJobs, this one goes back into the queue."""
