@@ -419,7 +419,7 @@ class ChainLinks:
                 member.signal_at = now
 
     def _requeue(self, slurm: SlurmAccess) -> None:
-        """Where no second job is taken, as under MaxSubmitJobs, this one goes back into the queue."""
+        """No second job is taken, as under MaxSubmitJobs: this one goes back into the queue."""
         own, before = self.pack.allocation.job_id, self._chain
         again = Link(own, time.time(), why=f"this job was requeued: {before.problem}")
         self._write(replace(before, links=(*before.links, again)))

@@ -206,24 +206,30 @@ class Model:
     def work_of(self, job: SimulatedJob) -> None:
         if job.state is not SlurmJobState.RUNNING or not job.has_runner:
             return
-        if not job.runs:
-            other = self.jobs.get(self.current)
-            answers = self.rng.random() < 0.8
-            state = other.state if other is not None and answers else None
-            turn = judge_turn(
-                self.record,
-                own=job.job_id,
-                current=self.current,
-                state=state,
-                has_open=self.has_open,
-            )
-            if turn is Turn.LEAVE:
-                job.state = SlurmJobState.COMPLETED
-            elif turn is Turn.RUN:
-                if self.record.find(job.job_id) is None:
-                    self.record = ChainRecord((*self.record.links, Link(job.job_id)))
-                self.current, job.runs = job.job_id, True
-            return
+        if job.runs:
+            self.run(job)
+        else:
+            self.await_turn(job)
+
+    def await_turn(self, job: SimulatedJob) -> None:
+        other = self.jobs.get(self.current)
+        answers = self.rng.random() < 0.8
+        state = other.state if other is not None and answers else None
+        turn = judge_turn(
+            self.record,
+            own=job.job_id,
+            current=self.current,
+            state=state,
+            has_open=self.has_open,
+        )
+        if turn is Turn.LEAVE:
+            job.state = SlurmJobState.COMPLETED
+        elif turn is Turn.RUN:
+            if self.record.find(job.job_id) is None:
+                self.record = ChainRecord((*self.record.links, Link(job.job_id)))
+            self.current, job.runs = job.job_id, True
+
+    def run(self, job: SimulatedJob) -> None:
         place = self.record.find(job.job_id)
         assert place is not None
         self.done += 1
@@ -237,15 +243,7 @@ class Model:
             return
         if place + 1 >= self.links_most:
             return
-        successor = self.record.find_successor(job.job_id)
-        seen = Successor.NONE
-        if successor is not None:
-            other = self.jobs[successor.job_id]
-            is_up = other.state is SlurmJobState.RUNNING
-            seen = Successor.HOLDS if is_up else Successor.WAITS
-            if other.state not in (SlurmJobState.RUNNING, SlurmJobState.PENDING):
-                self.record = ChainRecord(self.record.links[: place + 1])
-                seen = Successor.NONE
+        seen = self.look(job, place)
         left = job.started_at + self.limit - (self.now + self.clock_shift)
         step = choose_step(left_s=left, lead_s=60, save_s=10, hold_s=4, successor=seen)
         if step is Step.SUBMIT and (new := self.submit()):
@@ -256,6 +254,18 @@ class Model:
             self.record = ChainRecord((*self.record.links, Link(new)))
         elif step is Step.SAVE:
             job.saves_until = self.now + self.rng.choice((0, 3, 9))
+
+    def look(self, job: SimulatedJob, place: int) -> Successor:
+        successor = self.record.find_successor(job.job_id)
+        if successor is None:
+            return Successor.NONE
+        state = self.jobs[successor.job_id].state
+        if state is SlurmJobState.RUNNING:
+            return Successor.HOLDS
+        if state is SlurmJobState.PENDING:
+            return Successor.WAITS
+        self.record = ChainRecord(self.record.links[: place + 1])
+        return Successor.NONE
 
     def hand_over(self, job: SimulatedJob) -> None:
         successor = self.record.find_successor(job.job_id)
