@@ -69,9 +69,6 @@ SAVE_S, SAVE_SHARE = 30.0, 0.05
 """Before a link's end, and at most this part of its limit: members get their TERM. After it they
 have KillWait, as at any time limit."""
 
-SIGNAL_EARLY_S = 60.0
-"""Slurm sends `--signal` up to so much earlier than asked (sbatch(1)), also to a batch script."""
-
 LOCK_WAIT_S = 30.0
 
 
@@ -210,7 +207,7 @@ class ChainLinks:
     decision: SlurmDecision
 
     def __post_init__(self) -> None:
-        self.is_saving = False
+        self._has_asked = self._is_signalled = False
         self._chain = ChainRecord()
         self._place = 0
         if self.pack.record.chain:
@@ -227,10 +224,21 @@ class ChainLinks:
         """There may be a link after this one."""
         return self._place + 1 < self.pack.record.chain and not self._chain.ended
 
+    @property
+    def is_saving(self) -> bool:
+        """Its members were asked to save and to end; they go on in the next link."""
+        return self._has_asked or self._is_signalled
+
+    def note_signal(self, number: int) -> None:
+        """Slurm has sent a batch script its `--signal`, up to a minute early (sbatch(1))."""
+        signals = (member.spec.job.signal for member in self.pack.members.by_number.values())
+        if self.goes_on and any(signal and signal.number == number for signal in signals):
+            self._is_signalled = True
+
     def work(self) -> None:
         """Do what is due; to be called again and again."""
         slurm = self.pack.slurm
-        if slurm is None or not self.goes_on or self.is_saving:
+        if slurm is None or not self.goes_on or self._has_asked:
             return
         self._look(slurm)
         if self._end_at is None or self._limit_s is None:
@@ -245,7 +253,7 @@ class ChainLinks:
         )
         if step is Step.SUBMIT and self.pack.clock() >= self._submit_at:
             self._submit(slurm)
-        elif step is Step.SAVE:
+        elif step is Step.SAVE or self._is_signalled:
             self._save(left_s)
 
     def conclude(self, ends: EndCollector) -> None:
@@ -298,8 +306,7 @@ class ChainLinks:
     @property
     def _save_s(self) -> float:
         """So long before Slurm's end members begin to save."""
-        early_s = SIGNAL_EARLY_S if self.pack.is_lone and self._signal_s else 0.0
-        return early_s + self._signal_s + self._term_s
+        return self._signal_s + self._term_s
 
     @property
     def _term_s(self) -> float:
@@ -403,9 +410,9 @@ class ChainLinks:
 
     def _save(self, left_s: float) -> None:
         """Have the members save, as at a time limit: `--signal` now, TERM after it."""
-        self.is_saving = True
+        self._has_asked = True
         self.pack.journal.write("saves", left_s=round(left_s), successor=self._successor.value)
-        is_at_end = left_s <= self._save_s
+        is_at_end = left_s <= self._save_s or self._is_signalled
         now = self.pack.clock()
         for member in self.pack.members.with_process():
             request = member.spec.job.signal

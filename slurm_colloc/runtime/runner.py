@@ -255,6 +255,7 @@ class Runner:
 
     def _on_foreign_signal(self, number: int) -> None:
         if self.pack.is_lone:
+            self._parts.chain.note_signal(number)
             for member in self.members.with_process():
                 self._parts.control.signal(member, number, steps_only=False)
 

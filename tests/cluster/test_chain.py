@@ -66,6 +66,16 @@ def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: Csub
     assert "2 links of at most 4; interrupted in all 0:" in " ".join(report.split())
 
 
+def test_slurms_own_signal_to_a_batch_script_does_not_end_a_chain(user: CsubUser) -> None:
+    user.script("train.sh", STEPS.replace("' TERM", "' USR1"))
+    words = ("--chain=4", "--signal=B:USR1@10", "--nodes=2", "--gres=gpu:1", "--time=1")
+    job_id = user.submit(*words, "train.sh", "a", "70")
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    assert rows[1]["state"] == "COMPLETED"
+    assert len(check_links(user, job_id)) == 1 + len(user.output("saves.a").split())
+    assert user.output(f"slurm-{job_id}.out").count("finished at 70") == 1
+
+
 def test_members_of_a_pack_go_on_together_and_a_failure_ends_a_member(user: CsubUser) -> None:
     user.script("train.sh", STEPS)
     words = ("train.sh a 10", "train.sh b 75", "train.sh c 70 3")
