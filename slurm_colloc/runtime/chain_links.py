@@ -241,7 +241,7 @@ class ChainLinks:
         if slurm is None or not self.goes_on or self._has_asked:
             return
         self._look(slurm)
-        if self._end_at is None or self._limit_s is None:
+        if self._end_at is None or self._limit_s is None or not self.goes_on:
             return
         left_s = self._end_at - time.time()
         step = choose_step(
