@@ -110,13 +110,7 @@ class _TurnWait:
         mark = name_mark(self._pack, self._own)
         while True:
             current = read_slurm_job_id(self._pack) or self._own
-            turn = judge_turn(
-                read_chain(self._pack),
-                own=self._own,
-                current=current,
-                state=self._ask(current),
-                has_open=has_open_members(self._pack),
-            )
+            turn = self._judge(current)
             if turn is Turn.HOLD:
                 if not is_there(mark):
                     write_atomic(mark, b"")
@@ -129,6 +123,15 @@ class _TurnWait:
             if turn is Turn.LEAVE:
                 Journal(self._pack).write("link_leaves", job=self._own)
             return turn is Turn.RUN
+
+    def _judge(self, current: str) -> Turn:
+        return judge_turn(
+            read_chain(self._pack),
+            own=self._own,
+            current=current,
+            state=self._ask(current),
+            has_open=has_open_members(self._pack),
+        )
 
     def _ask(self, current: str) -> SlurmJobState | None:
         """What Slurm says of the link that runs; None where it gives no answer."""
@@ -146,6 +149,10 @@ class _TurnWait:
         """Make this the link that runs; False where another has become it meanwhile."""
         with hold_lock(self._pack / "lock", LOCK_WAIT_S) as locked:
             if not locked or (read_slurm_job_id(self._pack) or self._own) != current:
+                return False
+            # What Slurm said some seconds ago may be over: a requeued job runs again.
+            self._ask_at = 0.0
+            if self._judge(current) is not Turn.RUN:
                 return False
             chain, now = read_chain(self._pack), time.time()
             place = chain.find(self._own)
