@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.bed import Bed, running_bed
+from benchmarks.chain import measure_chain
 from benchmarks.dividing import measure_dividing
 from benchmarks.executor import measure_executor
 from benchmarks.hooks import measure_hooks
@@ -95,6 +96,8 @@ def measure_small(chosen: list[str]) -> Iterator[Section]:
         yield measure_stalls()
     if "sums" in chosen:
         yield measure_sums()
+    if "chain" in chosen:
+        yield measure_chain()
     if "layouts" in chosen:
         yield measure_layouts()
     if "loader" in chosen:
@@ -114,6 +117,7 @@ def main() -> None:
         "stalls",
         "sums",
         "loader",
+        "chain",
         *GROUPS,
     ]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

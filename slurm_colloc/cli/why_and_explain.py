@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from slurm_colloc.errors import CollocError, NotFound, StateError, UsageProblem
+from slurm_colloc.model.chain import describe_chain
 from slurm_colloc.model.late_definitions import late_pattern
 from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.printable import escape_controls
@@ -35,7 +36,7 @@ from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.store.member_states import read_attempt
-from slurm_colloc.store.pack_directory import read_setup, read_slurm_job_id
+from slurm_colloc.store.pack_directory import read_chain, read_setup, read_slurm_job_id
 from slurm_colloc.store.report_files import latest_path
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
@@ -88,6 +89,7 @@ class Inquiry:
             kept_apart=self._once(self._read_kept_apart, view, ()) if waits else (),
             left_out=self._once(self._read_left_out, view, "") if is_pending else "",
             slow_gpu="" if is_pending else self._find_slow_gpu(view, member),
+            chain=self._once(self._read_chain, view, "") if view.record.chain else "",
         )
 
     def _find_slow_gpu(self, view: PackView, member: MemberView) -> str:
@@ -111,6 +113,10 @@ class Inquiry:
         latest = self._read_latest(view) or {}
         gpus = latest.get("gpus")
         return tuple(gpus) if isinstance(gpus, dict) else ()
+
+    def _read_chain(self, view: PackView) -> str:
+        chain = read_chain(self._session.state.pack_path(view.record.pack_id))
+        return describe_chain(chain, view.job_id, view.record.chain)
 
     def _read_left_out(self, view: PackView) -> str:
         """Why the pack before it in its submission takes no more members; empty where it may."""

@@ -97,6 +97,8 @@ class Job:
         start_together: How many members of its pack start at the same moment, it among them; 0
             where it starts by itself.
         snapshot: The copy of its project in which it runs; empty for none.
+        chain: Of how many Slurm jobs, one after the other, it is made at most (`--chain`); 0 for
+            one that is not to go on after its time limit.
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -144,6 +146,7 @@ class Job:
     start_together: int = 0
     snapshot: str = ""
     needs_wall: bool = False
+    chain: int = 0
 
     @property
     def is_unlimited(self) -> bool:

@@ -647,7 +647,7 @@ def build_wait_table(jobs: Iterable[PastJob]) -> WaitTable:
             waits.setdefault(cell, []).append(job.wait_s)
     count = len(waits.get((None, None), ()))
     cells = {
-        cell: (len(found), _find_quantile(found, 0.5), _find_quantile(found, 0.9))
+        cell: (len(found), find_quantile(found, 0.5), find_quantile(found, 0.9))
         for cell, found in waits.items()
         if len(found) >= LEAST_JOBS
     }
@@ -655,7 +655,7 @@ def build_wait_table(jobs: Iterable[PastJob]) -> WaitTable:
     return WaitTable(count, cells, unknown)
 
 
-def _find_quantile(values: list[float], share: float) -> float:
+def find_quantile(values: list[float], share: float) -> float:
     """A quantile, on the line between the two values around it."""
     values.sort()
     place = share * (len(values) - 1)

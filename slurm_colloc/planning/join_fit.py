@@ -49,6 +49,8 @@ def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     """Say why a job joins no pack, and why none joins its own; empty if it may."""
     if policy.rule is not Rule.CSUB:
         return f"the rule {policy.rule} makes its pack, and does not allow joining"
+    if job.chain:
+        return "it goes on in further Slurm jobs (--chain)"
     reason = compute_reason_to_run_alone(replace(job, came_together=True), policy)
     if not reason and job.gpus > 1:
         return f"it asks for {job.gpus} GPUs, and only jobs of one GPU join each other"

@@ -76,6 +76,8 @@ class PackEntry:
         saved_kwh: Energy that sharing saved.
         sm_active: Mean activity of the GPU's SMs, 0 to 1.
         parts: Its members by script.
+        interruption_s: Of a chain, between its links, as far as known.
+        overlap_s: Of a chain, for how long two links held an allocation, as far as known.
     """
 
     pack: str
@@ -89,6 +91,8 @@ class PackEntry:
     saved_kwh: float | None
     sm_active: float | None
     parts: tuple[ScriptPart, ...]
+    interruption_s: float = 0.0
+    overlap_s: float = 0.0
 
 
 def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
         (member["mode"] for member in members if member["mode"]), "exclusive"
     )
     sm = summary["gpu_use"].get("sm_active")
-    hours = pack["gpu_hours_saved"]
+    hours, chain = pack["gpu_hours_saved"], summary.get("chain") or {}
     entry = PackEntry(
         pack=pack_id,
         ended_at=window["to"],
@@ -120,6 +124,8 @@ def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
         saved_kwh=pack["kwh_saved"],
         sm_active=None if sm is None else sm["mean"],
         parts=tuple(_divide(members)),
+        interruption_s=chain.get("interruption_s") or 0.0,
+        overlap_s=chain.get("overlap_s") or 0.0,
     )
     return asdict(entry)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_colloc.metrics.presence import attribute_whole
 from slurm_colloc.metrics.rates import describe_values
+from slurm_colloc.model.chain import compute_handovers, sum_known
 from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.plan import SharingMode
@@ -37,6 +38,7 @@ from slurm_colloc.report.speed_words import describe_degree
 from slurm_colloc.report.summary_file import SUMMARY_SCHEMA, Summary, summary_path
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import make_directory, write_json
+from slurm_colloc.store.pack_directory import read_chain
 from slurm_colloc.store.report_files import GPU_METRICS, report_directory
 
 # ----
@@ -171,6 +173,23 @@ def build_open(run: PackRun) -> dict[str, Any] | None:
     }
 
 
+def build_chain(run: PackRun) -> dict[str, Any] | None:
+    """The links of a chain, and what it cost to go from one to the next; None for other packs."""
+    record = run.view.record
+    if not record.chain:
+        return None
+    chain = read_chain(run.path)
+    handovers = compute_handovers(chain)
+    return {
+        "links": [link.job_id for link in chain.links if link.began_at is not None],
+        "links_most": record.chain,
+        "handovers": [asdict(handover) for handover in handovers],
+        "interruption_s": sum_known(handover.interruption_s for handover in handovers),
+        "overlap_s": sum_known(handover.overlap_s for handover in handovers),
+        "problem": chain.problem or chain.ended or None,
+    }
+
+
 def _add(parts: Iterable[tuple[float | None, float]]) -> float | None:
     """The sum of amounts times hours; None where an amount is unknown."""
     total = 0.0
@@ -242,6 +261,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "pack": pack,
         "degree": _build_degree(run, pack["members_most"]),
         "open": build_open(run),
+        "chain": build_chain(run),
         "notes": _list_notes(run),
     }
 

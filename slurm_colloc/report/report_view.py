@@ -14,6 +14,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
+from slurm_colloc.model.quantities import format_count, format_elapsed
 from slurm_colloc.model.result_metrics import is_less_better
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
@@ -242,6 +243,7 @@ def _render_submission(
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
     opened = [line for summary in summaries if chosen is None for line in list_open(summary)]
+    opened += [line for summary in summaries for line in list_links(summary)]
     parts.append(build_lines([*opened, *notes, ("More", hint)]))
     return render(parts, width, styled=styled)
 
@@ -290,7 +292,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
     asked = f"asked for {setup['asked']}" if setup["asked"] != setup["mode"] else ""
     words = ", ".join(filter(None, (by, asked, setup["reason"])))
     lines.append(("Sharing", f"{setup['mode'] or 'none'}{f' ({words})' if words else ''}"))
-    lines += list_open(summary)
+    lines += [*list_open(summary), *list_links(summary)]
     if summary["layout"] is not None:
         lines.append(("MIG", tell_layout(summary["layout"])))
     lines += [("", f"note: {note}") for note in setup["notes"]]
@@ -308,6 +310,36 @@ def list_open(summary: Summary) -> list[tuple[str, str]]:
         what = "" if name == "cpu_hours" else " of host memory"
         texts.append(f"{asked} {unit}{what} asked for, {used} by its members")
     return [("Open", "; ".join(texts))]
+
+
+def list_links(summary: Summary) -> list[tuple[str, str]]:
+    """What going from one link of a chain to the next has cost, as labelled sentences."""
+    found = summary.get("chain")
+    if found is None:
+        return []
+    links = found["links"]
+    lines = []
+    for number, (job_id, handover) in enumerate(
+        zip(links[1:], found["handovers"], strict=False), 2
+    ):
+        told = [
+            f"{words} {'for an unknown time' if seconds is None else format_elapsed(int(seconds))}"
+            for words, seconds in (
+                ("waited", handover["waited_s"]),
+                ("interrupted", handover["interruption_s"]),
+                ("overlap", handover["overlap_s"]),
+            )
+        ]
+        lines.append((f"Link {number}", f"job {job_id}: {', '.join(told)}"))
+    sums = (
+        "unknown" if seconds is None else format_elapsed(int(seconds))
+        for seconds in (found["interruption_s"], found["overlap_s"])
+    )
+    words = "{} of at most {}; interrupted in all {}, overlap in all {}".format(
+        format_count(len(links), "link"), found["links_most"], *sums
+    )
+    problem = [("", found["problem"])] if found["problem"] else []
+    return [("Chain", words), *lines, *problem]
 
 
 def name_summary(summary: Summary) -> str:

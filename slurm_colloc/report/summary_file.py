@@ -159,6 +159,15 @@ _pack = _is(
 )
 _hours = _is(_all(_is_number, "asked used"))
 _open = _is({**_all(_is_count, "for joined"), "cpu_hours": _hours, "host_memory_gb_hours": _hours})
+_chain = _is(
+    {
+        "links": _each(_is_text),
+        "links_most": _is_count,
+        "handovers": _each(_is(_all(_is_number, "waited_s interruption_s overlap_s"))),
+        **_all(_is_number, "interruption_s overlap_s"),
+        "problem": _maybe(_is_text),
+    }
+)
 _coverage = _is(
     {
         **_all(_is_number, "share gap_s"),
@@ -241,6 +250,7 @@ _summary = _is(
         "layout": _maybe(_layout),
         "degree": _maybe(_degree),
         "open": _maybe(_open),
+        "chain": _maybe(_chain),
         "gpu_set": _is_count,
         "gpu_sets": _each(_is_count),
         "number_of": _maybe(lambda value: _each(_is_count)(value) and len(value) == _PAIR),

@@ -62,9 +62,13 @@ class PackSums(SharingSums):
 
     Attributes:
         name: What they are of.
+        interruption_s: Between the links of chains.
+        overlap_s: For how long two links of chains held an allocation.
     """
 
     name: str
+    interruption_s: float = 0.0
+    overlap_s: float = 0.0
 
     def add(self, entry: PackEntry, parts: Sequence[ScriptPart]) -> None:
         """Add some parts of a pack."""
@@ -81,6 +85,8 @@ class PackSums(SharingSums):
         self.members += sum(part.members for part in parts)
         if own_s > 0:
             self.wasted_s += gpu_s * sum(part.wasted_s for part in parts) / own_s
+        self.interruption_s += entry.interruption_s * share
+        self.overlap_s += entry.overlap_s * share
         self.slowdowns += sum(part.slowdowns for part in parts)
         self.slowdowns_of += sum(part.known for part in parts)
 
@@ -175,7 +181,7 @@ def render_sums(
     parts: list[RenderableType] = []
     if cells:
         parts = [build_table(columns, cells, width), ""]
-    lines = [("Note", text) for text in (*notes, *_tell_partial(total))]
+    lines = [("Note", text) for text in (*notes, *_tell_chains(total), *_tell_partial(total))]
     parts.append(build_lines(lines))
     return render(parts, width, styled=styled)
 
@@ -193,6 +199,15 @@ def _build_row(sums: PackSums) -> tuple[str, ...]:
         format_part(format_figure(sums.energy_kwh), sums.energy_of, sums.packs),
         format_part(format_figure(sums.saved_kwh), sums.saved_kwh_of, sums.shared),
     )
+
+
+def _tell_chains(total: PackSums) -> list[str]:
+    if not total.interruption_s and not total.overlap_s:
+        return []
+    interrupted, twice = (
+        format_figure(seconds / 3600, 2) for seconds in (total.interruption_s, total.overlap_s)
+    )
+    return [f"chains were interrupted for {interrupted} h, and held two jobs for {twice} h"]
 
 
 def _tell_partial(total: PackSums) -> list[str]:
@@ -241,6 +256,8 @@ def _build_object(sums: PackSums) -> dict[str, Any]:
         "energy_of_packs": sums.energy_of,
         "kwh_saved": sums.saved_kwh,
         "kwh_saved_of_packs": sums.saved_kwh_of,
+        "chain_interruption_hours": sums.interruption_s / 3600,
+        "chain_overlap_hours": sums.overlap_s / 3600,
     }
 
 

@@ -58,6 +58,7 @@ class Facts:
         kept_apart: Why it does not start in packs of other submissions that run the same script.
         left_out: Why the pack before its own takes no more members: its own came to be so.
         slow_gpu: Its GPU, where that is slow, and by what that is known; empty where it is not.
+        chain: Which link of its chain runs, and what is known of the next; empty for no chain.
     """
 
     now: float
@@ -72,6 +73,7 @@ class Facts:
     kept_apart: tuple[str, ...] = ()
     left_out: str = ""
     slow_gpu: str = ""
+    chain: str = ""
 
 
 def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -91,6 +93,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         clauses.append(f"its GPU is slow: {facts.slow_gpu}")
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
+    if facts.chain and not member.is_final:
+        clauses.append(facts.chain)
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:

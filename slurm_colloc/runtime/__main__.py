@@ -25,6 +25,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the pack; the exit status is its worst member's."""
     pack = argv[0]
     local = argv[2] if len(argv) > 2 and argv[1] == "--local" else ""
+    if not local and read_plan(pack).get("chain"):
+        from slurm_colloc.runtime.chain_links import await_turn
+
+        if not await_turn(pack):
+            return 0
     guard = None if local else put_under_guard(pack, read_plan(pack))
     if guard is not None and has_several_sets(read_plan(pack)):
         from slurm_colloc.runtime.start_runners import become_runner

@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Callable
 from functools import partial
 
 from slurm_colloc.errors import SlurmError
@@ -47,6 +48,9 @@ from slurm_colloc.slurm.slurm_commands import SlurmAccess, expand_node_list
 # member are let go in the same turn of the runner (member_dependencies).
 
 
+GOES_ON = "it was asked to save, and goes on in the next link of its chain"
+
+
 @dataclass(eq=False, kw_only=True)
 class MemberEnds:
     """Does all that the end of a member calls for.
@@ -56,12 +60,14 @@ class MemberEnds:
         blame_finder: Says whose fault an end was.
         states: Writes states; the mails hear of each.
         pauser: Forgets members that have ended.
+        goes_on: What ends now was asked to save, and goes on in the next link of its chain.
     """
 
     pack: PackContext
     blame_finder: BlameFinder
     states: StateWriter
     pauser: MemberPauser
+    goes_on: Callable[[], bool] = lambda: False
 
     def end(self, member: Member, verdict: Verdict) -> None:
         """Everything from a verdict on, in this order.
@@ -70,6 +76,9 @@ class MemberEnds:
             member: The member; its processes have ended, or it could not be started.
             verdict: How they ended, with a state.
         """
+        if self.goes_on() and member.asked is not StopReason.CANCEL:
+            # Also with status 0: many programs end so once they have saved.
+            verdict = replace(verdict, state=MemberState.PENDING, reason=GOES_ON)
         self.blame_finder.listen(member, verdict)
         blame = self.blame_finder.find(member, verdict)
         self.blame_finder.publish(member, blame)

@@ -42,6 +42,7 @@ class PackEnd:
         adopt: Takes in a new member.
         kill_wait_s: Slurm's KillWait.
         lines: Says in their output that they were ended, as slurmstepd does.
+        goes_on: There is a next link of the chain, for what a time limit ends.
     """
 
     pack: PackContext
@@ -52,6 +53,7 @@ class PackEnd:
     adopt: Callable[[int], None]
     kill_wait_s: float
     lines: CancellationLines
+    goes_on: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self._let_go_at: float | None = None
@@ -91,6 +93,8 @@ class PackEnd:
             if member.asked is StopReason.CANCEL and not member.is_final:
                 self._end(member, MemberState.CANCELLED, StopReason.CANCEL.value)
         if verdict is None or verdict.state is None:
+            return
+        if verdict.state is MemberState.TIMEOUT and self.goes_on():
             return
         # One that never had its turn is no time-out: the next csub call submits it again.
         stays = verdict.state is MemberState.TIMEOUT and not self.pack.record.carried

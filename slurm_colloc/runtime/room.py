@@ -270,6 +270,9 @@ class TimeLeft:
         job, left_s = member.spec.job, self.left_s
         if not self._may_hand_back or left_s is None or job.time_limit_s is None:
             return False
+        if self.pack.record.chain:
+            # What does not end here goes on in the next link.
+            return False
         loads_only = member.is_at_door and member.pid is not None
         if left_s >= job.time_limit_s or member.record.starts > int(loads_only):
             return False

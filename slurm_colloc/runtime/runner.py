@@ -144,6 +144,7 @@ class Runner:
                 parts.gpu_mode.close()
         self.states.finish(self._wait)
         parts.steps.run("requests", parts.requests.work)
+        parts.steps.run("the chain", lambda: parts.chain.finish(is_over=self.is_over))
         parts.last_work.finish(self._wait_shortly, summarizes=parts.slurm_decision.ending is None)
         self.pack.journal.write("end", exit=self.states.worst)
         if given_up is not None and is_passing(given_up.error):
@@ -169,13 +170,15 @@ class Runner:
         run("the mails", parts.mails.work)
         run("dependents", parts.dependents.look)
         run("Slurm's decision", self._follow_slurm)
+        run("the chain", parts.chain.work)
+        run("handing over", lambda: parts.chain.conclude(parts.ends))
         is_going_on = parts.slurm_decision.ending is None and not parts.slurm_decision.is_undecided
         run("the measured degree", lambda: self._measure(is_going_on=is_going_on))
         run("lending cores", parts.core_lender.work)
         if parts.slurm_decision.ending is not None:
             is_ended = run("ending the pack", parts.pack_end.work, self._give_up("ending the pack"))
             return bool(is_ended)
-        if parts.start_queue.describe_pack_wait():
+        if parts.chain.is_saving or parts.start_queue.describe_pack_wait():
             return False
         run("taking members over", parts.take_over.work)
         return bool(run("starting members", self._fill, self._give_up("starting members")))
@@ -252,6 +255,7 @@ class Runner:
 
     def _on_foreign_signal(self, number: int) -> None:
         if self.pack.is_lone:
+            self._parts.chain.note_signal(number)
             for member in self.members.with_process():
                 self._parts.control.signal(member, number, steps_only=False)
 

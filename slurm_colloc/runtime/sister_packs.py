@@ -87,6 +87,7 @@ def may_take_over(record: PackRecord) -> bool:
         and policy.rule is Rule.CSUB
         and policy.pack_size is None
         and record.mode is not SharingMode.EXCLUSIVE
+        and not record.chain
     )
 
 
@@ -94,6 +95,7 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
     """Whether two packs asked Slurm for the same kind of thing, and share in the same way."""
     return (
         other.request is not None
+        and not (own.chain or other.chain)
         and not other.carried
         and not other.local
         and own.group == other.group
@@ -106,6 +108,8 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
 
 def explain_difference(own: PackRecord, other: PackRecord) -> str:
     """Say why members of one submission and those of another do not move; empty where they may."""
+    if own.chain or other.chain:
+        return "a chain goes on in Slurm jobs of its own"
     if other.carried or other.local:
         return "it runs alone"
     if SharingMode.MIG in (own.mode, other.mode):

@@ -19,6 +19,7 @@ from slurm_colloc.runtime.allocation import (
     signals_tasks_alone,
 )
 from slurm_colloc.runtime.blame import BlameFinder
+from slurm_colloc.runtime.chain_links import ChainLinks
 from slurm_colloc.runtime.collect_ends import EndCollector, MemberEnds, SlurmDecision
 from slurm_colloc.runtime.core_loans import CoreLender
 from slurm_colloc.runtime.divide_gpus import find_own_problem
@@ -117,8 +118,13 @@ class RunnerParts:
             kill_wait_s=kill_wait_s,
             lines=lines,
         )
+        self.chain = chain = ChainLinks(pack=pack, control=control, decision=slurm_decision)
         self.starts = starts = StartCollector(
-            pack=pack, states=states, keeps_time=not is_batch_script, clients=gpu_mode.clients
+            pack=pack,
+            states=states,
+            # Members of a chain are ended together, as its link ends.
+            keeps_time=not is_batch_script and not chain.goes_on,
+            clients=gpu_mode.clients,
         )
         blame_finder = BlameFinder(
             pack=pack,
@@ -127,7 +133,13 @@ class RunnerParts:
             # What sees them is made behind this.
             find_process_mb=lambda member: progress.find_gpu_process_mb(member),  # noqa: PLW0108
         )
-        member_ends = MemberEnds(pack=pack, blame_finder=blame_finder, states=states, pauser=pauser)
+        member_ends = MemberEnds(
+            pack=pack,
+            blame_finder=blame_finder,
+            states=states,
+            pauser=pauser,
+            goes_on=lambda: chain.is_saving,
+        )
         self.ends = ends = EndCollector(
             pack=pack,
             starts=starts,
@@ -276,6 +288,7 @@ class RunnerParts:
             adopt=intake.adopt,
             kill_wait_s=read_kill_wait_s(config),
             lines=lines,
+            goes_on=lambda: chain.goes_on,
         )
         self.dependents = dependents = Dependents(pack=pack)
         self.last_work = LastWork(pack=pack, monitor=monitor, dependents=dependents, mails=mails)

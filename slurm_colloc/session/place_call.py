@@ -48,6 +48,8 @@ def choose_other_packs(
     """
     if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
         return "never"
+    if any(candidate.job.chain for candidate in call.candidates):
+        return "never"
     return choose_join(call, session.settings, on_terminal=asked_on_terminal)
 
 
@@ -85,6 +87,42 @@ def find_room(
     )
 
 
+def _check_chain(call: Call, *, shares_state: bool) -> None:
+    """Refuse `--chain` where it cannot be, or would only lose work.
+
+    Args:
+        call: The call.
+        shares_state: The nodes see the state directory, by which a link finds the pack.
+
+    Raises:
+        UsageProblem: It says what to do.
+    """
+    from slurm_colloc.check.saves import find_sign
+
+    if not shares_state:
+        raise UsageProblem(
+            "--chain needs Slurm, and a state directory that the nodes share",
+            hint="leave it out, or set state_dir in the settings",
+        )
+    if any(call.options.flag(name) for name in ("gpus-per-pack", "nodes-per-pack")):
+        raise UsageProblem("--chain is for packs of one GPU", hint="leave out --gpus-per-pack")
+    if len({candidate.job.chain for candidate in call.candidates}) > 1:
+        raise UsageProblem(
+            "--chain differs between the jobs of this call, which may share a GPU",
+            hint="give it on the command line, for all of them",
+        )
+    for candidate in {c.job.script_name: c for c in call.candidates}.values():
+        options = candidate.options
+        is_told = options is not None and options.flag("saves")
+        if not is_told and not find_sign(candidate.job, candidate.script):
+            raise UsageProblem(
+                f"{candidate.job.script_name}: nothing shows that it saves its work when it is "
+                "told to end, and a chain would begin anew in each link",
+                hint="save at a signal and give --signal=B:USR1@300, or add --saves if it "
+                "saves and resumes by itself",
+            )
+
+
 @dataclass(frozen=True)
 class PlacedCall:
     """What became of a call.
@@ -117,6 +155,8 @@ def prepare_call(
         from slurm_colloc.session.depend_on_members import resolve_members
 
         call = resolve_members(session, call, local=local)
+    if any(candidate.job.chain for candidate in call.candidates):
+        _check_chain(call, shares_state=session.settings.state_shared and not local)
     # What packs that have ended show of these jobs counts in the plan.
     if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
         from slurm_colloc.session.await_summaries import prepare_summaries

@@ -184,6 +184,8 @@ _GPUS = late_pattern(r"(?:^|,)gres/gpu(:[^=,]*)?=([0-9]{1,12})(?![0-9])")
 def read_history(
     partition: str | None,
     *,
+    own: bool = False,
+    qos: str = "",
     environment: Mapping[str, str] | None = None,
     timeout_s: float = HISTORY_WAIT_S,
 ) -> tuple[list[PastJob], str]:
@@ -191,6 +193,8 @@ def read_history(
 
     Args:
         partition: The partition; None for all.
+        own: Only the user's.
+        qos: Only those of this QoS; empty for all.
         environment: Environment of sacct; None for the user's, filtered.
         timeout_s: When to give up.
 
@@ -199,10 +203,12 @@ def read_history(
     """
     client = build_client_environment(os.environ) if environment is None else dict(environment)
     chosen = [f"--partition={partition}"] if partition else []
+    chosen += [f"--qos={qos}"] if qos else []
+    chosen += [] if own else ["--allusers"]
     try:
         output = run_slurm(
             [
-                "sacct", "--allusers", "--allocations", "--noheader", "--parsable2",
+                "sacct", "--allocations", "--noheader", "--parsable2",
                 f"--starttime=now-{HISTORY_DAYS}days", f"--format={HISTORY_FORMAT}", *chosen,
             ],
             environment={**client, "SLURM_TIME_FORMAT": "%s"},

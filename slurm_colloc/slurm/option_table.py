@@ -380,6 +380,16 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.MEMBER,
         "how many members of a pack, with this job, start at the same moment",
     ),
+    Option(
+        "chain",
+        None,
+        _OPT,
+        Concern.MEMBER,
+        own=True,
+        reason="go on after the time limit in a further Slurm job, submitted ahead; N: in at most "
+        "so many in all",
+    ),
+    _own("saves", _NO, Concern.MEMBER, "with --chain: the program saves, and goes on from there"),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(

@@ -47,6 +47,7 @@ from slurm_colloc.store.pack_directory import (
     read_pack,
     read_slurm_job_id,
     write_pack,
+    write_record,
 )
 from slurm_colloc.store.record_files import read_record
 
@@ -564,6 +565,22 @@ class State(StateReader):
         path = self.packs / record.pack_id / "slurm_job_id"
         data = f"{build_element_id(record, job_id)}\n".encode()
         write_atomic(path, data, outlives_crash=outlives_crash)
+
+    def pass_on(self, record: PackRecord, job_id: str) -> None:
+        """Make another Slurm job the one that runs a pack; its members keep their names.
+
+        To be called under the pack's lock.
+
+        Args:
+            record: The pack.
+            job_id: The job, `4720` or `4720_2`.
+        """
+        path = self.pack_path(record.pack_id)
+        now = self.read_pack(record.pack_id) or record
+        first = (read_slurm_job_id(path) or job_id).partition("_")[0]
+        if not now.shown_id and first != job_id.partition("_")[0]:
+            write_record(path, replace(now, shown_id=first))
+        self.record_pack_job(record, job_id.partition("_")[0])
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""

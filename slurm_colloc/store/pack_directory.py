@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.chain import ChainRecord
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
@@ -83,6 +84,7 @@ class PackRecord:
             while it runs.
         sharing: What of its reasons is about sharing.
         power_limit_w: The power limit that it asked root for; 0 for none.
+        chain: Of how many Slurm jobs, one after the other, it is made at most; 0 where it is not.
     """
 
     pack_id: str
@@ -122,6 +124,7 @@ class PackRecord:
     open_for: int = 0
     sharing: SharingReasons = SharingReasons()
     power_limit_w: int = 0
+    chain: int = 0
 
     @property
     def node(self) -> int:
@@ -181,7 +184,7 @@ _USUAL = {
     "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
     "tells_stalls": False,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
-    "needs_wall": False,
+    "needs_wall": False, "chain": 0,
     "stays_fast": False,
 }  # fmt: skip
 """What fields that came later have for most jobs."""
@@ -297,6 +300,20 @@ def write_ended(pack: Path, state: SlurmJobState, ended_at: float | None = None)
     """
     record = PackEndRecord(state.value, ended_at)
     write_json(pack / "ended.json", asdict(record))
+
+
+def read_chain(pack: Path) -> ChainRecord:
+    """The links of a pack (chain.json); none where it is no chain.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    return read_record(pack / "chain.json", ChainRecord) or ChainRecord()
+
+
+def write_chain(pack: Path, record: ChainRecord) -> None:
+    """Write chain.json; only the running link's runner may, or who has the pack's lock."""
+    write_json(pack / "chain.json", asdict(record))
 
 
 def read_ended(pack: Path) -> SlurmJobState | None:

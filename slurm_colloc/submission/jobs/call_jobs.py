@@ -46,6 +46,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_gpus,
     read_host_memory_mb,
     read_input,
+    read_links,
     read_mail,
     read_open_mode,
     read_option,
@@ -521,6 +522,7 @@ def build_candidate(
         stays_fast=stays_fast(options),
         retries=read_option(options, "retries", parse_retries) or 0,
         start_together=read_count(options, "start-together") or 0,
+        chain=read_links(options),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, capture_environment(options, environ), options)

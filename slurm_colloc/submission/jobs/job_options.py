@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.chain import LINKS_MOST
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_values import (
     MailRequest,
@@ -262,6 +263,28 @@ def parse_count(text: str) -> int:
     if len(text) > _DIGITS_MOST:
         raise ValueError(f"a number of at most {_DIGITS_MOST} digits is needed")
     return int(text)
+
+
+def read_links(options: Options) -> int:
+    """Of how many Slurm jobs a job is made at most (`--chain`); 0 where it is not given.
+
+    Raises:
+        UsageProblem: It is no such number.
+    """
+    if not options.flag("chain"):
+        return 0
+    return (
+        LINKS_MOST
+        if options.text("chain") is None
+        else parse_option(options, "chain", options.text("chain") or "", _parse_links)
+    )
+
+
+def _parse_links(text: str) -> int:
+    count = parse_count(text)
+    if not 2 <= count <= LINKS_MOST:
+        raise ValueError(f"a number from 2 to {LINKS_MOST} is needed")
+    return count
 
 
 RETRIES_MOST = 100

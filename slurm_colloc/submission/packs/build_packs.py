@@ -393,6 +393,7 @@ def build_packs(
             gpu_sets=batch.gpu_sets,
             set_nodes=batch.set_nodes,
             open_for=planned.open_for,
+            chain=max(candidate.job.chain for candidate in pack.candidates),
         )
         packs.append(NewPack(record, tuple(members)))
     return packs

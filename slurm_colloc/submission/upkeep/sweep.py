@@ -31,6 +31,7 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     is_local_alive,
     is_unanswered,
+    read_chain,
     read_ended,
     read_slurm_job_id,
     write_record,
@@ -131,6 +132,8 @@ def sweep(
                 notes += _drop_interrupted(state, pack, record)
                 continue
             last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
+            chained = record.chain and last is not None
+            last = None if chained and _goes_on(state, slurm, record, job_id, jobs) else last
             if last is SlurmJobState.ABSENT:
                 absent[job_id] = record
             elif last is not None:
@@ -150,6 +153,28 @@ def sweep(
             if not state.is_being_submitted(submission):
                 state.drop_making(submission)
     return notes
+
+
+def _goes_on(
+    state: State, slurm: SlurmAccess, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob]
+) -> bool:
+    """Pass a chain on whose runner was killed before it could do so itself.
+
+    Returns:
+        Whether another job has taken the place of the pack's, which is over.
+    """
+    path = state.pack_path(record.pack_id)
+    job = find_job(record, job_id, jobs)
+    successor = read_chain(path).find_successor(job_id)
+    if successor is None or successor.job_id not in jobs:
+        return False
+    if job is not None and job.state is SlurmJobState.CANCELLED:
+        slurm.cancel(successor.job_id)
+        return False
+    with hold_lock(path / "lock", 0) as locked:
+        if locked and read_slurm_job_id(path) == job_id:
+            state.pass_on(record, successor.job_id)
+    return True
 
 
 @contextlib.contextmanager

@@ -1,0 +1,127 @@
+"""A training over several Slurm jobs (--chain), each submitted while the one before it runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from ..wait_until import wait_until
+from .conftest import CsubUser, administrate
+
+pytestmark = pytest.mark.slurm
+
+PATIENCE_S = 300.0
+STEPS = """\
+trap 'echo saved >> saves.$1; kill $rest; exit 0' TERM
+exec 9> lock.$1; flock -n 9 || echo two >> twice
+echo $SLURM_JOB_ID >> starts.$1
+step=$(cat step.$1 2> /dev/null || echo 0)
+while [ $step -lt $2 ]; do
+    sleep 1 & rest=$!
+    wait $rest
+    step=$((step + 1))
+    echo $step > step.$1
+done
+echo "finished at $step"
+exit ${3:-0}
+"""
+"""Counts seconds up to a number, saved after each; then ends with a status."""
+
+
+def read_chain(user: CsubUser) -> dict[str, Any]:
+    (path,) = (user.state / "packs").glob("*/chain.json")
+    return dict(json.loads(path.read_text()))
+
+
+def list_jobs(user: CsubUser) -> list[str]:
+    return user.run(["squeue", "--noheader", "--format=%A"]).stdout.split()
+
+
+def check_links(user: CsubUser, job_id: str) -> list[dict[str, Any]]:
+    links = list(read_chain(user)["links"])
+    assert links[0]["job_id"] == job_id
+    assert all(link["began_at"] and link["ended_at"] for link in links), links
+    for before, link in itertools.pairwise(links):
+        assert link["began_at"] >= before["ended_at"], links
+    assert not (user.home / "twice").exists()
+    return links
+
+
+@pytest.mark.smoke
+def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: CsubUser) -> None:
+    user.script("train.sh", STEPS)
+    job_id = user.submit("--chain=4", "--gres=gpu:1", "--time=1", "train.sh", "a", "80")
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    assert {number: row["state"] for number, row in rows.items()} == {1: "COMPLETED"}
+    links = check_links(user, job_id)
+    assert len(links) == 2, links
+    assert user.output("starts.a").split() == [link["job_id"] for link in links]
+    assert user.output("saves.a") == "saved\n"
+    # The second one has written to the first one's file.
+    assert user.output(f"slurm-{job_id}.out").splitlines()[-1] == "finished at 80"
+    report = user.csub("report", job_id).stdout
+    assert "2 links of at most 4; interrupted in all 0:" in " ".join(report.split())
+
+
+def test_slurms_own_signal_to_a_batch_script_does_not_end_a_chain(user: CsubUser) -> None:
+    user.script("train.sh", STEPS.replace("' TERM", "' USR1"))
+    words = ("--chain=4", "--signal=B:USR1@10", "--nodes=2", "--gres=gpu:1", "--time=1")
+    job_id = user.submit(*words, "train.sh", "a", "70")
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    assert rows[1]["state"] == "COMPLETED"
+    assert len(check_links(user, job_id)) == 1 + len(user.output("saves.a").split())
+    assert user.output(f"slurm-{job_id}.out").count("finished at 70") == 1
+
+
+def test_members_of_a_pack_go_on_together_and_a_failure_ends_a_member(user: CsubUser) -> None:
+    user.script("train.sh", STEPS)
+    words = ("train.sh a 10", "train.sh b 75", "train.sh c 70 3")
+    job_id = user.submit("pack", "--chain=4", "--gres=gpu:1", "--time=1", *words)
+    user.wait_for_states(job_id, "RUNNING")
+    administrate(user, "scontrol", "update", f"JobId={job_id}", "TimeLimit=1")
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    states = {number: row["state"] for number, row in rows.items()}
+    assert states == {1: "COMPLETED", 2: "COMPLETED", 3: "FAILED"}
+    check_links(user, job_id)
+    assert [len(user.output(f"starts.{name}").split()) for name in "abc"] == [1, 2, 2]
+    wait_until(lambda: not list_jobs(user), "no successor is left")
+
+
+def wait_for_successor(user: CsubUser) -> str:
+    wait_until(lambda: len(read_chain(user)["links"]) == 2, "it is submitted", patience_s=120.0)
+    return str(read_chain(user)["links"][1]["job_id"])
+
+
+def start_with_late_successor(user: CsubUser) -> str:
+    """A chain in a partition without room for the next link, as long as the first one runs."""
+    user.script("train.sh", STEPS)
+    job_id = user.submit(
+        "--chain=4", "--gres=gpu:2", "--nodes=2", "--time=1", "train.sh", "a", "300"
+    )
+    user.wait_for_states(job_id, "RUNNING")
+    return job_id
+
+
+def test_a_cancel_ends_the_running_link_and_the_next(user: CsubUser) -> None:
+    job_id = start_with_late_successor(user)
+    successor = wait_for_successor(user)
+    user.csub("cancel", job_id, "--yes")
+    wait_until(lambda: not list_jobs(user), "both are gone")
+    assert user.finish(job_id)[1]["state"] == "CANCELLED"
+    assert successor not in user.output("starts.a").split()
+
+
+def test_where_slurm_takes_no_second_job_this_one_is_requeued(user: CsubUser) -> None:
+    job_id = start_with_late_successor(user)
+    (script,) = (user.state / "packs").glob("*/*.sh")
+    # As under MaxSubmitJobs, sbatch fails.
+    script.rename(script.with_suffix(".away"))
+    wait_until(lambda: bool(read_chain(user)["problem"]), "refused", patience_s=120.0)
+    why = user.csub("why", job_id).stdout
+    assert "its successor could not be submitted" in why
+    wait_until(lambda: len(user.output("starts.a").split()) == 2, "again", patience_s=240.0)
+    assert set(user.output("starts.a").split()) == {job_id}
+    user.csub("cancel", job_id, "--yes")
