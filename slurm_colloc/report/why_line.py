@@ -12,7 +12,7 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import OF_DEGREE, RunningMember, StartFacts, why_not_now
+from slurm_colloc.model.why_not_now import OF_GPU, RunningMember, StartFacts, why_not_now
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
@@ -253,7 +253,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         running=tuple(_look_at_running(view, m, facts.now) for m in running),
         pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
         no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
-        degree_reason=next((each for each in obstacles if each.kind in OF_DEGREE), None)
+        degree_reason=next((each for each in obstacles if each.kind in OF_GPU), None)
         or explain_kept_waiting(
             facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
         ),

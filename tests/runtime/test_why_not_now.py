@@ -27,6 +27,7 @@ from slurm_colloc.report.member_views import (
 from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
 from slurm_colloc.runtime import may_start
 from slurm_colloc.runtime.members import Member, PackPlace
+from slurm_colloc.runtime.pack_instances import PackInstances
 from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -42,6 +43,7 @@ from slurm_colloc.store.pack_directory import read_spec, write_spec
 from slurm_colloc.store.runner_requests import read_degree
 
 from .degree_stage import Stage, share
+from .mig_bench import build_gpu
 
 ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
 FREE = StartFacts(degree=3, running=(ONE,))
@@ -81,11 +83,11 @@ REASONS = [
     (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
     (
         WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
-        "waits for a MIG instance with 20 MB: {those} are taken",
+        "there is no MIG instance for it with 20 MB: {those} are taken",
     ),
     (
         WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
-        "waits for a MIG instance: 3g.40gb is being made of free ones",
+        "its MIG instance is being made of free ones: 3g.40gb",
     ),
     (WaitReason(WaitKind.CHANGE), "the MIG instances of its GPU are being changed"),
     (WaitReason(WaitKind.PREPARING), "its GPU is being prepared"),
@@ -311,6 +313,26 @@ def test_without_limits_an_unknown_one_shows_first_what_it_takes(
     assert compare(stage, 2) == (
         "waits: the GPU has no memory left for it: 80000 of 80000 MB are reserved for 1, and what "
         "it takes is not known"
+    )
+
+
+def test_one_whose_mig_instance_is_taken_waits_for_it(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    instances = PackInstances(build_gpu("3g.40gb", "1g.10gb"), "", stage.context.journal)
+    stage.gpu_mode.instances = instances
+    for number in (1, 2):
+        change(stage, number, instance="3g", gpu_memory_limit_mb=30_000)
+    first = stage.members.by_number[1]
+    assert stage.start() == 1
+    instances.seats.take(first)
+    write_held(stage.pack, 3)
+    write_held(stage.pack, 4)
+    assert stage.start() is None
+    assert compare(stage, 2) == (
+        "waits: there is no MIG instance for it with 30000 MB: those that are large enough are "
+        "taken"
     )
 
 
