@@ -211,7 +211,7 @@ def compare(stage: Stage, number: int) -> str | None:
     # Who is before whom a runner need not know: it asks for one after the other.
     told = why_not_now(dataclasses.replace(read, before=()))
     assert told == why_not_now(gathered)
-    assert (told or "start") in explain_why(view, view.members[number - 1], facts)
+    assert (told or "start") in str(explain_why(view, view.members[number - 1], facts))
     return told
 
 
@@ -450,8 +450,8 @@ def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProce
     assert second.record.reason == again
     view = look(stage)
     facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
-    assert f"1/2 PENDING: to be started again ({again})" in explain_why(
-        view, view.members[1], facts
+    assert f"1/2 PENDING: to be started again ({again})" in str(
+        explain_why(view, view.members[1], facts)
     )
 
 
@@ -461,11 +461,11 @@ def test_a_gpu_that_is_not_ready_is_told_until_a_member_runs(
     stage = Stage(tmp_path, process)
     facts = Facts(time.time(), is_gpu_unprepared=True)
     view = look(stage)
-    assert explain_why(view, view.members[0], facts) == (
+    assert str(explain_why(view, view.members[0], facts)) == (
         "1/1 PENDING: waits: its GPU is being prepared"
     )
     stage.start()
     view = look(stage)
-    assert "about to start" in explain_why(view, view.members[1], facts)
+    assert "about to start" in str(explain_why(view, view.members[1], facts))
     one = Facts(time.time(), takes_one=True)
-    assert "starts when 1/1" in explain_why(view, view.members[1], one)
+    assert "starts when 1/1" in str(explain_why(view, view.members[1], one))

@@ -133,7 +133,7 @@ def look_at_tmpdir(path: str) -> TmpdirLook:
 def judge_nvml(answer: NvmlAnswer, environ: Mapping[str, str]) -> NvmlLook:
     """What NVML says of the job's GPUs; pure."""
     if answer.problem:
-        return NvmlLook(answer.problem)
+        return NvmlLook(answer.problem, lacks_bindings=answer.lacks_bindings)
     chosen = choose_job_gpus(answer, environ)
     return NvmlLook(
         problem="" if chosen.uuids else chosen.reason,
