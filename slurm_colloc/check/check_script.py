@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, merge_findings
-from slurm_colloc.check.memory_fraction import read_shell_environment
 from slurm_colloc.check.python_collisions import (
     SHARED_OUTPUT,
     changes_directory,
@@ -20,6 +19,7 @@ from slurm_colloc.check.python_collisions import (
     find_shell_outputs,
     settle_outputs,
 )
+from slurm_colloc.check.python_strings import read_shell_environment
 from slurm_colloc.check.shell_collisions import (
     CommandReach,
     base_name,

@@ -209,6 +209,8 @@ class Unwatched(enum.StrEnum):
     HOST_MEMORY = "host_memory"
     NO_PLACE = "no_place"
     """Members have no place where they may publish their progress."""
+    FAILED = "failed"
+    """The monitor ended at each start."""
 
 
 class SharingMode(enum.StrEnum):

@@ -215,7 +215,8 @@ class PackMonitor:
             lines = file.read(65536).decode("utf-8", "replace").splitlines()
             said = lines[-1] if lines else ""
         if not os.path.exists(f"{self.pack.path}/report/monitor.json"):
-            self._refuse(f"the monitor ended at each start{said and f': {said}'}")
+            told = f"the monitor ended at each start{said and f': {said}'}"
+            self._refuse(Unwatched.FAILED, told)
 
     def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
         argv = [sys.executable, "-IB", "-m", module, *words]

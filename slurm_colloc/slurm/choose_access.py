@@ -13,7 +13,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
 
 if TYPE_CHECKING:
-    from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus
+    from slurm_colloc.slurm.pyslurm_backend import PyslurmStatus
 
 VARIABLE = "SLURM_COLLOC_SLURM_ACCESS"
 """Goes before the setting `slurm_access`."""
@@ -94,7 +94,7 @@ def read_choice(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _find(settings: Settings, environ: Mapping[str, str]) -> PyslurmStatus:
-    from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
+    from slurm_colloc.slurm.pyslurm_backend import find_pyslurm
 
     # Nothing is written into another user's state.
     is_own = not is_of_another(settings.state_path)

@@ -18,9 +18,15 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.member import (
+    ExitCode,
+    MemberState,
+    SlurmJobState,
+    WaitKind,
+    WaitReason,
+    describe_taken_at_once,
+)
 from slurm_colloc.model.plan import Policy, SharingReasons
-from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import (

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
-from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess
+from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess, find_pyslurm
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation

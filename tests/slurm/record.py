@@ -166,7 +166,7 @@ def record_silence(
 
 
 def record_pyslurm(folder: Path, replace: Callable[[str], str]) -> None:
-    from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
+    from slurm_colloc.slurm.pyslurm_backend import find_pyslurm
 
     finding = find_pyslurm(os.environ, "")
     if finding.obstacle:

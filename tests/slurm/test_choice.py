@@ -16,11 +16,12 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
-from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus, parse_release
 from slurm_colloc.slurm.pyslurm_backend import (
     FOREIGN_JOBS_MAX,
     JOB_FIELDS,
     PyslurmAccess,
+    PyslurmStatus,
+    parse_release,
     render_duration,
 )
 from slurm_colloc.slurm.slurm_commands import SlurmCommands
@@ -300,4 +301,4 @@ def test_the_way_to_slurm_imports_nothing_of_pyslurm() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "slurm_colloc.slurm.choose_access" in loaded
-    assert not {"pyslurm", "slurm_colloc.slurm.probe_pyslurm", "importlib.metadata"} & set(loaded)
+    assert not {"pyslurm", "slurm_colloc.slurm.pyslurm_backend", "importlib.metadata"} & set(loaded)
