@@ -25,7 +25,7 @@ from slurm_colloc.errors import SlurmError, SlurmUnreachable
 from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.run_command import build_client_environment, build_slurm_error, run_slurm
-from slurm_colloc.slurm.slurm_commands import SlurmCommands, SlurmJob, compute_element_states
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, compute_element_states
 
 FOREIGN_JOBS_MAX = 400
 """pyslurm can only ask for the jobs of all users, and each costs about 14 microseconds. With more
@@ -40,7 +40,7 @@ _YEAR_S = 365 * 86400
 _environment = threading.Lock()
 
 
-class PyslurmAccess(SlurmCommands):
+class PyslurmAccess(SlurmAccess):
     """Slurm over pyslurm and its commands.
 
     Args:
