@@ -240,6 +240,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "pack": pack,
         "degree": _build_degree(run, pack["members_most"]),
         "open": build_open(run),
+        "problems": list(run.problems),
         "notes": _list_notes(run),
     }
 

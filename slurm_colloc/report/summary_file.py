@@ -235,7 +235,7 @@ _summary = _is(
         "unexplained": _is({"sm_active": _maybe(_unexplained), "energy_j": _unexplained}),
         "members": _each(_member),
         "pack": _pack,
-        "notes": _each(_is_text),
+        **_all(_each(_is_text), "problems notes"),
         "made_at": _maybe(_is_moment),
         "submission": _maybe(_is_text),
         "layout": _maybe(_layout),
