@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.plan import KnownBy, SharingMode
 from slurm_colloc.planning.hard_limits import Broken
 
@@ -56,15 +55,33 @@ class MemberExplanation:
 
 
 @dataclass(frozen=True)
-class SeatExplanation(PlannedSeat):
-    """A seat of a planned MIG layout, and who has it.
+class SeatExplanation:
+    """A seat of a planned MIG layout (model.mig_layout.PlannedSeat), and who has it.
 
     Attributes:
+        word: As the layout names it.
+        profile: Its profile by the tables.
+        instance: The number of its GPU instance.
+        start: The first memory slice.
+        size: Its memory slices.
+        memory_mb: Its memory; None where the GPU is not known.
+        sms: Its streaming multiprocessors.
+        gpu_slices: Memory slices of the GPU.
+        places: Members that have it at once.
         number: The member, by its number within the call; None where it is free.
         others: Those that share it with that one.
     """
 
-    number: int | None = None
+    word: str
+    profile: str
+    instance: int
+    start: int
+    size: int
+    memory_mb: int | None
+    sms: int
+    gpu_slices: int
+    places: int
+    number: int | None
     others: tuple[int, ...] = ()
 
 
