@@ -41,5 +41,5 @@ def pause_at_random(seed: int, room: int = 0) -> None:
         return max(0, room - len(self.pack.members.running()))
 
     MeasuredDegree.work = work  # type: ignore[method-assign]
-    MeasuredDegree.describe = describe  # type: ignore[method-assign]
+    MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]
     MeasuredDegree.find_room = find_room  # type: ignore[method-assign]

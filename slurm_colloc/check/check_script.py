@@ -5,7 +5,6 @@ Also: what a job's request means for sharing: which jobs fit next to it, and why
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, merge_findings
-from slurm_colloc.check.memory_fraction import read_shell_environment
 from slurm_colloc.check.python_collisions import (
     SHARED_OUTPUT,
     changes_directory,
@@ -21,6 +19,7 @@ from slurm_colloc.check.python_collisions import (
     find_shell_outputs,
     settle_outputs,
 )
+from slurm_colloc.check.python_strings import read_shell_environment
 from slurm_colloc.check.shell_collisions import (
     CommandReach,
     base_name,
@@ -38,7 +37,7 @@ from slurm_colloc.planning.plan_packs import (
     compute_overload,
     explain_gpu_count,
 )
-from slurm_colloc.slurm.options import Given, Options
+from slurm_colloc.slurm.options import Concern, Given, Options
 
 _SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
@@ -308,26 +307,20 @@ def find_request_findings(
     """What in the request keeps a job from sharing, or is good to know."""
     findings = []
     if sharing.alone_because:
-        given = _find_given(options, sharing.alone_because)
+        given = _find_given(options, job.alone_option)
         file, line = _place(given.origin if given else None)
         advice = "leave it to sbatch, or ask for one GPU, one node and one task"
+        shown = why = sharing.alone_because
         if job.gpus == 0 and not job.alone_because:
-            advice = "--gres=gpu:1 asks for one"
-        elif "--exclusive" in sharing.alone_because or "--mem=0" in sharing.alone_because:
+            shown, advice = "no GPU", "--gres=gpu:1 asks for one"
+        elif job.alone_option in ("exclusive", "mem"):
             advice = "leave it out, and say what one job needs: --cpus-per-task, --mem"
-        shown = "no GPU" if "no GPU" in sharing.alone_because else sharing.alone_because
         if given is not None:
             shown = f"--{given.option.name}" + (f"={given.value}" if given.value else "")
-        findings.append(
-            ScriptFinding(
-                "runs-alone",
-                file,
-                line,
-                shown,
-                f"it runs alone: {sharing.alone_because.removeprefix(shown).removeprefix(': ')}",
-                advice,
-            )
-        )
+            if given.option.concern is Concern.ALONE:
+                why = given.option.reason
+        why = f"it runs alone: {why}"
+        findings.append(ScriptFinding("runs-alone", file, line, shown, why, advice))
     else:
         for row, name in ((sharing.rows[0], "cpus-per-task"), (sharing.rows[1], "mem")):
             finding = _check_share(row, name, options, sharing.degree)
@@ -375,14 +368,10 @@ def _find_unstated(job: Job, capacity: Capacity) -> list[ScriptFinding]:
     return findings
 
 
-def _find_given(options: Options, reason: str) -> Given | None:
-    """The option that a reason to run alone is about."""
-    match = re.search(r"--([\w-]+)", reason)
-    for name in [match[1]] if match else _GPU_OPTIONS:
-        with contextlib.suppress(KeyError):
-            if given := options.given(name):
-                return given
-    return None
+def _find_given(options: Options, name: str) -> Given | None:
+    """The option that keeps a job alone; without a name what asks for its GPUs."""
+    names = [name] if name else _GPU_OPTIONS
+    return next(filter(None, map(options.given, names)), None)
 
 
 def _place(origin: str | None) -> tuple[str, int]:

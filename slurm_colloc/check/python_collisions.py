@@ -17,14 +17,12 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
-from slurm_colloc.check.memory_fraction import (
-    check_memory_calls,
-    check_memory_variable,
-    find_preallocation,
-)
 from slurm_colloc.check.python_strings import (
     PythonReader,
+    check_memory_calls,
+    check_memory_variable,
     environment_name,
+    find_preallocation,
     name_of,
     render_part,
     show_parts,

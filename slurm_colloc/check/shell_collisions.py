@@ -14,7 +14,7 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
-from slurm_colloc.check.memory_fraction import check_memory_assignment
+from slurm_colloc.check.python_strings import check_memory_assignment
 from slurm_colloc.check.shell_reading import (
     JOB_IDS,
     TCP_ADDRESS,

@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from slurm_colloc.administration.mig_parted import (
@@ -30,6 +29,7 @@ from slurm_colloc.errors import NodeError, StateError, UsageProblem
 from slurm_colloc.host.mig.change_instances import describe_instances
 from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
+from slurm_colloc.session.standard_streams import read_given_file
 
 
 class _Parser(argparse.ArgumentParser):
@@ -295,7 +295,7 @@ def assert_mig(options: argparse.Namespace) -> int:
         CollocError: It is not root, the file cannot be used, or NVML does not say all of it.
     """
     origin = "standard input" if options.config_file == "-" else options.config_file
-    value = parse_file(_read_file(options.config_file), origin)
+    value = parse_file(read_given_file(options.config_file, _LIMIT_BYTES), origin)
     wishes = choose_configuration(value, options.selected_config, origin)
     told = find_differences(wishes, read_divided_gpus(), mode_only=options.mode_only)
     for line in told or ["all GPUs are as the configuration says"]:
@@ -363,17 +363,3 @@ def parse_file(data: bytes, origin: str) -> Any:
         return yaml.safe_load(data)
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageProblem(f"{origin} is neither YAML nor JSON") from error
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read(_LIMIT_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise UsageProblem(f"{path} cannot be read ({error.strerror})") from error
-    if len(data) > _LIMIT_BYTES:
-        raise UsageProblem(f"{path} is longer than {_LIMIT_BYTES >> 20} MiB")
-    return data

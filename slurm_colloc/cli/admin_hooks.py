@@ -87,10 +87,10 @@ def read_config(path: str) -> Mapping[str, str]:
         UsageProblem: The file cannot be read.
     """
     if not path:
-        from slurm_colloc.slurm.slurm_commands import SlurmCommands
+        from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
         try:
-            return SlurmCommands().read_config()
+            return SlurmAccess().read_config()
         except SlurmError as problem:
             raise SlurmError(
                 problem.message,

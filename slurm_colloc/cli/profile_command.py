@@ -189,12 +189,13 @@ def _dump(records: list[ProfileRecord], curves: list[KnownCurve] | None = None) 
 
 
 def _read_file(file: str) -> list[ProfileRecord]:
+    from slurm_colloc.session.standard_streams import read_given_file
     from slurm_colloc.store.foreign_files import parse_foreign
     from slurm_colloc.store.profiles import parse_profile
 
     where = "standard input" if file == "-" else escape_controls(file)
     try:
-        value: Any = parse_foreign(_read_limited(file, where), where, strict=True)
+        value: Any = parse_foreign(read_given_file(file, _BYTES_MOST), where, strict=True)
         if isinstance(value, dict):
             return [parse_profile(value, where)]
         if not isinstance(value, list):
@@ -204,20 +205,3 @@ def _read_file(file: str) -> list[ProfileRecord]:
         return [parse_profile(item, f"{where}: item {n}") for n, item in enumerate(value, start=1)]
     except UsageProblem as problem:
         raise UsageProblem(problem.message, hint="nothing was imported") from problem
-
-
-def _read_limited(file: str, where: str) -> bytes:
-    if not file:
-        raise UsageProblem("an empty name is not a file's")
-    # Any pipe will do, such as that of `csub profile export`.
-    try:
-        if file == "-":
-            data = sys.stdin.buffer.read(_BYTES_MOST + 1)
-        else:
-            with Path(file).open("rb") as source:
-                data = source.read(_BYTES_MOST + 1)
-    except OSError as error:
-        raise UsageProblem(f"cannot read {where}: {error.strerror or error}") from error
-    if len(data) > _BYTES_MOST:
-        raise UsageProblem(f"{where}: it is larger than {_BYTES_MOST >> 20} MiB")
-    return data

@@ -26,7 +26,6 @@ from slurm_colloc.report.state_meanings import explain_member, explain_word
 from slurm_colloc.report.why_line import (
     Facts,
     describe_closed,
-    describe_of_pack,
     explain_why,
     fold_lines,
 )
@@ -205,18 +204,17 @@ def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
     for view, members in session.survey(choice):
         for member in members:
             facts = inquiry.find_facts(view, member)
-            of_pack = describe_of_pack(view, member, facts)
-            lines.append((member, explain_why(view, member, facts), of_pack))
+            lines.append(explain_why(view, member, facts))
     if as_json:
         return json.dumps(
             [
                 {
-                    "member": str(member.member),
-                    "state": member.state.value,
-                    "reason": member.reason or None,
-                    "why": line.partition(": ")[2],
+                    "member": str(line.member.member),
+                    "state": line.member.state.value,
+                    "reason": line.member.reason or None,
+                    "why": line.join(),
                 }
-                for member, line, _ in lines
+                for line in lines
             ]
         )
     return "".join(f"{escape_controls(line)}\n" for line in fold_lines(lines))

@@ -41,7 +41,7 @@ from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version
 from slurm_colloc.store.all_packs import open_own_state
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
@@ -82,7 +82,7 @@ class DoctorJobWait:
         self._place = place
         self._timeout_s = timeout_s
         self._tell = tell
-        self._slurm = SlurmCommands()
+        self._slurm = SlurmAccess()
         self._fields: Mapping[str, str] | None = {}
         self._told = ""
         self._started = time.monotonic()
@@ -186,7 +186,7 @@ class DoctorJobWait:
         )
 
 
-def build_interrupted(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -> Interrupted:
+def build_interrupted(slurm: SlurmAccess, job_id: str, held: HeldInterrupts) -> Interrupted:
     """Cancel the job; what the user is told."""
     problem = cancel(slurm, job_id, held)
     if problem:
@@ -197,7 +197,7 @@ def build_interrupted(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -
     return Interrupted(f"interrupted; job {job_id} has been cancelled")
 
 
-def cancel(slurm: SlurmCommands, job_id: str, held: HeldInterrupts) -> str:
+def cancel(slurm: SlurmAccess, job_id: str, held: HeldInterrupts) -> str:
     """Cancel the job and wait until nothing in it runs; another Ctrl-C ends the waiting.
 
     Returns:
@@ -373,7 +373,7 @@ def _submit(script: Path, options: Sequence[str], mark: str, held: HeldInterrupt
         SlurmError: Slurm refuses or does not answer.
         Interrupted: The user pressed Ctrl-C meanwhile; the job is cancelled.
     """
-    slurm = SlurmCommands()
+    slurm = SlurmAccess()
     try:
         job_id = slurm.submit(
             str(script),
@@ -446,7 +446,7 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
     """Ask the controller how it is set up, and which nodes it has."""
     started = time.monotonic()
     try:
-        config = SlurmCommands().read_config()
+        config = SlurmAccess().read_config()
         answer_ms = (time.monotonic() - started) * 1000
         facts = replace(facts, config=config, answer_ms=round(answer_ms, 1))
         facts = replace(facts, nodes=tuple(list_node_states()))

@@ -46,7 +46,7 @@ def judge_nvml(seen: Examination, python: str) -> Finding:
     }
     if look.problem:
         advice = f"{_ASK} to look at the NVIDIA driver of {seen.node}"
-        if "is not installed for" in look.problem:
+        if look.lacks_bindings:
             advice = f"install nvidia-ml-py for {python}"
         elif look.shown == 0 or (look.shown and not seen.slurm_gpus):
             advice = f"{_ASK} to name the GPUs' device files in gres.conf"

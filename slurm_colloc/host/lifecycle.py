@@ -20,8 +20,7 @@ import time
 from collections.abc import Sequence
 
 from slurm_colloc.errors import CollocError, StateError, UsageProblem
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
-from slurm_colloc.host.hooks.hook_job import HookJob, read_hook_job
+from slurm_colloc.host.hooks.hook_job import DEFAULT_RUN, HookJob, read_hook_job
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, NodePolicy, read_policy
 

@@ -71,6 +71,7 @@ class NvmlLook:
         shown: How many GPUs it shows to the job; None where it does not answer.
         gpus: The job's.
         doubts: What it says that cannot be true.
+        lacks_bindings: The problem is that its Python has no nvidia-ml-py.
     """
 
     problem: str = ""
@@ -79,6 +80,7 @@ class NvmlLook:
     shown: int | None = None
     gpus: tuple[GpuLook, ...] = ()
     doubts: tuple[str, ...] = ()
+    lacks_bindings: bool = False
 
 
 @dataclass(frozen=True)

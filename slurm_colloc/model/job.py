@@ -72,6 +72,7 @@ class Job:
         shape: What it asks of Slurm, as (option, value) as the user wrote it; this is what is
             asked when it runs alone.
         alone_because: Why it cannot share, in words; empty if it can.
+        alone_option: The option that is why, `nodes`; empty where none alone is.
         came_together: It came by `--array`, `pack`, `--degree` or `--gpu-mem`.
         mail: `--mail-type` and `--mail-user`; None where no mail is asked for.
         depends: What its runner looks at before it starts, as (kind, `4711/3`): the conditions of
@@ -125,6 +126,7 @@ class Job:
     group: tuple[tuple[str, str], ...] = ()
     shape: tuple[tuple[str, str], ...] = ()
     alone_because: str = ""
+    alone_option: str = ""
     came_together: bool = False
     mail: MailRequest | None = None
     depends: tuple[tuple[str, str], ...] = ()

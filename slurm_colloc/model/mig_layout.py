@@ -10,7 +10,7 @@ far back as it goes: what stays free is at the front, where the large profiles b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
@@ -49,30 +49,6 @@ def place(
     return tuple(map(PlacedInstance, wanted, found))
 
 
-def enumerate_layouts(
-    profiles: Sequence[InstanceProfile],
-) -> tuple[tuple[PlacedInstance, ...], ...]:
-    """All layouts into which no further instance fits, each by where its instances lie.
-
-    A seven-slice GPU has 19 with its plain profiles, 1g to 7g, as NVIDIA's guide counts them; each
-    is in the order of its placements.
-    """
-    kinds = [
-        PlacedInstance(profile, placement)
-        for profile in profiles
-        for placement in profile.placements
-    ]
-    kinds.sort(key=lambda one: (one.placement.start, _rank(one.profile)))
-    masks = [one.placement.mask for one in kinds]
-    layouts = []
-    for chosen, taken in _extend(kinds, masks, (), 0):
-        free = [one for one, mask in zip(kinds, masks, strict=True) if not mask & taken]
-        layout = [kinds[number].profile for number in chosen]
-        if not any(_are_allowed([*layout, one.profile]) for one in free):
-            layouts.append(tuple(kinds[number] for number in chosen))
-    return tuple(layouts)
-
-
 def _rank(profile: InstanceProfile) -> tuple[int, int, int]:
     """Biggest first: by memory, then by compute slices; equal profiles side by side."""
     return (-profile.memory_slices, -profile.compute_slices, profile.profile_id)
@@ -101,18 +77,6 @@ def _search(
                 return (placement, *rest)
     dead.add((len(wanted), taken))
     return None
-
-
-def _extend(
-    kinds: Sequence[PlacedInstance], masks: Sequence[int], chosen: tuple[int, ...], taken: int
-) -> Iterator[tuple[tuple[int, ...], int]]:
-    """All allowed layouts, each with the slices that it takes."""
-    yield chosen, taken
-    for number in range(chosen[-1] + 1 if chosen else 0, len(kinds)):
-        if not masks[number] & taken:
-            longer = (*chosen, number)
-            if _are_allowed([kinds[one].profile for one in longer]):
-                yield from _extend(kinds, masks, longer, taken | masks[number])
 
 
 # ---- The words of a MIG layout, as in `--share=mig=3g+2g+1g+1g`; pure ----------------------------

@@ -201,6 +201,19 @@ def is_watched(host_memory_mb: int | None) -> bool:
     return host_memory_mb is None or host_memory_mb >= WATCHED_FROM_MB
 
 
+class Unwatched(enum.StrEnum):
+    """Why a pack is not watched."""
+
+    SETTING = "setting"
+    CARRIED = "carried"
+    """Nothing comes back from a pack that travels in its batch script."""
+    HOST_MEMORY = "host_memory"
+    NO_PLACE = "no_place"
+    """Members have no place where they may publish their progress."""
+    FAILED = "failed"
+    """The monitor ended at each start."""
+
+
 class SharingMode(enum.StrEnum):
     """How the members of a pack share the GPU."""
 

@@ -19,8 +19,13 @@ from slurm_colloc.model.quantities import format_count, format_elapsed
 BEING_MEASURED = "the pack is being measured"
 
 
-OF_DEGREE = frozenset({WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR})
-"""Why as many run as may, whoever is next."""
+OF_GPU = frozenset(
+    {
+        *(WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR),
+        *(WaitKind.INSTANCE, WaitKind.NEW_INSTANCE, WaitKind.CHANGE),
+    }
+)
+"""Why none starts although there is a place: the GPU has no room for the next one."""
 
 
 _WORDS: Mapping[WaitKind, str] = {
@@ -32,8 +37,8 @@ _WORDS: Mapping[WaitKind, str] = {
     WaitKind.MEMORY: "the GPU has no memory left for it: {taken_mb} of {usable_mb} MB are reserved "
     "for {count}, and {need}",
     WaitKind.DOOR: "one at the door goes first: {name}",
-    WaitKind.INSTANCE: "waits for a MIG instance with {told}",
-    WaitKind.NEW_INSTANCE: "waits for a MIG instance: {name} is being made of free ones",
+    WaitKind.INSTANCE: "there is no MIG instance for it with {told}",
+    WaitKind.NEW_INSTANCE: "its MIG instance is being made of free ones: {name}",
     WaitKind.CHANGE: "the MIG instances of its GPU are being changed",
     WaitKind.PREPARING: "its GPU is being prepared",
     WaitKind.SIGNALLED: "it was signalled, and Slurm has not shown yet whether its pack goes on",

@@ -19,6 +19,7 @@ from slurm_colloc.host.system.node_processes import (
     read_named_start,
     read_parent,
     read_small,
+    read_stat_fields,
 )
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.progress_counters import MemberProgress
@@ -166,8 +167,7 @@ class Stat:
 def read_stat(pid: int) -> Stat | None:
     """Read one process, None where it is gone."""
     try:
-        # The name, in parentheses, may hold anything.
-        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = read_stat_fields(pid)
         return Stat(
             parent=int(fields[1]),
             start=int(fields[19]),

@@ -12,6 +12,7 @@ from typing import Any
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import EndCause, MemberState
+from slurm_colloc.model.plan import Unwatched
 from slurm_colloc.model.quantities import format_mb
 from slurm_colloc.report.headline import (
     compute_gain,
@@ -235,19 +236,15 @@ def _was_watched(summary: Summary) -> bool:
 
 
 def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
-    reasons = [
-        summary["coverage"]["not_watched"]
-        for summary in summaries
-        if summary["coverage"] is not None and summary["coverage"]["not_watched"]
-    ]
+    found = [summary["coverage"] for summary in summaries if summary["coverage"] is not None]
+    first = next((coverage for coverage in found if coverage["not_watched"]), None)
     # A pack that travels in its batch script cannot be measured at all.
     acts = {
-        "host memory": "with a larger --mem it is measured",
-        "settings": "csub config monitor true turns the monitor on",
+        Unwatched.HOST_MEMORY: "with a larger --mem it is measured",
+        Unwatched.SETTING: "csub config monitor true turns the monitor on",
     }
-    for word, act in acts.items():
-        if reasons and word in reasons[0]:
-            yield f"Nothing was measured ({reasons[0]})", act
+    if first is not None and first["not_watched_kind"] in acts:
+        yield f"Nothing was measured ({first['not_watched']})", acts[first["not_watched_kind"]]
 
 
 def _did_not_pay(summaries: Sequence[Summary]) -> _ToldOfAll:

@@ -135,6 +135,7 @@ def build_member(
         "stall": _build_stall(figures.stall),
         "interference": _build_interference(figures.interference),
         "power": _build_power(run, member),
+        "unknown": _list_unknown(figures),
         "notes": [note for note in notes if note],
     }
 
@@ -296,6 +297,16 @@ def _build_interference(found: Sequence[Interference]) -> list[dict[str, Any]]:
     ]
 
 
+def _list_unknown(figures: Figures) -> dict[str, str]:
+    """Why its rate or its slowdown is unknown."""
+    if not figures.member.stays:
+        return {}
+    found = {"rate": figures.rate.reason} if figures.rate.reason else {}
+    if figures.unknown and figures.unknown != figures.rate.reason:
+        found["slowdown"] = figures.unknown
+    return found
+
+
 def _list_notes(run: PackRun, figures: Figures) -> list[str]:
     member, view = figures.member, figures.member.view
     notes: list[str] = []
@@ -305,10 +316,6 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
     if unmatched is not None:
         lines = format_count(unmatched, "line")
         notes.append(f"--progress-regex matched none of {lines} that it has printed")
-    if figures.rate.reason:
-        notes.append(f"rate unknown: {figures.rate.reason}")
-    if figures.unknown and figures.unknown != figures.rate.reason:
-        notes.append(f"slowdown unknown: {figures.unknown}")
     notes += figures.stall.unknown
     if _is_of_another_gpu(run, figures):
         notes.append(

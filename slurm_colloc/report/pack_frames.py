@@ -141,8 +141,7 @@ def load_packs(
     problems += [
         f"pack {summary['job'] or summary['pack_id']}: {text}"
         for summary, _ in found
-        for text in summary["notes"]
-        if " is damaged: " in text or " cannot be read: " in text
+        for text in summary["problems"]
     ]
     for text in problems:
         warnings.warn(text, stacklevel=2)

@@ -262,6 +262,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "degree": _build_degree(run, pack["members_most"]),
         "open": build_open(run),
         "chain": build_chain(run),
+        "problems": list(run.problems),
         "notes": _list_notes(run),
     }
 
@@ -311,6 +312,7 @@ def _build_coverage(run: PackRun) -> dict[str, Any] | None:
     return {
         "share": min(1.0, taken / due) if due and taken is not None else None,
         "not_watched": monitor.get("not_watched"),
+        "not_watched_kind": monitor.get("not_watched_kind"),
         "interval_s": monitor.get("interval_s"),
         "ticks_due": due,
         "ticks_taken": taken,

@@ -502,16 +502,13 @@ def _build_unknown(
     """What is unknown and why; the same sentence for many members is said once."""
     unknown = summary["pack"]["unknown"] if of_pack else []
     lines = [("Unknown", text) for text in unknown]
+    told = summary["pack"]["slowdown_unknown"] if of_pack else []
     by_note: dict[str, list[str]] = {}
     for member in members:
-        for note in member["notes"]:
+        own = [f"{of} unknown: {w}" for of, w in member["unknown"].items() if w not in told]
+        for note in own + member["notes"]:
             by_note.setdefault(note, []).append(str(member["id"]))
-    told = " ".join(unknown)
-    notes = [
-        ("Note", f"{name_members(who)}: {note}")
-        for note, who in by_note.items()
-        if note.removeprefix("slowdown unknown: ").removeprefix("rate unknown: ") not in told
-    ]
+    notes = [("Note", f"{name_members(who)}: {note}") for note, who in by_note.items()]
     if len(notes) > _NOTES_MOST:
         rest = len(notes) - _NOTES_MOST
         notes = [*notes[:_NOTES_MOST], ("", f"and {rest} more notes; --json has all")]

@@ -168,6 +168,9 @@ def build_pack(
         "idle_power_w": energy.idle_power_w,
         "idle_power_from": energy.idle_from or None,
         "unknown": _list_unknown(there, energy, saving.kwh),
+        "slowdown_unknown": list(
+            dict.fromkeys(entry.unknown for entry in there if _has_no_slowdown(entry))
+        ),
     }
 
 
@@ -224,6 +227,11 @@ def _overlap(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float:
     return total_s
 
 
+def _has_no_slowdown(entry: Figures) -> bool:
+    """It was there for long enough."""
+    return entry.member.present_s >= SHORT_S and entry.slowdown is None
+
+
 def _list_unknown(
     there: Sequence[Figures], energy: EnergyFigures, kwh_saved: float | None
 ) -> list[str]:
@@ -234,7 +242,7 @@ def _list_unknown(
         if entry.member.present_s < SHORT_S:
             text = f"there for less than {SHORT_S:.0f} s, left out of STP and ANTT"
             by_reason.setdefault(text, []).append(name)
-        elif entry.slowdown is None:
+        elif _has_no_slowdown(entry):
             by_reason.setdefault(f"slowdown: {entry.unknown}", []).append(name)
         if entry.solo is not None and entry.solo.source == FAMILY:
             text = "time and power alone are those of the family, and so are all figures with them"

@@ -217,7 +217,7 @@ def explain_member(view: PackView, member: MemberView, facts: Facts) -> str:
     held = member.state is MemberState.PENDING and (member.is_held or member.reason == HELD_REASON)
     cause = view.cause_of(member)
     meaning = HELD if held else MEANINGS[member.state]
-    lines = [explain_why(view, member, facts)]
+    lines = [str(explain_why(view, member, facts))]
     if cause and not held:
         label = "Before:" if member.state is MemberState.PENDING else "End:"
         lines.append(f"  {label:<10} {cause}")

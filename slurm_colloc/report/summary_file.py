@@ -118,6 +118,7 @@ _member = _is(
             | {"attribution": _maybe(_is_attribution)}
         ),
         "interference": _each(_change),
+        "unknown": _values(_is_text),
         "notes": _each(_is_text),
         **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
         **_all(_is_number, "exit_code exit_signal solo_time_s unmatched_lines"),
@@ -149,6 +150,7 @@ _pack = _is(
         "overlap_s": lambda value: value is not None and _is_number(value),
         "fairness": _maybe(_is({"jain": _is_number})),
         "unknown": _each(_is_text),
+        "slowdown_unknown": _each(_is_text),
         "prediction": _maybe(
             _is(
                 {"members": _is_count, "over": _is_text}
@@ -172,6 +174,7 @@ _coverage = _is(
     {
         **_all(_is_number, "share gap_s"),
         "not_watched": _maybe(_is_text),
+        "not_watched_kind": _maybe(_is_text),
         "gaps": lambda value: isinstance(value, list),
         "not_readable": lambda value: isinstance(value, dict),
     }
@@ -244,7 +247,7 @@ _summary = _is(
         # Summaries of 0.1.0 have no "power".
         "members": _each(lambda one: _member(one) and _power(one.get("power"))),
         "pack": _pack,
-        "notes": _each(_is_text),
+        **_all(_each(_is_text), "problems notes"),
         "made_at": _maybe(_is_moment),
         "submission": _maybe(_is_text),
         "layout": _maybe(_layout),

@@ -12,7 +12,7 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import OF_DEGREE, RunningMember, StartFacts, why_not_now
+from slurm_colloc.model.why_not_now import OF_GPU, RunningMember, StartFacts, why_not_now
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
@@ -27,7 +27,6 @@ from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.runner_requests import DegreeRecord
 
-_FOLDED_LEAST = 2
 _PARTNERS_NAMED_MOST = 3
 _UNKNOWN = ("", "Unknown", "(null)", "None", "N/A")
 _PLAIN = ("", EndCause.EXIT_CODE.value, EndCause.SIGNAL.value, EndCause.NOT_STARTED.value)
@@ -76,17 +75,43 @@ class Facts:
     chain: str = ""
 
 
-def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
-    """One line: what it waits for, with whom it shares, or how it ended."""
+@dataclass(frozen=True)
+class WhyLine:
+    """Why a member is as it is.
+
+    Attributes:
+        member: It.
+        first: What it waits for, with whom it shares, or how it ended.
+        of_pack: What is so of each member that is in its pack; empty for nothing.
+        more: What else there is to say.
+        waits_for_that: `first` has it already, as the reason why it waits.
+    """
+
+    member: MemberView
+    first: str
+    of_pack: str = ""
+    more: tuple[str, ...] = ()
+    waits_for_that: bool = False
+
+    def join(self, *, with_pack: bool = True) -> str:
+        """The clauses as one text, also what is so of its pack."""
+        of_pack = self.of_pack if with_pack and not self.waits_for_that else ""
+        return "; ".join(filter(None, (self.first, of_pack, *self.more)))
+
+    def __str__(self) -> str:
+        return f"{self.member.member} {self.member.state.value}: {self.join()}"
+
+
+def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
+    """What it waits for, with whom it shares, or how it ended."""
     if member.state is MemberState.PENDING:
         text = _explain_pending(view, member, facts)
     elif member.state is MemberState.RUNNING:
         text = _explain_running(view, member, facts)
     else:
         text = _explain_ended(view, member, facts)
-    degree = describe_of_pack(view, member, facts)
-    text = text if degree in text else f"{text}; {degree}"
-    clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
+    degree = _describe_of_pack(view, member, facts)
+    clauses = [] if member.is_final else list_sharing_reasons(view)
     if member.record is not None and member.record.taken_at_once:
         clauses.append(member.record.taken_at_once)
     if facts.slow_gpu:
@@ -99,36 +124,28 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
         clauses.append(f"as last recorded: {facts.unreachable}")
     elif view.is_elsewhere and not member.is_final:
         clauses.append(f"as last recorded: ask csub on {view.where_to_ask}")
-    return f"{member.member} {member.state.value}: {'; '.join(clauses)}"
+    return WhyLine(member, text, degree, tuple(clauses), waits_for_that=degree in text)
 
 
-def describe_of_pack(view: PackView, member: MemberView, facts: Facts) -> str:
-    """What its line says that is so of each member that is in its pack; empty for nothing."""
+def _describe_of_pack(view: PackView, member: MemberView, facts: Facts) -> str:
     if member.state is not MemberState.RUNNING and not _waits_in_pack(view, member):
         return ""
     running = sum(m.state is MemberState.RUNNING for m in view.members)
     return describe_degree(facts.degree, running)
 
 
-def fold_lines(lines: Sequence[tuple[MemberView, str, str]]) -> list[str]:
-    """Lines of which equal ones are one, and what is so of several members of a pack is said once.
-
-    Args:
-        lines: Each member with its line, and what of that is so of its whole pack.
-    """
-    if len(lines) < _FOLDED_LEAST:
-        return [line for _, line, _ in lines]
-    counts = Counter(of_pack for _, line, of_pack in lines if of_pack and f"; {of_pack}" in line)
-    folded: dict[tuple[str, str], list[str]] = {}
+def fold_lines(lines: Sequence[WhyLine]) -> list[str]:
+    """Equal lines are one, and what is so of several members of a pack is said once."""
+    counts = Counter(line.of_pack for line in lines if not line.waits_for_that)
+    folded: dict[tuple[str, str, str], list[str]] = {}
     of_packs: dict[str, list[str]] = {}
-    for member, line, of_pack in lines:
-        name = str(member.member)
-        said = line.removeprefix(f"{name} ")
-        if counts[of_pack] > 1:
-            said = said.replace(f"; {of_pack}", "", 1)
-            of_packs.setdefault(of_pack, []).append(name)
-        folded.setdefault((member.member.job, said), []).append(name)
-    found = [f"{name_members(names)} {said}" for (_, said), names in folded.items()]
+    for line in lines:
+        name, is_shared = str(line.member.member), counts[line.of_pack] > 1
+        if is_shared and line.of_pack:
+            of_packs.setdefault(line.of_pack, []).append(name)
+        key = (line.member.member.job, line.member.state.value, line.join(with_pack=not is_shared))
+        folded.setdefault(key, []).append(name)
+    found = [f"{name_members(names)} {word}: {said}" for (_, word, said), names in folded.items()]
     return [*found, *(f"{name_members(names)}: {said}" for said, names in of_packs.items())]
 
 
@@ -262,7 +279,7 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         running=tuple(_look_at_running(view, m, facts.now) for m in running),
         pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
         no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
-        degree_reason=next((each for each in obstacles if each.kind in OF_DEGREE), None)
+        degree_reason=next((each for each in obstacles if each.kind in OF_GPU), None)
         or explain_kept_waiting(
             facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
         ),

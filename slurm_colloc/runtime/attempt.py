@@ -33,7 +33,7 @@ from slurm_colloc.runtime.guarded_steps import Journal, insist
 from slurm_colloc.runtime.runner import Runner
 from slurm_colloc.runtime.serve_requests import Fenced
 from slurm_colloc.settings import load_node_settings, read_given_environment
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, write_job_index
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
@@ -106,7 +106,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     os.environ.update(allocation.own_environment)
     if record.shown_id:
         allocation = replace(allocation, shown_job_id=record.shown_id)
-    slurm = None if local else SlurmCommands()
+    slurm = None if local else SlurmAccess()
     load = partial(load_node_settings, os.environ, record.settings)
     settings, problems = insist("reading the settings", load)
     # A member that is joining has then either entered or finds that the pack has started.

@@ -36,7 +36,7 @@ from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.accounting import read_history
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands, parse_moment
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, parse_moment
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
@@ -95,7 +95,7 @@ def await_turn(path: str) -> bool:
     os.environ.update(
         replace(allocation, called_in=dict(record.client_environment)).own_environment
     )
-    wait = _TurnWait(pack, record, allocation.job_id, SlurmCommands())
+    wait = _TurnWait(pack, record, allocation.job_id, SlurmAccess())
     return insist("waiting for the turn", wait.wait)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from slurm_colloc.host.system.node_processes import read_small
+from slurm_colloc.host.system.node_processes import read_stat_fields
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.planning.lend_cores import (
     CoreUse,
@@ -261,7 +261,6 @@ def _bind_threads(pid: int, was: set[int], wanted: set[int]) -> int:
 def _read_cpu_s(pid: int) -> float:
     """Processor time of a process, without its children's; 0 where it is gone."""
     try:
-        words = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return sum(map(int, read_stat_fields(pid)[11:13])) / _TICKS
     except OSError:
         return 0.0
-    return sum(map(int, words[11:13])) / _TICKS

@@ -12,11 +12,11 @@ from slurm_colloc.model.why_not_now import why_not_now
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.door import Doors
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.gpu_share import BELOW_NORMAL, NORMAL, GpuShare
 from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.may_start import StartQueue
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.runtime.place_member import BELOW_NORMAL, NORMAL, GpuShare
 from slurm_colloc.runtime.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.runtime.sister_packs import JobSets

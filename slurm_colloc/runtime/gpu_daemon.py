@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.settled_mode import GpuPatience, SettledMode
-from slurm_colloc.runtime.setup_record import SetupRecord
+from slurm_colloc.runtime.settled_mode import GpuPatience, SettledMode, SetupRecord
 
 if TYPE_CHECKING:
     from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon

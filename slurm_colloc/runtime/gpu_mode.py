@@ -12,12 +12,21 @@ from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.gpu_daemon import GpuDaemon
-from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.place_member import place_on_shared_gpu, place_without_mps
-from slurm_colloc.runtime.settled_mode import ONE_PROCESS, PREPARED, GpuPatience, SettledMode
-from slurm_colloc.runtime.setup_record import SetupRecord
+from slurm_colloc.runtime.place_member import (
+    AS_PLANNED,
+    GpuShare,
+    place_on_shared_gpu,
+    place_without_mps,
+)
+from slurm_colloc.runtime.settled_mode import (
+    ONE_PROCESS,
+    PREPARED,
+    GpuPatience,
+    SettledMode,
+    SetupRecord,
+)
 from slurm_colloc.store.member_states import GpuUse
 from slurm_colloc.store.pack_directory import Setup
 

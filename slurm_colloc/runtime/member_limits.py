@@ -9,7 +9,7 @@ from slurm_colloc.host.mps.mps_control import (
 )
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu_share import NORMAL
+from slurm_colloc.runtime.place_member import NORMAL
 from slurm_colloc.store.member_states import GpuUse
 
 

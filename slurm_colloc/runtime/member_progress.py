@@ -21,8 +21,8 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
+from slurm_colloc.model.member import describe_taken_at_once
 from slurm_colloc.model.plan import Policy, Rule, SharingMode
-from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
 from slurm_colloc.runtime.members import Member

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN, is_job_id
+from slurm_colloc.host.hooks.hook_job import DEFAULT_RUN, is_job_id
 from slurm_colloc.host.keeper.prepared_daemon import (
     PreparedDaemon,
     PreparedGpu,

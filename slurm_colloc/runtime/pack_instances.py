@@ -31,13 +31,12 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.planning.hard_limits import GPU_MEMORY_SHARE
 from slurm_colloc.runtime.discover_gpus import BackgroundCall
-from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.node_daemon import InstancesFinding, find_instances
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.settled_mode import SettledMode
-from slurm_colloc.runtime.setup_record import SetupRecord
+from slurm_colloc.runtime.place_member import AS_PLANNED, GpuShare
+from slurm_colloc.runtime.settled_mode import SettledMode, SetupRecord
 from slurm_colloc.store.member_states import GpuUse
 
 if TYPE_CHECKING:

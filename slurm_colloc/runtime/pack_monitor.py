@@ -15,7 +15,7 @@ import slurm_colloc.instrument
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import STALLS, VARIABLE
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.plan import WATCHED_FROM_MB, is_watched
+from slurm_colloc.model.plan import WATCHED_FROM_MB, Unwatched, is_watched
 from slurm_colloc.runtime.allocation import read_host_memory_mb
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
@@ -46,8 +46,10 @@ _BASES = ("/dev/shm", "/tmp")
 _PREFIX = "csub-progress-"
 
 
-def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | None) -> str:
-    """Why a pack is not watched; empty where it is; pure.
+def find_obstacle(
+    record: PackRecord, settings: Settings, host_memory_mb: int | None
+) -> tuple[Unwatched, str] | None:
+    """Why a pack is not watched, also in words; None where it is; pure.
 
     Args:
         record: Its pack.json.
@@ -55,15 +57,16 @@ def find_obstacle(record: PackRecord, settings: Settings, host_memory_mb: int | 
         host_memory_mb: What it may use; None where that is not limited or not known.
     """
     if not settings.monitor:
-        return "monitor = false in the settings"
+        return Unwatched.SETTING, "monitor = false in the settings"
     if record.carried:
-        return "nothing comes back from the node of a pack that travels in its batch script"
+        told = "nothing comes back from the node of a pack that travels in its batch script"
+        return Unwatched.CARRIED, told
     if not is_watched(host_memory_mb):
-        return (
+        return Unwatched.HOST_MEMORY, (
             f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
             f"packs with at least {WATCHED_FROM_MB} MB are watched"
         )
-    return ""
+    return None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -90,14 +93,14 @@ class PackMonitor:
         """Make the place where members publish their progress, or write down why there is none."""
         host_memory_mb = read_host_memory_mb(self.pack.allocation.environment)
         obstacle = find_obstacle(self.pack.record, self.pack.settings, host_memory_mb)
-        if not obstacle:
+        if obstacle is None:
             remove_forgotten()
             try:
                 self._make_root()
             except OSError as error:
-                obstacle = f"{error.filename}: {error.strerror}"
-        if obstacle:
-            self._refuse(obstacle)
+                obstacle = Unwatched.NO_PLACE, f"{error.filename}: {error.strerror}"
+        if obstacle is not None:
+            self._refuse(*obstacle)
 
     def _make_root(self) -> None:
         base = next((path for path in _BASES if os.access(path, os.W_OK | os.X_OK)), _BASES[-1])
@@ -118,7 +121,7 @@ class PackMonitor:
             raise
         self._root, self._lock = f"{base}/{name}", lock
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, kind: Unwatched, reason: str) -> None:
         self.obstacle = reason
         self.pack.journal.write("not_watched", reason=reason)
         with contextlib.suppress(OSError, StateError):
@@ -127,6 +130,7 @@ class PackMonitor:
                 "attempt": self.pack.attempt,
                 "node": self.pack.allocation.node,
                 "not_watched": reason,
+                "not_watched_kind": kind.value,
             }
             write_json(f"{self.pack.path}/report/monitor.json", value)
 
@@ -211,7 +215,8 @@ class PackMonitor:
             lines = file.read(65536).decode("utf-8", "replace").splitlines()
             said = lines[-1] if lines else ""
         if not os.path.exists(f"{self.pack.path}/report/monitor.json"):
-            self._refuse(f"the monitor ended at each start{said and f': {said}'}")
+            told = f"the monitor ended at each start{said and f': {said}'}"
+            self._refuse(Unwatched.FAILED, told)
 
     def _start(self, log: str, module: str, *words: str) -> StartedProcess | None:
         argv = [sys.executable, "-IB", "-m", module, *words]

@@ -22,7 +22,7 @@ from slurm_colloc.runtime.guarded_steps import Journal, is_passing
 from slurm_colloc.runtime.pause_members import list_wrappers
 from slurm_colloc.runtime.verdict import judge_pack
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.inbox import format_number
@@ -108,7 +108,7 @@ def requeue_pack(path: str, number: int, killed_at: float) -> bool | None:
     """Ask Slurm to requeue the pack of this job; see `KilledRunner.requeue`."""
     pack, allocation = Path(path), read_allocation(read_given_environment())
     try:
-        return KilledRunner(pack, allocation, SlurmCommands(), number, killed_at).requeue()
+        return KilledRunner(pack, allocation, SlurmAccess(), number, killed_at).requeue()
     except (OSError, StateError) as error:
         if is_passing(error) and may_wait(pack, killed_at):
             return None

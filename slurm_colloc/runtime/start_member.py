@@ -24,7 +24,6 @@ from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import member_environment as environments
 from slurm_colloc.runtime.allocation import find_user_name
-from slurm_colloc.runtime.gpu_share import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
@@ -38,6 +37,7 @@ from slurm_colloc.runtime.path_shims import (
     tell_later_start,
     write_shims,
 )
+from slurm_colloc.runtime.place_member import AS_PLANNED, GpuShare
 from slurm_colloc.runtime.step_command import (
     Launch,
     build_srun_argv,

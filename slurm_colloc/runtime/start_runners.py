@@ -37,7 +37,7 @@ from slurm_colloc.runtime.member_environment import build_step_environment
 from slurm_colloc.runtime.requeue_after_kill import JobStanding, judge_standing
 from slurm_colloc.runtime.step_command import StartedProcess, build_srun_argv, start_process
 from slurm_colloc.settings import read_given_environment
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import list_node_packs
 from slurm_colloc.store.member_states import StateRecord, read_attempt, read_state, write_state
@@ -256,7 +256,7 @@ FENCE_S = 3.0
 def leave_node(path: str) -> bool:
     """Free what has not ended on a node; see `LeftNode.settle`."""
     allocation = read_allocation(read_given_environment())
-    return LeftNode(Path(path), allocation, SlurmCommands()).settle()
+    return LeftNode(Path(path), allocation, SlurmAccess()).settle()
 
 
 @dataclass(eq=False)

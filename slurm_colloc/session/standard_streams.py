@@ -36,6 +36,34 @@ class OutputFailed(Exception):
         return text if text.isprintable() and len(self._lost) <= _LINE_BYTES_MOST else ""
 
 
+def read_given_file(path: str, most: int) -> bytes:
+    """What a file has that a user names; any pipe will do, and `-` is standard input.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
+    Raises:
+        UsageProblem: It cannot be read, or is larger.
+    """
+    from slurm_colloc.model.printable import escape_controls
+
+    if not path:
+        raise UsageProblem("an empty name is not a file's")
+    where = "standard input" if path == "-" else escape_controls(path)
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(most + 1)
+        else:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib takes as long as csub itself
+                data = file.read(most + 1)
+    except OSError as error:
+        raise UsageProblem(f"cannot read {where}: {error.strerror or error}") from error
+    if len(data) > most:
+        raise UsageProblem(f"{where}: it is larger than {most >> 20} MiB")
+    return data
+
+
 def has_reader() -> bool:
     """A person reads standard error."""
     return sys.stderr is not None and sys.stderr.isatty()

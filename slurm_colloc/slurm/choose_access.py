@@ -10,10 +10,10 @@ from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.model.setting_values import ACCESS_CHOICES
 from slurm_colloc.ownership import is_of_another
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
 if TYPE_CHECKING:
-    from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus
+    from slurm_colloc.slurm.pyslurm_backend import PyslurmStatus
 
 VARIABLE = "SLURM_COLLOC_SLURM_ACCESS"
 """Goes before the setting `slurm_access`."""
@@ -44,11 +44,11 @@ def open_slurm(
     environ = os.environ if environ is None else environ
     wanted = read_choice(settings, environ)
     if wanted == "commands" or (wanted == "auto" and not asks_often):
-        return SlurmCommands(uid=uid)
+        return SlurmAccess(uid=uid)
     finding = _find(settings, environ)
     if finding.obstacle:
         if wanted == "auto":
-            return SlurmCommands(uid=uid)
+            return SlurmAccess(uid=uid)
         raise SlurmUnreachable(
             f"slurm_access is pyslurm, which cannot be used: {finding.obstacle}",
             hint="install the pyslurm of the Slurm release that runs, or set slurm_access to auto",
@@ -94,7 +94,7 @@ def read_choice(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _find(settings: Settings, environ: Mapping[str, str]) -> PyslurmStatus:
-    from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
+    from slurm_colloc.slurm.pyslurm_backend import find_pyslurm
 
     # Nothing is written into another user's state.
     is_own = not is_of_another(settings.state_path)

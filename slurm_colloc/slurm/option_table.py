@@ -102,6 +102,8 @@ _OPT = Argument.OPTIONAL
 _NODES = "it spreads a job over nodes"
 _PIN = "it pins tasks to CPUs, GPUs or memory of a whole allocation"
 _CORES = "it takes cores of the node away from jobs"
+_ONE_CLUSTER = "csub follows the jobs of one cluster only"
+_OWN_PACKS = "a pack belongs to the user and group that call csub"
 _OCI = "the container runs the whole batch job"
 
 
@@ -128,6 +130,14 @@ def _alone(
     since: str | None = None,
 ) -> Option:
     return Option(name, short, argument, Concern.ALONE, env, srun=True, since=since, reason=reason)
+
+
+def _refused(
+    name: str, short: str | None, reason: str, *env: str, alias_of: str | None = None
+) -> Option:
+    return Option(
+        name, short, _REQ, Concern.REFUSED, env, srun=True, alias_of=alias_of, reason=reason
+    )
 
 
 def _call(
@@ -183,8 +193,6 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
     _group("acctg-freq", None, _REQ, "SBATCH_ACCTG_FREQ"),
     _batch("batch", None, _REQ, Concern.GROUP, "SBATCH_BATCH"),
     _group("begin", "b", _REQ),
-    _group("clusters", "M", _REQ, "SBATCH_CLUSTERS", "SLURM_CLUSTERS"),
-    Option("cluster", None, _REQ, Concern.GROUP, srun=True, alias_of="clusters"),
     _group("cluster-constraint", None, _REQ, "SBATCH_CLUSTER_CONSTRAINT"),
     _group("constraint", "C", _REQ, "SBATCH_CONSTRAINT"),
     _group("context", None, _REQ),
@@ -292,6 +300,8 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
     _call("version", "V", early=True),
     _call("wait", "W", "SBATCH_WAIT", srun=False),
     # What csub cannot do.
+    _refused("clusters", "M", _ONE_CLUSTER, "SBATCH_CLUSTERS", "SLURM_CLUSTERS"),
+    _refused("cluster", None, _ONE_CLUSTER, alias_of="clusters"),
     Option(
         "external",
         None,
@@ -300,22 +310,8 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
         since="25.05",
         reason="it makes a job without a script, so there is nothing to pack",
     ),
-    Option(
-        "gid",
-        None,
-        _REQ,
-        Concern.REFUSED,
-        srun=True,
-        reason="a pack belongs to the user and group that call csub",
-    ),
-    Option(
-        "uid",
-        None,
-        _REQ,
-        Concern.REFUSED,
-        srun=True,
-        reason="a pack belongs to the user and group that call csub",
-    ),
+    _refused("gid", None, _OWN_PACKS),
+    _refused("uid", None, _OWN_PACKS),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ from slurm_colloc.store.profiles import (
 )
 
 _Told = TypeVar("_Told")
+_Known = TypeVar("_Known", Observation, Completion, HeldUp)
 
 
 def add_observations(root: Path, observations: Iterable[Observation]) -> list[str]:
@@ -52,16 +53,11 @@ def add_observations(root: Path, observations: Iterable[Observation]) -> list[st
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems: list[str] = []
-    with locked_folder(root / FOLDER):
-        found = ((o, profile_path(root, o.signature, o.gpu_model)) for o in observations)
-        for observation, path, record in _read_each(found, problems):
-            merged = ProfileRecord.start(observation) if record is None else record.add(observation)
-            if merged is not record:
-                _write(path, merged)
-            if record is None:
-                add_to_index(root, {path.name: merged.family})
-    return problems
+    return _update(
+        root,
+        observations,
+        lambda one, record: record.add(one) if record else ProfileRecord.start(one),
+    )
 
 
 def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
@@ -75,13 +71,7 @@ def add_completions(root: Path, completions: Iterable[Completion]) -> list[str]:
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems: list[str] = []
-    with locked_folder(root / FOLDER):
-        found = ((c, profile_path(root, c.signature, c.gpu_model)) for c in completions)
-        for completion, path, record in _read_each(found, problems):
-            if record is not None and (merged := record.complete(completion)) is not record:
-                _write(path, merged)
-    return problems
+    return _update(root, completions, lambda one, record: record and record.complete(one))
 
 
 def add_held_up(root: Path, told: Iterable[HeldUp]) -> list[str]:
@@ -93,13 +83,7 @@ def add_held_up(root: Path, told: Iterable[HeldUp]) -> list[str]:
     Raises:
         StateError: The folder cannot be locked or written.
     """
-    problems: list[str] = []
-    with locked_folder(root / FOLDER):
-        found = ((t, profile_path(root, t.signature, t.gpu_model)) for t in told)
-        for held, path, record in _read_each(found, problems):
-            if record is not None:
-                _write(path, record.hold_up(held))
-    return problems
+    return _update(root, told, lambda one, record: record and record.hold_up(one))
 
 
 def add_feedback(root: Path, feedback: Feedback) -> list[str]:
@@ -124,6 +108,30 @@ def add_feedback(root: Path, feedback: Feedback) -> list[str]:
         }
         for signature, record in learn(feedback, records).items():
             _write(profile_path(root, signature, feedback.gpu_model), record)
+    return problems
+
+
+def _update(
+    root: Path,
+    told: Iterable[_Known],
+    change: Callable[[_Known, ProfileRecord | None], ProfileRecord | None],
+) -> list[str]:
+    """Change the usage profiles that something is told of; what could not be written down.
+
+    Args:
+        root: The state directory.
+        told: What is told.
+        change: The new profile from the old one; None where there is none and none is to be.
+    """
+    problems: list[str] = []
+    with locked_folder(root / FOLDER):
+        found = ((one, profile_path(root, one.signature, one.gpu_model)) for one in told)
+        for one, path, record in _read_each(found, problems):
+            merged = change(one, record)
+            if merged is not None and merged is not record:
+                _write(path, merged)
+                if record is None:
+                    add_to_index(root, {path.name: merged.family})
     return problems
 
 

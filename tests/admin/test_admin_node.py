@@ -17,7 +17,7 @@ from slurm_colloc.cli.admin_node import (
     render_status,
 )
 from slurm_colloc.host.hooks import whole_node
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_job import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mig.kept_modes import keep_mode

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.administration.node_files import build_node_files, install_files
 from slurm_colloc.administration.slurm_conf import Places
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
+from slurm_colloc.host.hooks.hook_job import READY, Checkpoint
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 
 pytestmark = pytest.mark.root

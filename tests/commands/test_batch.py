@@ -313,10 +313,12 @@ def test_two_users_of_one_table_have_rows_of_their_own(
 
 
 def test_what_sbatch_refuses_is_told_with_row_and_column(user: CsubUser) -> None:
-    (user.home / "jobs.csv").write_text("command,partition,time\ntrue,,3\ntrue,nowhere,5\n")
+    table = "command,partition,time\nsleep 600,,3\ntrue,nowhere,5\n"
+    (user.home / "jobs.csv").write_text(table)
     for words in ((), ("--dry-run",)):
         refused = user.csub("batch", *SHARE, *words, "jobs.csv", check=False)
         assert refused.returncode == 4
         assert "csub: error: jobs.csv:3, column partition: sbatch: " in refused.stderr
         assert "jobs.csv:2" not in refused.stderr
-        assert list_jobs(user) == []
+        # A job that is cancelled ends some time later.
+        wait_until(lambda: not list_jobs(user), "the end of the first row's job")

@@ -150,8 +150,8 @@ COMMAND_LINES = {
         ("--clusters=other", "ok.sh"),
         2,
         (
-            "the command line: csub follows the jobs of one cluster only: call it on a login node "
-            "of the other cluster, or submit with sbatch"
+            "the command line: csub does not support --clusters: csub follows the jobs of one "
+            "cluster only: submit it with sbatch"
         ),
     ),
     "no such member": (

@@ -86,7 +86,7 @@ def test_the_server_of_the_nodes_own_daemon_is_no_stranger() -> None:
 @pytest.mark.parametrize(
     ("seen", "advice"),
     [
-        (nvml(problem="nvidia-ml-py is not installed for /p", shown=None, gpus=()),
+        (nvml(problem="no bindings", lacks_bindings=True, shown=None, gpus=()),
          "install nvidia-ml-py for /opt/python"),
         (nvml(problem="NVML cannot be used: Driver Not Loaded", shown=None, gpus=()),
          "ask the administrators to look at the NVIDIA driver of n1"),

@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from slurm_colloc.model.member import SlurmJobState
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..cluster.conftest import running_sandbox
@@ -47,7 +47,7 @@ class Bed:
 
     cluster: Controlled
     folder: Path
-    client: SlurmCommands
+    client: SlurmAccess
     is_real: bool
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -117,7 +117,7 @@ def bed(
         monkeypatch.setenv(name, value)
     folder = tmp_path / "home"
     folder.mkdir()
-    bed = Bed(cluster, folder, SlurmCommands(), is_real)
+    bed = Bed(cluster, folder, SlurmAccess(), is_real)
     yield bed
     for job_id, job in bed.client.list_jobs().items():
         if job.state in (SlurmJobState.PENDING, SlurmJobState.RUNNING):

@@ -17,8 +17,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
-from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, UNDOING, Checkpoint, is_job_id
-from slurm_colloc.host.hooks.hook_job import read_hook_job
+from slurm_colloc.host.hooks.hook_job import (
+    PREPARING,
+    READY,
+    UNDOING,
+    Checkpoint,
+    is_job_id,
+    read_hook_job,
+)
 from slurm_colloc.host.hooks.recover_jobs import (
     STARTING_S,
     UNSEEN_S,

@@ -25,8 +25,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
 from slurm_colloc.host.hooks.epilog import UNDOING_S, JobUndo
+from slurm_colloc.host.hooks.hook_job import READY, Checkpoint
 from slurm_colloc.host.hooks.hook_report import deadline
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups

@@ -27,9 +27,10 @@ from slurm_colloc.host.mig.plan_cut import (
     parse_claim,
     plan_cut,
 )
-from slurm_colloc.model.mig_layout import enumerate_layouts, render_layout
+from slurm_colloc.model.mig_layout import render_layout
 from slurm_colloc.model.mig_profiles import MIG_TABLES, Placement
 
+from ..model.mig_layouts import enumerate_layouts
 from .mig_double import Killed, MigDouble, build_gpu
 
 FAR = 1e12

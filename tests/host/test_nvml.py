@@ -136,6 +136,7 @@ def test_an_interpreter_without_the_bindings_says_so(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("raise ImportError('none')\n")
     found = probe_gpus(60, module_path=(str(tmp_path),))
     assert found.problem == f"nvidia-ml-py is not installed for {sys.executable}"
+    assert found.lacks_bindings
 
 
 def test_a_missing_interpreter_says_so() -> None:

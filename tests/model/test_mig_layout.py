@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.mig_layout import enumerate_layouts, place
+from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import (
     MIG_TABLES,
     InstanceProfile,
@@ -17,6 +17,8 @@ from slurm_colloc.model.mig_profiles import (
     describe_profile,
     parse_profile,
 )
+
+from .mig_layouts import enumerate_layouts
 
 PLAIN = {
     model: [

@@ -87,7 +87,7 @@ def make_summary(
     made = copy.deepcopy(_read_template())
     each = [slowdowns] * count if isinstance(slowdowns, float | int) else list(slowdowns)
     model = made["members"][0]
-    model |= {"notes": [], "interference": [], "predicted_slowdown": None}
+    model |= {"unknown": {}, "notes": [], "interference": [], "predicted_slowdown": None}
     members = []
     for place, slowdown in enumerate(each):
         number = first + place
@@ -116,7 +116,7 @@ def make_summary(
     made["pack"] |= {
         "members": count, "members_most": count, "overlap_s": length_s if count > 1 else 0.0,
         "serial_s": sum(length_s / slowdown for slowdown in each) if serial_s is None else serial_s,
-        "shared_s": length_s, "unknown": [],
+        "shared_s": length_s, "unknown": [], "slowdown_unknown": [],
     }  # fmt: skip
     return made
 
@@ -213,6 +213,7 @@ def _go_unwatched(summary: Summary) -> None:
         "share": None,
         "not_watched": "the pack has 200 MB of host memory, and the monitor would take 90 MB; "
         "packs with at least 1024 MB are watched",
+        "not_watched_kind": "host_memory",
     }
     summary["pack"]["serial_s"] = None
     for member in summary["members"]:

@@ -121,7 +121,7 @@ def test_the_wait_for_data_is_the_programs_own(replay: Replay) -> None:
         # Its script never ran alone.
         assert member["solo"] is None
         assert member["slowdown"] is None
-        assert any("no usage profile" in note for note in member["notes"])
+        assert "no usage profile" in member["unknown"]["slowdown"]
 
 
 # -- the GPU ---------------------------------------------------------------------------------------

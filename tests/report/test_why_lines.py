@@ -18,9 +18,15 @@ from slurm_colloc.model.measured_curve import (
     RateAlone,
     RateSource,
 )
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.member import (
+    ExitCode,
+    MemberState,
+    SlurmJobState,
+    WaitKind,
+    WaitReason,
+    describe_taken_at_once,
+)
 from slurm_colloc.model.plan import Policy, SharingReasons
-from slurm_colloc.model.preallocation import describe_taken_at_once
 from slurm_colloc.planning.pack_request import build_lone_pack
 from slurm_colloc.planning.plan_packs import compute_reason_to_run_alone
 from slurm_colloc.report.member_survey import (
@@ -35,7 +41,6 @@ from slurm_colloc.report.state_meanings import explain_member
 from slurm_colloc.report.why_line import (
     Facts,
     describe_closed,
-    describe_of_pack,
     explain_why,
     fold_lines,
 )
@@ -102,7 +107,7 @@ def run(state: State, *numbers: int, limit_s: int | None = 7200) -> None:
 
 
 def line(view: PackView, number: int, **facts: Any) -> str:
-    return explain_why(view, view.members[number - 1], Facts(NOW, **facts))
+    return str(explain_why(view, view.members[number - 1], Facts(NOW, **facts)))
 
 
 def test_waiting_for_slurm(state: State) -> None:
@@ -413,7 +418,7 @@ def test_who_runs_alone_is_told_the_real_reason_first(state: State) -> None:
 
 def test_equal_lines_are_one_and_what_is_so_of_a_pack_is_said_once(state: State) -> None:
     view = look(state, "PENDING", "Priority", closed="it is an element of a job array")
-    lines = [(member, line(view, member.member.number), "") for member in view.members]
+    lines = [explain_why(view, member, Facts(NOW)) for member in view.members]
     (folded,) = fold_lines(lines)
     assert folded.startswith("4711/1-3 PENDING: jobs with a higher priority come first (Priority)")
     assert "no job may join" not in folded
@@ -421,15 +426,12 @@ def test_equal_lines_are_one_and_what_is_so_of_a_pack_is_said_once(state: State)
     view = look(state, "RUNNING", degree=2)
     degree = DegreeRecord(1, DegreeState.SETTLED, 2, 4, curve=CURVE)
     facts = Facts(NOW, degree=degree)
-    lines = [
-        (m, line(view, m.member.number, degree=degree), describe_of_pack(view, m, facts))
-        for m in view.members
-    ]
+    lines = [explain_why(view, m, facts) for m in view.members]
     told = fold_lines(lines)
     assert told[-1] == f"4711/1-3: {BEST}"
     # Who waits for that has it as the reason.
     assert [text for text in told[:-1] if BEST in text] == [f"4711/3 PENDING: waits: {BEST}"]
-    assert fold_lines(lines[:1]) == [lines[0][1]], "one line stays as it is"
+    assert fold_lines(lines[:1]) == [str(lines[0])], "one line stays as it is"
 
 
 def test_what_was_measured_is_still_said_when_the_pack_has_ended(state: State) -> None:
@@ -599,9 +601,11 @@ def test_every_state_of_a_member_has_its_line_and_explanation(state: State) -> N
     for member_state in MemberState:
         view = look(state, "RUNNING")
         member = dataclasses.replace(view.members[0], state=member_state, reason="")
-        assert explain_why(view, member, Facts(NOW)).startswith(f"4711/1 {member_state.value}: ")
+        assert str(explain_why(view, member, Facts(NOW))).startswith(
+            f"4711/1 {member_state.value}: "
+        )
         text = explain_member(view, member, Facts(NOW))
-        assert text.splitlines()[0] == explain_why(view, member, Facts(NOW))
+        assert text.splitlines()[0] == str(explain_why(view, member, Facts(NOW)))
         assert all(label in text for label in ("Means:", "Next:", "You can:"))
         assert "{" not in text
 

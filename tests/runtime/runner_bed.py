@@ -20,7 +20,7 @@ from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.runtime.wiring import RunnerParts, build_context
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.inbox import format_number, take
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
@@ -35,7 +35,7 @@ NOBODY = 2**30
 """A process id that no process can have (proc(5), pid_max)."""
 
 
-class PlainSlurm(SlurmCommands):
+class PlainSlurm(SlurmAccess):
     """Answers what a test has set, and keeps what it was asked to do."""
 
     def __init__(self) -> None:

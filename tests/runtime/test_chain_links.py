@@ -18,7 +18,7 @@ from slurm_colloc.model.quantities import format_moment
 from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, name_mark
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.verdict import PackVerdict
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.pack_directory import (
     read_chain,
     read_pack,
@@ -30,7 +30,7 @@ from ..store.builders import build_pack
 from .pack_contexts import build_context
 
 
-class OneUser(SlurmCommands):
+class OneUser(SlurmAccess):
     """The jobs of a user, by id; what is submitted gets the numbers from 4720 on."""
 
     def __init__(self, left_s: float) -> None:

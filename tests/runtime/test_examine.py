@@ -60,6 +60,8 @@ def test_only_the_jobs_own_gpus_are_described() -> None:
 
 def test_without_an_answer_or_without_a_gpu_of_the_jobs_nothing_is_made_up() -> None:
     assert judge_nvml(NvmlAnswer(problem="it hangs"), {}) == NvmlLook("it hangs")
+    missing = NvmlAnswer("none", lacks_bindings=True)
+    assert judge_nvml(missing, {}) == NvmlLook("none", lacks_bindings=True)
     gpus = tuple(Gpu(n, uuid) for n, uuid in enumerate(UUIDS))
     look = judge_nvml(NvmlAnswer(gpus=gpus), {})
     assert look.problem.startswith("neither Slurm nor CUDA_VISIBLE_DEVICES says")

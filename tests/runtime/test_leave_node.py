@@ -18,7 +18,7 @@ from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.serve_requests import AttemptFence, Fenced
 from slurm_colloc.runtime.start_runners import LeftNode
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.member_states import read_state
 from slurm_colloc.store.pack_directory import GpuDivision, write_division
@@ -33,7 +33,7 @@ from .test_requeue_after_kill import RUNNING
 ALLOCATION = Allocation("7", "7", "n1", 0, 4, (), (), {})
 
 
-class OneJob(SlurmCommands):
+class OneJob(SlurmAccess):
     """Slurm, as it shows the job."""
 
     def __init__(self, fields: dict[str, str] | None, requeues: str = "1") -> None:

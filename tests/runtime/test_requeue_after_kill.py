@@ -22,7 +22,7 @@ from slurm_colloc.runtime.requeue_after_kill import (
     judge_standing,
     tell_of_restart,
 )
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import (
@@ -169,7 +169,7 @@ class Bed:
 
     def requeue(self, restarts: int = 0, *, killed_ago_s: float = 0.0) -> bool | None:
         allocation = Allocation("4711_2", "4711", "n", restarts, 1, (), (), {})
-        slurm = SlurmCommands({"PATH": f"{self.programs}:/usr/bin:/bin"})
+        slurm = SlurmAccess({"PATH": f"{self.programs}:/usr/bin:/bin"})
         killed_at = time.time() - killed_ago_s
         return KilledRunner(self.pack, allocation, slurm, 9, killed_at).requeue()
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.runtime.gpu_share import GpuShare
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.place_member import (
+    GpuShare,
     count_on_one_gpu,
     place_on_shared_gpu,
     place_without_mps,

@@ -340,7 +340,9 @@ def tell_why(two: Two) -> list[str]:
     session = cast("Session", SimpleNamespace(state=state, slurm=slurm, unreachable=None))
     (view,) = survey_packs(two.second.state, ["t.101"], two.first.slurm.jobs)
     inquiry = Inquiry(session)
-    return [explain_why(view, member, inquiry.find_facts(view, member)) for member in view.members]
+    return [
+        str(explain_why(view, member, inquiry.find_facts(view, member))) for member in view.members
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_colloc.model.preallocation import PART_AT_ONCE, describe_taken_at_once
+from slurm_colloc.model.member import PART_AT_ONCE, describe_taken_at_once
 from slurm_colloc.runtime.member_progress import (
     AT_ONCE_S,
     GpuMemoryUse,

@@ -27,6 +27,7 @@ from slurm_colloc.report.member_views import (
 from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
 from slurm_colloc.runtime import may_start
 from slurm_colloc.runtime.members import Member, PackPlace
+from slurm_colloc.runtime.pack_instances import PackInstances
 from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
@@ -42,6 +43,7 @@ from slurm_colloc.store.pack_directory import read_spec, write_spec
 from slurm_colloc.store.runner_requests import read_degree
 
 from .degree_stage import Stage, share
+from .mig_bench import build_gpu
 
 ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
 FREE = StartFacts(degree=3, running=(ONE,))
@@ -81,11 +83,11 @@ REASONS = [
     (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
     (
         WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
-        "waits for a MIG instance with 20 MB: {those} are taken",
+        "there is no MIG instance for it with 20 MB: {those} are taken",
     ),
     (
         WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
-        "waits for a MIG instance: 3g.40gb is being made of free ones",
+        "its MIG instance is being made of free ones: 3g.40gb",
     ),
     (WaitReason(WaitKind.CHANGE), "the MIG instances of its GPU are being changed"),
     (WaitReason(WaitKind.PREPARING), "its GPU is being prepared"),
@@ -209,7 +211,7 @@ def compare(stage: Stage, number: int) -> str | None:
     # Who is before whom a runner need not know: it asks for one after the other.
     told = why_not_now(dataclasses.replace(read, before=()))
     assert told == why_not_now(gathered)
-    assert (told or "start") in explain_why(view, view.members[number - 1], facts)
+    assert (told or "start") in str(explain_why(view, view.members[number - 1], facts))
     return told
 
 
@@ -311,6 +313,26 @@ def test_without_limits_an_unknown_one_shows_first_what_it_takes(
     assert compare(stage, 2) == (
         "waits: the GPU has no memory left for it: 80000 of 80000 MB are reserved for 1, and what "
         "it takes is not known"
+    )
+
+
+def test_one_whose_mig_instance_is_taken_waits_for_it(
+    tmp_path: Path, process: StartedProcess
+) -> None:
+    stage = Stage(tmp_path, process)
+    instances = PackInstances(build_gpu("3g.40gb", "1g.10gb"), "", stage.context.journal)
+    stage.gpu_mode.instances = instances
+    for number in (1, 2):
+        change(stage, number, instance="3g", gpu_memory_limit_mb=30_000)
+    first = stage.members.by_number[1]
+    assert stage.start() == 1
+    instances.seats.take(first)
+    write_held(stage.pack, 3)
+    write_held(stage.pack, 4)
+    assert stage.start() is None
+    assert compare(stage, 2) == (
+        "waits: there is no MIG instance for it with 30000 MB: those that are large enough are "
+        "taken"
     )
 
 
@@ -428,8 +450,8 @@ def test_why_a_member_starts_again_is_kept(tmp_path: Path, process: StartedProce
     assert second.record.reason == again
     view = look(stage)
     facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
-    assert f"1/2 PENDING: to be started again ({again})" in explain_why(
-        view, view.members[1], facts
+    assert f"1/2 PENDING: to be started again ({again})" in str(
+        explain_why(view, view.members[1], facts)
     )
 
 
@@ -439,11 +461,11 @@ def test_a_gpu_that_is_not_ready_is_told_until_a_member_runs(
     stage = Stage(tmp_path, process)
     facts = Facts(time.time(), is_gpu_unprepared=True)
     view = look(stage)
-    assert explain_why(view, view.members[0], facts) == (
+    assert str(explain_why(view, view.members[0], facts)) == (
         "1/1 PENDING: waits: its GPU is being prepared"
     )
     stage.start()
     view = look(stage)
-    assert "about to start" in explain_why(view, view.members[1], facts)
+    assert "about to start" in str(explain_why(view, view.members[1], facts))
     one = Facts(time.time(), takes_one=True)
-    assert "starts when 1/1" in explain_why(view, view.members[1], one)
+    assert "starts when 1/1" in str(explain_why(view, view.members[1], one))

@@ -308,5 +308,7 @@ def test_other_users_can_read_how_to_reach_roots_sandbox(tmp_path: Path) -> None
     spec = SandboxSpec(tmp_path, hooks=True)
     cgroups = CgroupSupport(0, False, "none")
     layout = Layout(tmp_path)
-    write_record(layout.record, SandboxRecord(spec, ("n1",), 1, (2,), cgroups, "", "", True, False))
+    write_record(
+        layout.record, SandboxRecord(spec, ("n1",), 1, (2,), cgroups, False, "", "", True, False)
+    )
     assert layout.record.stat().st_mode & 0o777 == 0o644

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.model.mig_layout import enumerate_layouts
 from slurm_colloc.model.mig_profiles import MIG_TABLES
 from slurm_colloc_lab.simgpu.gpu_models import A30, A100_40, A100_80, B200, H100_80, H200, MODELS
 from slurm_colloc_lab.simgpu.nvml.mig_instances import read_instances
 
+from ..model.mig_layouts import enumerate_layouts
 from ..wait_until import wait_until
 from .conftest import Simulation, running_simulation
 

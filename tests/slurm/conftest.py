@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.errors import SlurmUnreachable
-from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
-from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
+from slurm_colloc.slurm.pyslurm_backend import PyslurmAccess, find_pyslurm
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
@@ -84,7 +83,7 @@ def recording(
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.defpath}")
-    slurm: SlurmAccess = SlurmCommands()
+    slurm: SlurmAccess = SlurmAccess()
     if "pyslurm" in request.param:
         kept = json.loads((folder / "pyslurm.json").read_text())
         slurm = PyslurmAccess(build_library(kept["jobs"]))
@@ -142,4 +141,4 @@ def open_pyslurm() -> SlurmAccess:
 def access(request: pytest.FixtureRequest, live: Live) -> SlurmAccess:
     """Each way to Slurm; pyslurm only where it is installed and matches the Slurm in PATH."""
     assert os.environ["SLURM_CONF"] == str(live.sandbox.layout.slurm_conf)
-    return SlurmCommands() if request.param == "commands" else open_pyslurm()
+    return SlurmAccess() if request.param == "commands" else open_pyslurm()

@@ -114,7 +114,7 @@ def record_all(sandbox: Sandbox) -> None:
 
     recorder = Recorder(folder, replace)
     vars(slurm_commands)["run_slurm"] = recorder
-    slurm = slurm_commands.SlurmCommands()
+    slurm = slurm_commands.SlurmAccess()
     (folder / "jobs.json").write_text(json.dumps(jobs, indent=1) + "\n")
     ask = recorder.record
     record_pyslurm(folder, replace)
@@ -143,7 +143,7 @@ def record_all(sandbox: Sandbox) -> None:
 def record_silence(
     sandbox: Sandbox,
     recorder: Recorder,
-    slurm: slurm_commands.SlurmCommands,
+    slurm: slurm_commands.SlurmAccess,
     jobs: Mapping[str, str],
 ) -> None:
     """A controller that does not answer, one that is away, and no configuration."""
@@ -166,7 +166,7 @@ def record_silence(
 
 
 def record_pyslurm(folder: Path, replace: Callable[[str], str]) -> None:
-    from slurm_colloc.slurm.probe_pyslurm import find_pyslurm
+    from slurm_colloc.slurm.pyslurm_backend import find_pyslurm
 
     finding = find_pyslurm(os.environ, "")
     if finding.obstacle:

@@ -16,14 +16,15 @@ import pytest
 from slurm_colloc.errors import SlurmUnreachable, UsageProblem
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
-from slurm_colloc.slurm.probe_pyslurm import PyslurmStatus, parse_release
 from slurm_colloc.slurm.pyslurm_backend import (
     FOREIGN_JOBS_MAX,
     JOB_FIELDS,
     PyslurmAccess,
+    PyslurmStatus,
+    parse_release,
     render_duration,
 )
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
 from .conftest import RECORDED, build_library
 
@@ -97,7 +98,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def test_without_pyslurm_the_commands_are_used_and_nothing_is_started(machine: Machine) -> None:
     assert describe_access(machine.settings) == "commands (pyslurm is not installed)"
-    assert type(open_slurm(machine.settings, asks_often=True)) is SlurmCommands
+    assert type(open_slurm(machine.settings, asks_often=True)) is SlurmAccess
     assert not (machine.folder / "state").exists()
 
 
@@ -108,12 +109,12 @@ def test_a_matching_pyslurm_is_used_where_jobs_are_followed(machine: Machine) ->
     assert describe_access(machine.wants("pyslurm")) == "pyslurm 25.11.2"
     assert isinstance(open_slurm(machine.wants("pyslurm")), PyslurmAccess)
     assert describe_access(machine.wants("commands")) == "commands"
-    assert type(open_slurm(machine.wants("commands"), asks_often=True)) is SlurmCommands
+    assert type(open_slurm(machine.wants("commands"), asks_often=True)) is SlurmAccess
 
 
 def test_a_call_that_asks_once_does_not_look_for_pyslurm(machine: Machine) -> None:
     machine.install("25.11.2")
-    assert type(open_slurm(machine.settings)) is SlurmCommands
+    assert type(open_slurm(machine.settings)) is SlurmAccess
     assert machine.imports == []
 
 
@@ -122,7 +123,7 @@ def test_pyslurm_is_tried_in_a_child_process_once(machine: Machine) -> None:
     wanted = "commands (pyslurm 24.11.0 does not match Slurm 25.11.7)"
     assert describe_access(machine.settings) == wanted
     assert describe_access(machine.settings) == wanted
-    assert type(open_slurm(machine.settings, asks_often=True)) is SlurmCommands
+    assert type(open_slurm(machine.settings, asks_often=True)) is SlurmAccess
     assert len(machine.imports) == 1
     assert os.getpid() not in machine.imports
     # All of the state is for its owner alone.
@@ -300,4 +301,4 @@ def test_the_way_to_slurm_imports_nothing_of_pyslurm() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "slurm_colloc.slurm.choose_access" in loaded
-    assert not {"pyslurm", "slurm_colloc.slurm.probe_pyslurm", "importlib.metadata"} & set(loaded)
+    assert not {"pyslurm", "slurm_colloc.slurm.pyslurm_backend", "importlib.metadata"} & set(loaded)

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
 from slurm_colloc.host.system.node_processes import list_running_processes
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc_lab.sandbox import daemons
 
 from ..wait_until import wait_until
@@ -49,7 +49,7 @@ def test_the_same_jobs_are_listed_as_by_squeue(access: SlurmAccess) -> None:
             for name, job in slurm.list_jobs().items()
         }
 
-    assert timeless(access) == timeless(SlurmCommands())
+    assert timeless(access) == timeless(SlurmAccess())
 
 
 @pytest.mark.smoke
@@ -75,7 +75,7 @@ def test_an_array_cancelled_task_by_task_is_listed_as_by_squeue(
         listed = slurm.list_jobs()
         return {name: listed[name].state for name in listed if name.partition("_")[0] == job}
 
-    assert find_states(access) == find_states(SlurmCommands())
+    assert find_states(access) == find_states(SlurmAccess())
     assert set(find_states(access).values()) == {"CANCELLED"}
 
 

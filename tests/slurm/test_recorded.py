@@ -6,7 +6,7 @@ import pytest
 
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused, SlurmUnreachable
 from slurm_colloc.slurm.run_command import build_slurm_error
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
 from . import contract, scenario
 from .conftest import Recording
@@ -95,7 +95,7 @@ def test_an_update_without_an_answer_may_have_been_done(recording: Recording) ->
 
 def test_squeue_tells_what_keeps_it_from_answering(recording: Recording) -> None:
     # pyslurm does not run squeue; test_live.py stops its controller instead.
-    commands = SlurmCommands()
+    commands = SlurmAccess()
     recording.play("list_jobs_dead_controller")
     with pytest.raises(SlurmUnreachable, match="Unable to contact slurm controller") as problem:
         commands.list_jobs()

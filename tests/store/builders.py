@@ -85,6 +85,7 @@ JOBS = st.builds(
     group=PAIRS,
     shape=PAIRS,
     alone_because=TEXTS,
+    alone_option=TEXTS,
     came_together=st.booleans(),
     max_slowdown=st.none() | st.floats(1.0, 100.0),
 )

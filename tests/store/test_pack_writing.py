@@ -14,7 +14,7 @@ from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateErro
 from slurm_colloc.model.comment_token import PACK_TOKEN
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_commands import SlurmCommands, SlurmJob
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
 from slurm_colloc.store import all_packs, inbox
 from slurm_colloc.store.all_packs import State, make_submission_id
 from slurm_colloc.store.pack_directory import (
@@ -55,7 +55,7 @@ def look(state: State) -> list[OpenPack]:
 
 def sweep_with(state: State, *jobs: SlurmJob) -> list[str]:
     index = {job.job_id: job for job in jobs}
-    return sweep(state, SlurmCommands(), look(state), index, Settings())
+    return sweep(state, SlurmAccess(), look(state), index, Settings())
 
 
 def build_job(job_id: str, comment: str = "", job_state: str = "RUNNING") -> SlurmJob:
@@ -289,12 +289,12 @@ def test_a_pack_that_is_submitted_while_slurm_is_asked_is_not_judged_by_the_answ
         seen = look(state)
         answer: dict[str, SlurmJob] = {}
         state.record_job([new.record], "4711")
-    assert sweep(state, SlurmCommands(), seen, answer, Settings()) == []
+    assert sweep(state, SlurmAccess(), seen, answer, Settings()) == []
     later = build_pack("t")
     with state.writing([later]):
         pass
     state.record_job([later.record], "4712")
-    assert sweep(state, SlurmCommands(), [], answer, Settings()) == []
+    assert sweep(state, SlurmAccess(), [], answer, Settings()) == []
     assert state.list_open() == ["s.0", "t.0"]
     assert read_ended(state.pack_path("s.0")) is None
 
@@ -341,7 +341,7 @@ def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> Non
         pass
     before = list_tree(state.root)
     state.forget_lock("s")
-    assert sweep(state, SlurmCommands(), look(state), None, Settings()) == []
+    assert sweep(state, SlurmAccess(), look(state), None, Settings()) == []
     assert list_tree(state.root) == {k: v for k, v in before.items() if k != "making/s.lock"}
 
 
@@ -358,7 +358,7 @@ def test_a_damaged_pack_is_told_and_hinders_no_other(state: State) -> None:
         f"{state.pack_path('s.0')}/pack.json is damaged"
     ]
     cancelled = {"4711": build_job("4711", job_state="CANCELLED")}
-    assert sweep(state, SlurmCommands(), found, cancelled, Settings()) == []
+    assert sweep(state, SlurmAccess(), found, cancelled, Settings()) == []
     assert state.list_open() == ["s.0"]
 
 

@@ -200,7 +200,7 @@ def test_what_must_be_equal_in_a_pack_is_the_group(tmp_path: Path) -> None:
         (["--open-mode=both", "a.sh"], "--open-mode=both is neither append nor truncate"),
         (["--export-file=/none", "a.sh"], "--export-file=/none: No such file or directory"),
         (["--uid=1", "a.sh"], "csub does not support --uid: a pack belongs to the user and group"),
-        (["-M", "other", "a.sh"], "the command line: csub follows the jobs of one cluster only"),
+        (["-M", "other", "a.sh"], "csub does not support --clusters: csub follows the jobs of one"),
         (["--wrap=true", "a.sh"], "--wrap and the script 'a.sh' exclude each other"),
         (["--mem=1G", "--mem-per-cpu=1G", "a.sh"], "exclude each other: give one of them"),
         (["bad.sh"], "bad.sh:3: --time=soon: "),

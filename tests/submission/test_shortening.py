@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job_ids import format_task_runs
 from slurm_colloc.model.plan import MemberPlan, PackPlan, PackRequest, SharingMode
-from slurm_colloc.slurm.slurm_commands import SlurmCommands
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Candidate
@@ -66,7 +66,7 @@ class Slurm:
             f"cat {directory}/answer >&2; exit 1;; esac\n"
         )
         program.chmod(0o755)
-        self.commands = SlurmCommands({"PATH": f"{directory}:/usr/bin:/bin"})
+        self.commands = SlurmAccess({"PATH": f"{directory}:/usr/bin:/bin"})
 
     @property
     def calls(self) -> list[str]:

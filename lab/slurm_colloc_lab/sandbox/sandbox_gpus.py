@@ -163,7 +163,7 @@ def describe_simulation(layout: Layout, record: SandboxRecord) -> str:
         pass
     if not record.spec.simgpu:
         return "none, as asked for"
-    return "none, the GPUs are real" if record.gpu_reason.startswith("real") else "none"
+    return "none, the GPUs are real" if record.gpus_are_real else "none"
 
 
 def build_simulation_environment(layout: Layout, base: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,8 @@ class SandboxRecord:
         controller_port: Port of slurmctld.
         node_ports: Ports of the slurmd, in the order of the names.
         cgroups: What was found on the host.
-        gpu_reason: Where the GPUs come from.
+        gpus_are_real: There is an NVIDIA GPU behind them.
+        gpu_reason: Where they come from.
         version_text: Slurm's own words for its version.
         wanted: Whether the cluster should run; False after `down`.
         tried: Whether a trial step has run.
@@ -39,6 +40,7 @@ class SandboxRecord:
     controller_port: int
     node_ports: tuple[int, ...]
     cgroups: CgroupSupport
+    gpus_are_real: bool
     gpu_reason: str
     version_text: str
     wanted: bool
@@ -75,6 +77,7 @@ def read_record(path: Path) -> SandboxRecord | None:
             controller_port=int(content["controller_port"]),
             node_ports=tuple(int(port) for port in content["node_ports"]),
             cgroups=CgroupSupport(cgroups["version"], cgroups["swap"], cgroups["reason"]),
+            gpus_are_real=bool(content["gpus_are_real"]),
             gpu_reason=str(content["gpu_reason"]),
             version_text=str(content["version_text"]),
             wanted=bool(content["wanted"]),
@@ -101,6 +104,7 @@ def write_record(path: Path, record: SandboxRecord) -> None:
             "swap": record.cgroups.swap,
             "reason": record.cgroups.reason,
         },
+        "gpus_are_real": record.gpus_are_real,
         "gpu_reason": record.gpu_reason,
         "version_text": record.version_text,
         "wanted": record.wanted,

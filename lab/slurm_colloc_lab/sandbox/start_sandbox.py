@@ -61,6 +61,7 @@ def plan_sandbox(layout: Layout, spec: SandboxSpec, installation: Installation) 
         controller_port=ports[0],
         node_ports=ports[1 : 1 + spec.nodes],
         cgroups=detect_cgroups(is_root=is_root),
+        gpus_are_real=files.real,
         gpu_reason=files.reason,
         version_text=installation.version_text,
         wanted=True,

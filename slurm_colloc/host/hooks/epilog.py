@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from slurm_colloc.errors import CollocError, NodeError
-from slurm_colloc.host.hooks.checkpoint import UNDOING, Checkpoint
-from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.hook_job import UNDOING, Checkpoint, HookJob
 from slurm_colloc.host.hooks.hook_report import (
     TELL_S,
     HookPlace,

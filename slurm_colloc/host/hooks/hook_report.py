@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
+from slurm_colloc.host.hooks.hook_job import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
 
 TYPE_CHECKING = False

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import PREPARING, READY, SETUP_SCHEMA, Checkpoint
-from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.hook_job import PREPARING, READY, SETUP_SCHEMA, Checkpoint, HookJob
 from slurm_colloc.host.hooks.node_policy import (
     DEFAULT_POLICY,
     MPS,

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import PREPARING, Checkpoint
+from slurm_colloc.host.hooks.hook_job import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH, read_mig_conflict
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.mig.change_instances import describe_gpu

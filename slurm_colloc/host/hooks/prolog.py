@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY, Checkpoint
-from slurm_colloc.host.hooks.hook_job import HookJob
+from slurm_colloc.host.hooks.hook_job import READY, Checkpoint, HookJob
 from slurm_colloc.host.hooks.hook_report import (
     TELL_S,
     HookPlace,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_colloc.host.hooks.checkpoint import (
+from slurm_colloc.host.hooks.hook_job import (
     SLUID,
     UNDOING,
     Checkpoint,

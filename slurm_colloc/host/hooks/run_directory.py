@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import (
+from slurm_colloc.host.hooks.hook_job import (
     SCHEMA,
     SETUP,
     Checkpoint,

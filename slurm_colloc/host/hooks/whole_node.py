@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.errors import CollocError, NodeError, StateError
-from slurm_colloc.host.hooks.checkpoint import READY
+from slurm_colloc.host.hooks.hook_job import READY
 from slurm_colloc.host.hooks.hook_report import HookPlace, HookReport, describe_recovered
 from slurm_colloc.host.hooks.node_policy import MIG_SWITCH, NodePolicy, read_policy
 from slurm_colloc.host.hooks.recover_jobs import RECOVERY_S, read_or_guess, recover

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.checkpoint import SETUP, SETUP_SCHEMA
+from slurm_colloc.host.hooks.hook_job import SETUP, SETUP_SCHEMA
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
     build_daemon_environment,

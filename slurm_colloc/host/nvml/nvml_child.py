@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     nvml, problem = load_bindings()
     problem = problem or start_nvml(nvml, changes)
     if problem:
-        return say({"problem": problem})
+        return say({"problem": problem, "lacks_bindings": nvml is None})
     if ["--on-request"] not in options:
         return say(read_all(nvml, wanted))
     for _ in sys.stdin:

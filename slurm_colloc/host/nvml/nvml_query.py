@@ -106,12 +106,14 @@ class NvmlAnswer:
         cuda_version: The newest CUDA the driver supports, such as 13.0.
         gpus: The GPUs that this process may see. One that is lost says nothing of itself, and
             speaks against no other.
+        lacks_bindings: The problem is that this Python has no nvidia-ml-py.
     """
 
     problem: str = ""
     driver_version: str | None = None
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    lacks_bindings: bool = False
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ def parse_answer(value: Mapping[str, Any]) -> NvmlAnswer:
         TypeError: Likewise.
     """
     if value["problem"]:
-        return NvmlAnswer(problem=str(value["problem"]))
+        return NvmlAnswer(str(value["problem"]), lacks_bindings=bool(value.get("lacks_bindings")))
     gpus = tuple(_parse_gpu(gpu) for gpu in value["gpus"])
     return NvmlAnswer(
         driver_version=value["driver_version"],

@@ -511,11 +511,20 @@ def read_small(path: str, most: int = 4096) -> bytes:
         os.close(descriptor)
 
 
+def read_stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat (proc(5)) after the name: its state, field 3, is the first.
+
+    Raises:
+        OSError: It is gone.
+    """
+    # The name, in parentheses, may hold anything.
+    return read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
 def read_parent(pid: int) -> int | None:
-    """A process's parent, None where it is gone (proc(5), /proc/PID/stat, field 4)."""
+    """A process's parent, None where it is gone."""
     try:
-        # The name, in parentheses, may hold anything.
-        return int(read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+        return int(read_stat_fields(pid)[1])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from slurm_colloc import __version__
 from slurm_colloc.errors import CollocError
-from slurm_colloc.host.hooks.checkpoint import DEFAULT_RUN
+from slurm_colloc.host.hooks.hook_job import DEFAULT_RUN
 from slurm_colloc.host.hooks.node_policy import MIG_CHOICES, MIG_OFF
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.keeper_client import KeeperClient
@@ -133,7 +133,7 @@ def look_at_tmpdir(path: str) -> TmpdirLook:
 def judge_nvml(answer: NvmlAnswer, environ: Mapping[str, str]) -> NvmlLook:
     """What NVML says of the job's GPUs; pure."""
     if answer.problem:
-        return NvmlLook(answer.problem)
+        return NvmlLook(answer.problem, lacks_bindings=answer.lacks_bindings)
     chosen = choose_job_gpus(answer, environ)
     return NvmlLook(
         problem="" if chosen.uuids else chosen.reason,

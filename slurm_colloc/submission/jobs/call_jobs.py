@@ -413,11 +413,6 @@ def merge_for_script(
             f"{given.origin}: csub does not support --{given.option.name}: {given.option.reason}",
             hint="submit it with sbatch",
         )
-    if options.flag("clusters"):
-        raise UsageProblem(
-            f"{options.origin('clusters')}: csub follows the jobs of one cluster only",
-            hint="call it on a login node of the other cluster, or submit with sbatch",
-        )
     return options
 
 
@@ -481,6 +476,7 @@ def build_candidate(
     gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
     chdir = options.text("chdir")
     name = options.text("job-name") or script.name
+    alone_because, alone_option = compute_alone_reason(options, gpus)
     job = Job(
         number=number,
         name=name,
@@ -504,7 +500,8 @@ def build_candidate(
         array_task=array_task,
         group=compute_group(options, name),
         shape=compute_shape(options),
-        alone_because=compute_alone_reason(options, gpus),
+        alone_because=alone_because,
+        alone_option=alone_option,
         came_together=(
             pack
             or array_task is not None

@@ -56,25 +56,30 @@ REGEX_GROUPS = ("step", "samples")
 """Named groups that mean something: numbers counted since the program's own beginning."""
 
 
-def compute_alone_reason(options: Options, gpus: GpuRequest) -> str:
-    """Why a job with these options cannot share a GPU; empty if it can."""
+def compute_alone_reason(options: Options, gpus: GpuRequest) -> tuple[str, str]:
+    """Why a job with these options cannot share a GPU, and which is why; both empty if it can."""
     for given in options.select(Concern.ALONE):
-        if given.option.name != EXCLUSIVE or not shares_its_node(options):
-            return f"--{given.option.name}: {given.option.reason}"
+        name = given.option.name
+        if name != EXCLUSIVE or not shares_its_node(options):
+            return f"--{name}: {given.option.reason}", name
     for given in options.select(Concern.SHAPE):
         name, value = given.option.name, given.value or ""
         if name in _GPU_OPTIONS:
             continue
         if value not in _ONE.get(name, ()):
-            return f"it asks for --{name}={escape_controls(cut(value))}"
-    tasks = _describe_tasks(options, gpus)
-    if tasks:
-        return tasks
+            return f"it asks for --{name}={escape_controls(cut(value))}", name
+    parse = functools.partial(parse_gpu_request, option="gpus-per-task")
+    per_task = read_option(options, "gpus-per-task", parse)
+    if per_task is not None and 0 < per_task.count < gpus.count:
+        told = f"{gpus.count} GPUs with --gpus-per-task={per_task.count} are several tasks"
+        return told, "gpus-per-task"
+    if gpus.count > 1 and options.flag("ntasks-per-gpu"):
+        return f"{gpus.count} GPUs with --ntasks-per-gpu are several tasks", "ntasks-per-gpu"
     if gpus.other_gres:
-        return f"it also asks for other GRES: {escape_controls(','.join(gpus.other_gres))}"
+        return f"it also asks for other GRES: {escape_controls(','.join(gpus.other_gres))}", ""
     if read_option(options, "mem", parse_host_memory_mb) == 0:
-        return "--mem=0 asks for all host memory of a node"
-    return ""
+        return "--mem=0 asks for all host memory of a node", "mem"
+    return "", ""
 
 
 EXCLUSIVE = "exclusive"
@@ -85,17 +90,6 @@ def shares_its_node(options: Options) -> bool:
     is_plain = options.flag(EXCLUSIVE) and not options.text(EXCLUSIVE)
     is_pack = options.flag("gpus-per-pack") or options.flag("nodes-per-pack")
     return is_plain and is_pack
-
-
-def _describe_tasks(options: Options, gpus: GpuRequest) -> str:
-    """That Slurm makes several tasks for the GPUs of a job; empty where it makes one."""
-    parse = functools.partial(parse_gpu_request, option="gpus-per-task")
-    per_task = read_option(options, "gpus-per-task", parse)
-    if per_task is not None and 0 < per_task.count < gpus.count:
-        return f"{gpus.count} GPUs with --gpus-per-task={per_task.count} are several tasks"
-    if gpus.count > 1 and options.flag("ntasks-per-gpu"):
-        return f"{gpus.count} GPUs with --ntasks-per-gpu are several tasks"
-    return ""
 
 
 def read_gpus(options: Options) -> GpuRequest:
