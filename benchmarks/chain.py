@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.measuring import Section
-from slurm_colloc.model.chain import HOLD_SHARE, Step, Successor, choose_lead, choose_step
+from slurm_colloc.model.chain import HOLD_SHARE, LinkStep, Successor, choose_lead, choose_step
 from slurm_colloc.model.plan import PastJob
 from slurm_colloc.runtime.chain_links import LEAD_S
 
@@ -211,10 +211,10 @@ def replay(rule: str, load: float, seed: int) -> Outcome:
                 hold_s=HOLD_SHARE * LIMIT_S,
                 successor=seen,
             )
-            if step is Step.SUBMIT:
+            if step is LinkStep.SUBMIT:
                 successor = _own(cluster.now)
                 cluster.submit(successor)
-            elif step is Step.SAVE:
+            elif step is LinkStep.SAVE:
                 end_at = min(end_at, cluster.now + SAVE_S)
         left_s -= cluster.now - turn_at
         found.held_s += cluster.now - link.began_at

@@ -229,7 +229,7 @@ class Successor(enum.Enum):
     CANCELLED = "was cancelled"
 
 
-class Step(enum.Enum):
+class LinkStep(enum.Enum):
     """What is due in the running link."""
 
     NOTHING = "nothing"
@@ -239,7 +239,7 @@ class Step(enum.Enum):
 
 def choose_step(
     *, left_s: float, lead_s: float, save_s: float, hold_s: float, successor: Successor
-) -> Step:
+) -> LinkStep:
     """What is due in a running link that is not the last.
 
     A successor that comes early takes over at once: its members lose nothing by it, and waiting
@@ -253,12 +253,12 @@ def choose_step(
         successor: The next link.
     """
     if left_s <= save_s:
-        return Step.SAVE
+        return LinkStep.SAVE
     if successor is Successor.HOLDS and left_s > save_s + hold_s:
-        return Step.SAVE
+        return LinkStep.SAVE
     if successor is Successor.NONE and left_s <= save_s + lead_s:
-        return Step.SUBMIT
-    return Step.NOTHING
+        return LinkStep.SUBMIT
+    return LinkStep.NOTHING
 
 
 class Turn(enum.Enum):

@@ -18,7 +18,7 @@ from slurm_colloc.model.chain import (
     ChainRecord,
     Lead,
     Link,
-    Step,
+    LinkStep,
     Successor,
     Turn,
     choose_lead,
@@ -258,9 +258,9 @@ class ChainLinks:
             hold_s=HOLD_SHARE * self._limit_s,
             successor=self._successor,
         )
-        if step is Step.SUBMIT and self.pack.clock() >= self._submit_at:
+        if step is LinkStep.SUBMIT and self.pack.clock() >= self._submit_at:
             self._submit(slurm)
-        elif step is Step.SAVE or self._is_signalled:
+        elif step is LinkStep.SAVE or self._is_signalled:
             self._save(left_s)
 
     def conclude(self, ends: EndCollector) -> None:

@@ -95,18 +95,16 @@ def wait_for_successor(user: CsubUser) -> str:
     return str(read_chain(user)["links"][1]["job_id"])
 
 
-def start_with_late_successor(user: CsubUser) -> str:
+def submit_with_late_successor(user: CsubUser, *options: str) -> str:
     """A chain in a partition without room for the next link, as long as the first one runs."""
     user.script("train.sh", STEPS)
-    job_id = user.submit(
-        "--chain=4", "--gres=gpu:2", "--nodes=2", "--time=1", "train.sh", "a", "300"
-    )
-    user.wait_for_states(job_id, "RUNNING")
-    return job_id
+    words = ("--chain=4", "--gres=gpu:2", "--nodes=2", "--time=1", *options)
+    return user.submit(*words, "train.sh", "a", "300")
 
 
 def test_a_cancel_ends_the_running_link_and_the_next(user: CsubUser) -> None:
-    job_id = start_with_late_successor(user)
+    job_id = submit_with_late_successor(user)
+    user.wait_for_states(job_id, "RUNNING")
     successor = wait_for_successor(user)
     user.csub("cancel", job_id, "--yes")
     wait_until(lambda: not list_jobs(user), "both are gone")
@@ -115,10 +113,12 @@ def test_a_cancel_ends_the_running_link_and_the_next(user: CsubUser) -> None:
 
 
 def test_where_slurm_takes_no_second_job_this_one_is_requeued(user: CsubUser) -> None:
-    job_id = start_with_late_successor(user)
+    job_id = submit_with_late_successor(user, "--hold")
     (script,) = (user.state / "packs").glob("*/*.sh")
     # As under MaxSubmitJobs, sbatch fails.
     script.rename(script.with_suffix(".away"))
+    user.run(["scontrol", "release", job_id])
+    user.wait_for_states(job_id, "RUNNING")
     wait_until(lambda: bool(read_chain(user)["problem"]), "refused", patience_s=120.0)
     why = user.csub("why", job_id).stdout
     assert "its successor could not be submitted" in why

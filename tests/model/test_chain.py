@@ -18,7 +18,7 @@ from slurm_colloc.model.chain import (
     Handover,
     Lead,
     Link,
-    Step,
+    LinkStep,
     Successor,
     Turn,
     choose_lead,
@@ -83,18 +83,18 @@ def test_the_lead_has_bounds_by_the_limit() -> None:
 @pytest.mark.parametrize(
     ("left_s", "successor", "expected"),
     [
-        (5000, Successor.NONE, Step.NOTHING),
-        (1100, Successor.NONE, Step.SUBMIT),
-        (1100, Successor.WAITS, Step.NOTHING),
-        (1100, Successor.HOLDS, Step.SAVE),
-        (250, Successor.HOLDS, Step.NOTHING),
-        (100, Successor.HOLDS, Step.SAVE),
-        (100, Successor.WAITS, Step.SAVE),
-        (100, Successor.NONE, Step.SAVE),
-        (-50, Successor.NONE, Step.SAVE),
+        (5000, Successor.NONE, LinkStep.NOTHING),
+        (1100, Successor.NONE, LinkStep.SUBMIT),
+        (1100, Successor.WAITS, LinkStep.NOTHING),
+        (1100, Successor.HOLDS, LinkStep.SAVE),
+        (250, Successor.HOLDS, LinkStep.NOTHING),
+        (100, Successor.HOLDS, LinkStep.SAVE),
+        (100, Successor.WAITS, LinkStep.SAVE),
+        (100, Successor.NONE, LinkStep.SAVE),
+        (-50, Successor.NONE, LinkStep.SAVE),
     ],
 )
-def test_what_is_due(left_s: float, successor: Successor, expected: Step) -> None:
+def test_what_is_due(left_s: float, successor: Successor, expected: LinkStep) -> None:
     step = choose_step(left_s=left_s, lead_s=1000, save_s=100, hold_s=200, successor=successor)
     assert step is expected
 
@@ -246,13 +246,13 @@ class Model:
         seen = self.look(job, place)
         left = job.started_at + self.limit - (self.now + self.clock_shift)
         step = choose_step(left_s=left, lead_s=60, save_s=10, hold_s=4, successor=seen)
-        if step is Step.SUBMIT and (new := self.submit()):
+        if step is LinkStep.SUBMIT and (new := self.submit()):
             if self.rng.random() < 0.1:
                 # It was killed before it had written that down.
                 job.has_runner = False
                 return
             self.record = ChainRecord((*self.record.links, Link(new)))
-        elif step is Step.SAVE:
+        elif step is LinkStep.SAVE:
             job.saves_until = self.now + self.rng.choice((0, 3, 9))
 
     def look(self, job: SimulatedJob, place: int) -> Successor:
