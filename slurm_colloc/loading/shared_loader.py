@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.loading import batch_blocks
 from slurm_colloc.loading.batch_blocks import close_private, keep_private
+from slurm_colloc.loading.epoch_state import MemberEpoch
 from slurm_colloc.loading.members import APART, MeetingPlace, find_pack_directory, is_worth_waiting
 from slurm_colloc.loading.producer import EpochServer, prove, run_producer
 from slurm_colloc.loading.same_loader import (
@@ -147,6 +148,7 @@ class SharedEpoch:
     def __init__(self, channel: socket.socket, batches: Batches) -> None:
         self.batches = batches
         self.failure = ""
+        self.progress = MemberEpoch(len(batches))
         self._channel = channel
         self._producer = batch_blocks.read_peer(channel)[0]
         batch_blocks.send(channel, batch_blocks.WANT, 0)
@@ -154,18 +156,22 @@ class SharedEpoch:
     def draw(self) -> Iterator[Any]:
         """Give batches, from the first on, until the last, or until the producer gives no more."""
         try:
-            for number in range(len(self.batches)):
+            while self.progress.taken < len(self.batches):
                 self._wait()
-                kind, found, head, more, descriptor = batch_blocks.receive(self._channel)
-                if kind != batch_blocks.BATCH or found != number or descriptor < 0:
+                kind, number, head, more, descriptor = batch_blocks.receive(self._channel)
+                is_batch = kind == batch_blocks.BATCH and descriptor >= 0
+                if not is_batch or not self.progress.is_next(number):
                     self.failure = more.decode() if kind == batch_blocks.FAILED else ""
                     return
-                if number + 1 < len(self.batches):
+                wanted = self.progress.choose_wanted()
+                if wanted is not None:
                     # Asked for already, so that it is here when this one is used up. That the
                     # producer has gone shows when the next one is received.
                     with contextlib.suppress(OSError):
-                        batch_blocks.send(self._channel, batch_blocks.WANT, number + 1)
-                yield batch_blocks.unpack_batch(descriptor, head)
+                        batch_blocks.send(self._channel, batch_blocks.WANT, wanted)
+                batch = batch_blocks.unpack_batch(descriptor, head)
+                self.progress.taken += 1
+                yield batch
         except (EOFError, OSError):
             return
         finally:

@@ -218,6 +218,7 @@ _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "mean_steps_per_s": (RATE_LEAST, RATE_MOST),
         "mean_error": _USUAL,
         "gpu_memory_mb": _USUAL,
+        "loader_workers": _USUAL,
     },
     "gpus": {
         "sm_active": _SHARE,

@@ -157,7 +157,7 @@ def server(pack: Path) -> Any:
     thread.start()
     yield serving
     # The first who comes and goes again is the last one, too.
-    if not serving.failure:
+    if not serving.state.failure:
         for number in range(3):
             serving.add(batch_blocks.pack_batch([number]))
         channel = say_hello(place, place.key)

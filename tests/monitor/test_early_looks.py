@@ -127,7 +127,7 @@ def test_a_young_member_is_looked_at_each_second(bed: Bed, watch: Watch, loop: L
 def write_counters(directory: Path, **words: int) -> None:
     content = bytearray(layout.SIZE)
     head = (layout.MAGIC, layout.VERSION, layout.SIZE, 0, 77, *[0] * 10, -1, 0)
-    layout.RECORD.pack_into(content, 0, *head, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0)
+    layout.RECORD.pack_into(content, 0, *head, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0, 0)
     cells = memoryview(content).cast("q")
     for name, value in words.items():
         cells[getattr(layout, name)] = value
