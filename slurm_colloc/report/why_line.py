@@ -17,6 +17,7 @@ from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import (
+    advise_workers,
     describe_cores,
     describe_degree,
     describe_limit,
@@ -83,6 +84,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> str:
     degree = describe_of_pack(view, member, facts)
     text = text if degree in text else f"{text}; {degree}"
     clauses = [text, *([] if member.is_final else list_sharing_reasons(view))]
+    if member.state is MemberState.RUNNING and (advice := advise_workers(member, facts.degree)):
+        clauses.append(advice)
     if member.record is not None and member.record.taken_at_once:
         clauses.append(member.record.taken_at_once)
     if facts.left_out and member.state is MemberState.PENDING:
