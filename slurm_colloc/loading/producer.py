@@ -7,9 +7,11 @@ before the first batch was dropped. A thread answers; the main thread draws from
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hmac
 import multiprocessing
+import multiprocessing.queues
 import os
 import random
 import select
@@ -26,6 +28,8 @@ from slurm_colloc.loading.epoch_state import CLOSE, DROP, REFUSE, EpochState
 from slurm_colloc.loading.members import compute_patience_s
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from slurm_colloc.loading.members import MeetingPlace, MemberPosition
 
 LOOK_S = 0.05
@@ -235,7 +239,7 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
     try:
         batches = iter(loader)
     except Exception as error:
-        batches, failure = iter(()), f"{type(error).__name__}"
+        batches, failure = iter(()), _name_failure(error, None)
     thread = threading.Thread(target=server.serve, name="slurm_colloc answers", daemon=True)
     thread.start()
     try:
@@ -243,10 +247,38 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
     except CannotBeShared as reason:
         failure = f"!{reason}"
     except Exception as error:
-        failure = type(error).__name__
+        failure = _name_failure(error, batches)
+    # Its workers end first, so that what they have in /dev/shm is there for the members' own.
+    del batches
     if failure or server.state.made < server.state.total:
         server.fail(failure or "it gave fewer batches than it has")
     thread.join()
+
+
+def begin_worker(init: Callable[[int], object] | None, number: int) -> None:
+    """Let a worker end that cannot hand a batch over, where it would be waited for for ever.
+
+    Args:
+        init: The loader's own `worker_init_fn`.
+        number: The worker's.
+    """
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = staticmethod(_end_worker)
+    if init is not None:
+        init(number)
+
+
+def _end_worker(error: Exception, _batch: object) -> None:
+    is_full = "No space left on device" in str(error)
+    os._exit(errno.ENOSPC if is_full else 1)
+
+
+def _name_failure(error: Exception, batches: Any) -> str:
+    """What went wrong, for members' logs; of what torch raises its text alone tells."""
+    ends = [each.exitcode for each in getattr(batches, "_workers", ())]
+    if errno.ENOSPC in ends or "shared memory" in str(error):
+        return "/dev/shm has no room for its workers"
+    return type(error).__name__
 
 
 def _make(batches: Any, server: EpochServer) -> None:

@@ -16,14 +16,15 @@ import socket
 import sys
 import time
 import warnings
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.loading import batch_blocks
 from slurm_colloc.loading.batch_blocks import close_private, keep_private
-from slurm_colloc.loading.epoch_state import MemberEpoch
+from slurm_colloc.loading.epoch_state import WINDOW_MOST, MemberEpoch
 from slurm_colloc.loading.members import APART, MeetingPlace, find_pack_directory, is_worth_waiting
-from slurm_colloc.loading.producer import EpochServer, prove, run_producer
+from slurm_colloc.loading.producer import EpochServer, begin_worker, prove, run_producer
 from slurm_colloc.loading.same_loader import (
     compute_order_digest,
     find_obstacle,
@@ -75,7 +76,7 @@ def shared(loader: Loader, *, key: str | None = None) -> Loader:
     obstacle = find_obstacle(loader)
     if not obstacle:
         try:
-            place = MeetingPlace(pack, identify(loader, key))
+            place = MeetingPlace(pack, *identify(loader, key))
         except OSError as error:
             obstacle = f"{error.filename or 'the pack'}: {error.strerror}"
         except Exception as error:
@@ -91,9 +92,15 @@ def shared(loader: Loader, *, key: str | None = None) -> Loader:
 
 
 def _say(reason: str) -> None:
-    if reason not in _said:
-        _said.add(reason)
-        sys.stderr.write(f"slurm_colloc: a loader is used as it is, not shared: {reason}\n")
+    _say_once(f"a loader is used as it is, not shared: {reason}")
+
+
+def _say_once(sentence: str) -> None:
+    # Names are the program's own.
+    sentence = "".join(c if c.isprintable() else "?" for c in sentence)
+    if sentence not in _said:
+        _said.add(sentence)
+        sys.stderr.write(f"slurm_colloc: {sentence}\n")
 
 
 _classes: dict[type, type] = {}
@@ -245,12 +252,21 @@ class Sharing:
                 for batch in _counted(session.draw(), loader):
                     taken += 1
                     self._place.take_batch(taken)
+                    # By then no one is let in any more.
+                    if taken == min(WINDOW_MOST + 1, len(batches)):
+                        self._say_company(loader)
                     yield _pin(batch, loader)
                 if session.failure[:1] == "!":
                     self._given_up = True
                     _say(session.failure[1:])
+                elif session.failure:
+                    _say_once(
+                        f"the process that makes shared batches ended an epoch: {session.failure}; "
+                        "this member goes on with its own loader"
+                    )
             else:
                 self._place.begin_epoch(len(batches), shared=False)
+                self._say_company(loader)
             if taken < len(batches):
                 self._place.go_apart()
                 for batch in build_loader(loader, batches[taken:], loader.num_workers):
@@ -261,6 +277,25 @@ class Sharing:
             self._iterating -= 1
             if os.getpid() == self._pid:
                 self._place.stand_idle()
+
+    def _say_company(self, loader: Any) -> None:
+        """With whom it is shared, and by what; with whom not, and why."""
+        with contextlib.suppress(OSError):
+            self._compare(loader)
+
+    def _compare(self, loader: Any) -> None:
+        kind = f"the loader of {type(loader.dataset).__name__}"
+        if others := self._place.find_sharing():
+            _say_once(
+                f"{kind} is shared with member{'s' * (len(others) > 1)} {', '.join(others)} "
+                f"(key {self._place.identity})"
+            )
+        for member, differing in self._place.find_apart().items():
+            first = differing[0] if differing else "what it loads"
+            _say_once(
+                f"{kind} is not shared with member {member}: {first} differs (key= names those "
+                "that may be shared all the same)"
+            )
 
     # -- finding those with whom to share it --------------------------------------------------
 
@@ -347,7 +382,8 @@ class Sharing:
         own = loader.num_workers
         workers = max(own, min(own * (1 + len(others)), len(cpus)))
         made = build_loader(loader, batches, workers)
-        vars(made).update(pin_memory=False)
+        begin = partial(begin_worker, loader.worker_init_fn)
+        vars(made).update(pin_memory=False, worker_init_fn=begin)
         block = batch_blocks.pack_batch(torch.tensor(order, dtype=torch.int64))
         read_end, write_end = os.pipe()
         lifeline = keep_private(os.fdopen(write_end, "wb"))

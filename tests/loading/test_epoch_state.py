@@ -63,9 +63,7 @@ class Producer:
 
     def hear(self, handle: int) -> None:
         channel = self.channels[handle]
-        if not channel.to_producer:
-            self.part(handle)
-        elif not self.state.want(handle, channel.to_producer.popleft()):
+        if not channel.to_producer or not self.state.want(handle, channel.to_producer.popleft()):
             self.part(handle)
 
     def look(self, now_s: float, patience_s: float, may_send: Any) -> None:
