@@ -103,6 +103,11 @@ def _say_once(sentence: str) -> None:
         sys.stderr.write(f"slurm_colloc: {sentence}\n")
 
 
+def _name_members(names: list[str]) -> str:
+    ordered = sorted(names, key=lambda name: (len(name), name))
+    return f"member{'s' * (len(names) > 1)} {', '.join(ordered)}"
+
+
 _classes: dict[type, type] = {}
 
 
@@ -217,6 +222,7 @@ class Sharing:
         self._free = free
         self._pid = os.getpid()
         self._given_up = False
+        self._told_apart: set[str] = set()
         self._iterating = 0
 
     def is_usable(self) -> bool:
@@ -286,15 +292,16 @@ class Sharing:
     def _compare(self, loader: Any) -> None:
         kind = f"the loader of {type(loader.dataset).__name__}"
         if others := self._place.find_sharing():
-            _say_once(
-                f"{kind} is shared with member{'s' * (len(others) > 1)} {', '.join(others)} "
-                f"(key {self._place.identity})"
-            )
+            _say_once(f"{kind} is shared with {_name_members(others)} (key {self._place.identity})")
+        apart: dict[str, list[str]] = {}
         for member, differing in self._place.find_apart().items():
-            first = differing[0] if differing else "what it loads"
+            if member not in self._told_apart:
+                self._told_apart.add(member)
+                apart.setdefault(differing[0] if differing else "what it loads", []).append(member)
+        for first, others in apart.items():
             _say_once(
-                f"{kind} is not shared with member {member}: {first} differs (key= names those "
-                "that may be shared all the same)"
+                f"{kind} is not shared with {_name_members(others)}: {first} differs (key= names "
+                "those that may be shared all the same)"
             )
 
     # -- finding those with whom to share it --------------------------------------------------
