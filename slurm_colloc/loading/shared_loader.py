@@ -222,6 +222,7 @@ class Sharing:
         self._free = free
         self._pid = os.getpid()
         self._given_up = False
+        self._told_with: set[str] = set()
         self._told_apart: set[str] = set()
         self._iterating = 0
 
@@ -291,7 +292,10 @@ class Sharing:
 
     def _compare(self, loader: Any) -> None:
         kind = f"the loader of {type(loader.dataset).__name__}"
-        if others := self._place.find_sharing():
+        others = self._place.find_sharing()
+        # Who ends is no news.
+        if not self._told_with.issuperset(others):
+            self._told_with.update(others)
             _say_once(f"{kind} is shared with {_name_members(others)} (key {self._place.identity})")
         apart: dict[str, list[str]] = {}
         for member, differing in self._place.find_apart().items():
