@@ -11,6 +11,7 @@ import errno
 import gc
 import hmac
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.queues
 import os
 import random
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from slurm_colloc.loading.members import MeetingPlace, MemberPosition
 
 LOOK_S = 0.05
+ENDING_S = 2.0
+"""Within which a worker that ends has ended."""
 
 
 def prove(key: bytes, who: str, nonce: bytes) -> bytes:
@@ -275,7 +278,12 @@ def _end_worker(error: Exception, _batch: object) -> None:
 
 def _name_failure(error: Exception, batches: Any) -> str:
     """What went wrong, for members' logs; of what torch raises its text alone tells."""
-    ends = [each.exitcode for each in getattr(batches, "_workers", ())]
+    workers = getattr(batches, "_workers", ())
+    # torch's handler raises wherever this process is.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # What a worker has sent may be lost with it before it has quite ended.
+    multiprocessing.connection.wait([each.sentinel for each in workers], ENDING_S)
+    ends = [each.exitcode for each in workers]
     if errno.ENOSPC in ends or "shared memory" in str(error):
         return "/dev/shm has no room for its workers"
     return type(error).__name__
