@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from slurm_colloc.loading.members import MeetingPlace, MemberPosition
 
 LOOK_S = 0.05
-ENDING_S = 2.0
+ENDING_S = 0.5
 """Within which a worker that ends has ended."""
 
 
@@ -243,6 +243,8 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
         batches = iter(loader)
     except Exception as error:
         batches, failure = iter(()), _name_failure(error, None)
+    # torch's handler raises anywhere; without it a worker that ended is seen in 5 s.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     thread = threading.Thread(target=server.serve, name="slurm_colloc answers", daemon=True)
     thread.start()
     try:
@@ -277,14 +279,13 @@ def _end_worker(error: Exception, _batch: object) -> None:
 
 
 def _name_failure(error: Exception, batches: Any) -> str:
-    """What went wrong, for members' logs; of what torch raises its text alone tells."""
+    """What went wrong, for members' logs; what torch raises in a worker tells by text."""
     workers = getattr(batches, "_workers", ())
-    # torch's handler raises wherever this process is.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # What a worker has sent may be lost with it before it has quite ended.
-    multiprocessing.connection.wait([each.sentinel for each in workers], ENDING_S)
-    ends = [each.exitcode for each in workers]
-    if errno.ENOSPC in ends or "shared memory" in str(error):
+    if workers:
+        multiprocessing.connection.wait([each.sentinel for each in workers], ENDING_S)
+    ends = {each.exitcode for each in workers}
+    if ends & {errno.ENOSPC, -signal.SIGBUS} or "shared memory" in str(error):
         return "/dev/shm has no room for its workers"
     return type(error).__name__
 
