@@ -1,4 +1,4 @@
-"""One loader for four trainings: what they do together, each with its own and with a shared one."""
+"""What several trainings do together, each with its own loader and with a shared one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from benchmarks.measuring import Figures, Section, compute_ratio, interleave
 
 TRAININGS = 4
+MANY = 8
+"""Are measured too where each has a core of its own."""
 SAMPLES = 256
 BATCH = 16
 EPOCHS = 3
@@ -83,13 +85,31 @@ if way == "tensorsocket":
 
 
 def measure_loader() -> Section:
-    """Four trainings with heavy transforms on the cores at hand, each way in turn."""
+    """Trainings with heavy transforms on the cores at hand, each way in turn."""
     figures = Figures()
+    notes: list[str] = []
+    at_hand = sorted(os.sched_getaffinity(0))
+    for count, cores in choose_rows(len(at_hand)):
+        os.sched_setaffinity(0, at_hand[:cores])
+        try:
+            notes += _measure(figures, count)
+        finally:
+            os.sched_setaffinity(0, at_hand)
+    return figures.build_section("One loader for several trainings", notes)
+
+
+def choose_rows(cores: int) -> list[tuple[int, int]]:
+    """How many trainings at once, and on how many cores; pure."""
+    return [(TRAININGS, cores), *([(MANY, MANY)] if cores >= MANY else [])]
+
+
+def _measure(figures: Figures, count: int) -> list[str]:
+    """Add the rows of so many trainings; gives notes on them."""
     exact: dict[str, list[int]] = {}
     ways = [way for way in WAYS if way != "tensorsocket" or find_spec("tensorsocket")]
 
     def run(way: str) -> float:
-        rates, whole = _run_trainings(way)
+        rates, whole = _run_trainings(way, count)
         exact.setdefault(way, []).append(whole)
         return sum(rates)
 
@@ -101,27 +121,26 @@ def measure_loader() -> Section:
             ratio = f"{found:.2f} x own"
             if way == "shared":
                 ratio += f" (goal {GOAL:g} x: {'met' if found >= GOAL else 'MISSED'})"
-        figures.add(WAYS[way], series[way], "samples/s", ratio=ratio)
-    notes = [
+        figures.add(f"{count}: {WAYS[way]}", series[way], "samples/s", ratio=ratio)
+    return [
         (
-            f"{TRAININGS} trainings at once, {len(os.sched_getaffinity(0))} cores, 2 workers in "
+            f"{count} trainings at once, {len(os.sched_getaffinity(0))} cores, 2 workers in "
             f"each loader, {SAMPLES} samples; the sum of the rates after the first of {EPOCHS} "
             "epochs."
         ),
         "Trainings that had each sample once in each epoch, by run: "
-        + "; ".join(f"{WAYS[way]} {exact[way]} of {TRAININGS}" for way in ways)
+        + "; ".join(f"{WAYS[way]} {exact[way]} of {count}" for way in ways)
         + ".",
     ]
-    return figures.build_section(f"One loader for {TRAININGS} trainings", notes)
 
 
-def _run_trainings(way: str) -> tuple[list[float], int]:
+def _run_trainings(way: str, count: int) -> tuple[list[float], int]:
     """Rates of the trainings that came to their end, and how many had each sample once."""
     with tempfile.TemporaryDirectory() as folder:
         started = []
         if way == "tensorsocket":
             started.append(_start("producer", 0, {}))
-        for number in range(TRAININGS):
+        for number in range(count):
             more = {}
             if way == "shared":
                 own = Path(folder, f"{number + 1:04}.1")

@@ -38,12 +38,16 @@ MPS_START_S = 2.0
 LIGHT = ("mlp", "rl", "small", "lstm", "loader", "feed")
 MIDDLE = ("resnet18", "medium", "bursty")
 HEAVY = ("cnn32", "resnet50", "gpt10m", "gpt125m", "recsys", "gnn", "hog", "large")
+# They wait for a CPU or a disk.
+INPUT = ("loader", "disk", "speech")
 
 WEIGHTS: Mapping[str, Mapping[tuple[str, ...], int]] = {
     "small": {LIGHT: 4, MIDDLE: 2, HEAVY: 1},
     "even": {LIGHT: 1, MIDDLE: 1, HEAVY: 1},
+    "input": {INPUT: 4, (*MIDDLE, *HEAVY): 1},
 }
-"""How often each kind is drawn: the small ones more often, as users submit them, or all alike."""
+"""How often each kind is drawn: the small ones more often, as users submit them, all alike, or
+those that wait for what they are fed about half of the time."""
 _SIGMA = 0.5
 _LONGEST = 2.0
 """Times the usual length: no job is longer."""

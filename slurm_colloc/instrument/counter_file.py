@@ -58,7 +58,7 @@ def _is_ours(content: bytes, pid: int) -> bool:
 
 def _build_empty(pid: int) -> bytes:
     content = bytearray(layout.SIZE)
-    values: tuple[int, ...] = (layout.VERSION, layout.SIZE, 0, pid, *[0] * 10, -1, *[0] * 6)
+    values: tuple[int, ...] = (layout.VERSION, layout.SIZE, 0, pid, *[0] * 10, -1, *[0] * 7)
     layout.RECORD.pack_into(content, 0, layout.MAGIC, *values)
     return bytes(content)
 

@@ -25,7 +25,9 @@ is used again is another file. It is 32 words of 8 bytes, little endian, each wr
           each of its GPUs, added up over them
       17  gpu_reserved u64: the same at the newest look
       18  gpu_read_ns i64: when it was looked at last
-      19  zero to the end
+      19  loader_workers i64: workers of the DataLoader whose batches steps follow, and one; 0 is
+          "unknown"
+      20  zero to the end
 
 Times are CLOCK_MONOTONIC in nanoseconds and mean something on the same node only; 0 is "never".
 Writers that do not know the words from 16 on leave them 0: the allocator was never asked.
@@ -78,8 +80,12 @@ ORIGIN = 15
 GPU_RESERVED_PEAK = 16
 GPU_RESERVED = 17
 GPU_READ_NS = 18
+LOADER_WORKERS = 19
 
-RECORD = struct.Struct("<8sHHIqQQQQQQQqqqqqIIQQq")
+WORKERS_MOST = 4096
+"""Workers of a DataLoader; more are not believed."""
+
+RECORD = struct.Struct("<8sHHIqQQQQQQQqqqqqIIQQqq")
 
 
 def build_name(pid: int, start_ticks: int) -> str:

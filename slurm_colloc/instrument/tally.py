@@ -67,6 +67,7 @@ class Tally:
         self._wait_ns = 0
         self._loader = 0
         self._pending = 0
+        self._loader_workers = -1
         self._stepping_thread = 0
         self._flags = 0
         self._sequence = 0
@@ -119,7 +120,9 @@ class Tally:
                 self._samples += samples
             self._write_steps(words, self._steps_by_hand, self._skipped_by_hand, layout.SOURCE_API)
 
-    def count_batch(self, loader: int, samples: int, begun_ns: int, ended_ns: int) -> None:
+    def count_batch(
+        self, loader: int, samples: int, begun_ns: int, ended_ns: int, workers: object = None
+    ) -> None:
         """Count one batch that the program got from a loader.
 
         Args:
@@ -127,6 +130,7 @@ class Tally:
             samples: Samples in it.
             begun_ns: Since when the program waited for it, CLOCK_MONOTONIC.
             ended_ns: When it had it.
+            workers: How many the loader has; anything but a number where unknown.
         """
         words = self._words
         if words is None:
@@ -138,6 +142,11 @@ class Tally:
                 self._flags |= layout.FLAG_SEVERAL_LOADERS if self._pending else 0
                 self._loader = loader
                 self._pending = 0
+                known = workers if type(workers) is int else -1
+                if known != self._loader_workers:
+                    self._loader_workers = known if 0 <= known <= layout.WORKERS_MOST else -1
+                    # Told with the next step: a validation's loader has none.
+                    self._told_flags = -1
             self._pending += samples
             self._batches = batches = self._batches + 1
             self._sequence = sequence = self._sequence + 2
@@ -209,6 +218,7 @@ class Tally:
         self._told_flags = self._flags
         words[layout.HEAD] = _HEAD | self._flags << 32
         words[layout.ORIGIN] = source | optimizers << 32
+        words[layout.LOADER_WORKERS] = self._loader_workers + 1
 
     def _begin_steps(self, words: memoryview) -> None:
         self._stepping_thread = get_ident()

@@ -65,7 +65,8 @@ def hook_loader(module: ModuleType) -> None:
             nest.fetching = False
         # An iterator lives for one epoch, its sampler as long as its loader.
         loader = id(getattr(self, "_index_sampler", self))
-        tally.count_batch(loader, measure_batch(batch), begun_ns, ended_ns)
+        workers = getattr(self, "_num_workers", None)
+        tally.count_batch(loader, measure_batch(batch), begun_ns, ended_ns, workers)
         return batch
 
     # A loader is never part of a graph.

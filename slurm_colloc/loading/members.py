@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import stat
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.instrument.layout import LOADERS, VARIABLE
 from slurm_colloc.loading.batch_blocks import close_private, keep_private
+from slurm_colloc.loading.same_loader import find_difference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEEN = "seen."
+_PARTS = "parts"
 _STATE = struct.Struct("<5qBB")
 _CPUS = 128
 _SIZE = 256
@@ -122,13 +125,16 @@ class MeetingPlace:
     Args:
         pack: The pack's directory.
         identity: What the loader is, as a short text of hexadecimal digits.
+        parts: Sums of what makes it up, by name.
 
     Raises:
         OSError: The directory cannot be used.
     """
 
-    def __init__(self, pack: str, identity: str) -> None:
+    def __init__(self, pack: str, identity: str, parts: dict[str, str]) -> None:
         self.pack = pack
+        self.identity = identity
+        self.parts = parts
         self.member = os.path.basename(os.environ.get(VARIABLE, "").rstrip("/"))
         room = os.path.join(pack, LOADERS)
         self.path = os.path.join(room, identity)
@@ -138,6 +144,7 @@ class MeetingPlace:
             if os.lstat(directory).st_uid != os.geteuid():
                 raise PermissionError(f"{directory} is another user's")
         self.key = self._read_key()
+        self._write_parts()
         self._sockets = 0
         self.name = f"{self.member}.{os.getpid()}.{os.urandom(4).hex()}"
         making = os.path.join(self.path, f".{self.name}")
@@ -166,6 +173,12 @@ class MeetingPlace:
         os.unlink(making)
         with open(path, "rb") as file:
             return file.read()
+
+    def _write_parts(self) -> None:
+        making = os.path.join(self.path, f".parts.{os.getpid()}")
+        with open(making, "w") as file:
+            json.dump(self.parts, file)
+        os.replace(making, os.path.join(self.path, _PARTS))
 
     # -- what a member says -------------------------------------------------------------------
 
@@ -217,6 +230,31 @@ class MeetingPlace:
                         yield name[2:], MemberPosition(content), _read_cpus(content)
                 else:
                     os.unlink(path)
+
+    def find_sharing(self) -> list[str]:
+        """Who else has a part in the epoch."""
+        return sorted({_name(n) for n, at, _ in self.list_others() if at.part == SHARING})
+
+    def find_apart(self) -> dict[str, list[str]]:
+        """In what the loaders differ of members that have none like this; by member.
+
+        Of several loaders of a member the most similar counts, without those that this one has too.
+        """
+        same = {_name(name) for name, *_ in self.list_others()} | {_name(self.member)}
+        found: dict[str, list[str]] = {}
+        room = os.path.dirname(self.path)
+        for identity in sorted(os.listdir(room)):
+            directory = os.path.join(room, identity)
+            if identity == self.identity or not os.path.isdir(directory):
+                continue
+            here = {_name(n) for n in os.listdir(directory) if _is_held(directory, n)}
+            if _name(self.member) in here:
+                continue
+            differing = find_difference(self.parts, _read_parts(directory))
+            for member in here - same:
+                if member not in found or len(differing) < len(found[member]):
+                    found[member] = differing
+        return found
 
     def compute_start_patience_s(self) -> float:
         """How many seconds more to wait for members that have not yet said what they load."""
@@ -303,6 +341,35 @@ class MeetingPlace:
             yield f"/proc/self/fd/{directory}"
         finally:
             os.close(directory)
+
+
+def _name(file: str) -> str:
+    """`3` of `m.0003.1.PID.RANDOM`, as people call a member."""
+    number = file[2:].partition(".")[0] if file[:2] == "m." else file.partition(".")[0]
+    return number.lstrip("0") or number
+
+
+def _is_held(directory: str, name: str) -> bool:
+    """Whether a file is one of a member that is alive."""
+    if name[:2] != "m.":
+        return False
+    try:
+        with open(os.path.join(directory, name), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _read_parts(directory: str) -> dict[str, str]:
+    try:
+        with open(os.path.join(directory, _PARTS)) as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _pack_cpus() -> bytes:

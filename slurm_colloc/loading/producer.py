@@ -7,9 +7,12 @@ before the first batch was dropped. A thread answers; the main thread draws from
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hmac
 import multiprocessing
+import multiprocessing.connection
+import multiprocessing.queues
 import os
 import random
 import select
@@ -22,48 +25,22 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.loading import batch_blocks
 from slurm_colloc.loading.batch_blocks import Block, CannotBeShared, close_private, keep_private
+from slurm_colloc.loading.epoch_state import CLOSE, DROP, REFUSE, EpochState
 from slurm_colloc.loading.members import compute_patience_s
 
 if TYPE_CHECKING:
-    from slurm_colloc.loading.members import MeetingPlace
+    from collections.abc import Callable
 
-WINDOW_MOST = 16
-WINDOW_LEAST = 2
-WINDOW_BYTES = 256 << 20
-"""Batches that one member may be ahead of another: so many bytes of them, within these numbers."""
-
-PATIENCE_LEAST_S = 2.0
-"""How long members that are a window behind hold the others up before they must go, at least."""
-PATIENCE_SHARE = 0.05
-"""And so much of an epoch: those who are as slow as that are better shared with."""
+    from slurm_colloc.loading.members import MeetingPlace, MemberPosition
 
 LOOK_S = 0.05
-NO_ONE_S = 10.0
-"""After which a producer that no one has come to ends."""
+ENDING_S = 0.5
+"""Within which a worker that ends has ended."""
 
 
 def prove(key: bytes, who: str, nonce: bytes) -> bytes:
     """What shows that a process knows the pack's key."""
     return hmac.new(key, who.encode() + nonce, "sha256").digest()
-
-
-class Consumer:
-    """A member that is served.
-
-    Attributes:
-        channel: Its socket.
-        name: As it is called at the meeting place; empty until it has proved itself.
-        cursor: The batch that it needs next.
-        waits: Whether it has asked for that, and not been given it.
-    """
-
-    __slots__ = ("channel", "cursor", "name", "waits")
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.name = ""
-        self.cursor = 0
-        self.waits = False
 
 
 class EpochServer:
@@ -92,22 +69,12 @@ class EpochServer:
         self.listener = listener
         self.lifeline = lifeline
         self.order = order
-        self.digest = digest
-        self.total = total
-        self.window = WINDOW_LEAST
-        self.made = 0
-        self.failure = ""
+        self.state = EpochState(digest, total, time.monotonic())
         self.is_over = False
-        self._base = 0
         self._blocks: dict[int, Block] = {}
         self._changed = threading.Condition()
-        self._consumers: dict[int, Consumer] = {}
-        self._is_open = True
-        self._opened_ns = time.monotonic_ns()
-        self._closed_ns = 0
-        # For how long members have waited for slower ones.
-        self._held_s = 0.0
-        self._looked_at = 0.0
+        # Of all who have come; of those let in the state knows how far they are.
+        self._channels: dict[int, socket.socket] = {}
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -116,20 +83,16 @@ class EpochServer:
     def add(self, block: Block) -> bool:
         """Offer the next batch, and wait for room for one more; False once it is over."""
         with self._changed:
-            if self.made == 0:
-                fitting = WINDOW_BYTES // max(block.size, 1)
-                self.window = max(WINDOW_LEAST, min(WINDOW_MOST, fitting))
-            self._blocks[self.made] = block
-            self.made += 1
+            self._blocks[self.state.add(block.size)] = block
             self._wake()
-            while self.made - self._base >= self.window and not self.is_over:
+            while not self.state.has_room() and not self.is_over:
                 self._changed.wait()
             return not self.is_over
 
     def fail(self, reason: str) -> None:
         """Tell all who share, after what was made, that there is no more."""
         with self._changed:
-            self.failure = reason
+            self.state.failure = reason
             self._wake()
 
     def _wake(self) -> None:
@@ -141,22 +104,16 @@ class EpochServer:
     def serve(self) -> None:
         """Answer until no one needs anything more."""
         try:
-            while not self._is_finished():
+            while not self.state.is_finished(time.monotonic()):
                 self._look()
         finally:
             with self._changed:
                 self.is_over = True
                 self._changed.notify_all()
 
-    def _is_finished(self) -> bool:
-        if any(each.name for each in self._consumers.values()):
-            return False
-        waited_s = (time.monotonic_ns() - self._opened_ns) / 1e9
-        return not self._is_open or waited_s > NO_ONE_S
-
     def _look(self) -> None:
         poller = select.poll()
-        for handle in (self.listener.fileno(), self.lifeline, self._wake_read, *self._consumers):
+        for handle in (self.listener.fileno(), self.lifeline, self._wake_read, *self._channels):
             poller.register(handle, select.POLLIN)
         ready = [handle for handle, _ in poller.poll(LOOK_S * 1000)]
         if self.lifeline in ready:
@@ -167,15 +124,15 @@ class EpochServer:
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         for handle in ready:
-            if handle in self._consumers:
+            if handle in self._channels:
                 self._hear(handle)
         if self.listener.fileno() in ready:
             self._accept()
         with self._changed:
-            self._answer_all()
-            self._close_door()
-            self._drop_slow()
-            self._forget_blocks()
+            for act, handle in self.state.list_answers():
+                self._answer(act, handle)
+            for act, number in self.state.list_changes(time.monotonic(), self._compute_patience_s):
+                self._change(act, number)
 
     def _accept(self) -> None:
         try:
@@ -187,15 +144,15 @@ class EpochServer:
             channel.close()
             return
         channel.setblocking(False)
-        self._consumers[channel.fileno()] = Consumer(keep_private(channel))
+        self._channels[channel.fileno()] = keep_private(channel)
 
     def _part(self, handle: int) -> None:
-        close_private(self._consumers.pop(handle).channel)
+        self.state.part(handle)
+        close_private(self._channels.pop(handle))
 
     def _hear(self, handle: int) -> None:
-        consumer = self._consumers[handle]
         try:
-            kind, number, _, more, descriptor = batch_blocks.receive(consumer.channel)
+            kind, number, _, more, descriptor = batch_blocks.receive(self._channels[handle])
         except BlockingIOError:
             return
         except (EOFError, OSError):
@@ -203,111 +160,70 @@ class EpochServer:
             return
         if descriptor >= 0:
             os.close(descriptor)
-        if kind == batch_blocks.HELLO and not consumer.name:
-            self._welcome(handle, consumer, more)
-        elif kind == batch_blocks.WANT and consumer.name and number >= consumer.cursor:
-            consumer.cursor, consumer.waits = number, True
-        else:
+        if kind == batch_blocks.HELLO and handle not in self.state.consumers:
+            self._welcome(handle, more)
+        elif kind != batch_blocks.WANT or not self.state.want(handle, number):
             self._part(handle)
 
-    def _welcome(self, handle: int, consumer: Consumer, more: bytes) -> None:
+    def _welcome(self, handle: int, more: bytes) -> None:
         nonce, proof, digest, name = more[:16], more[16:48], more[48:64], more[64:]
         if not hmac.compare_digest(proof, prove(self.place.key, "member", nonce)):
             self._part(handle)
             return
-        answer = prove(self.place.key, "producer", nonce)
+        kind, descriptor = batch_blocks.CLOSED, -1
+        if self.state.let_in(handle, name.decode(errors="replace"), digest):
+            kind, descriptor = batch_blocks.WELCOME, self.order.descriptor
+            number, size = self.state.total, self.order.head
+        else:
+            number, size = self.state.compute_left_ms(time.monotonic())
         try:
-            if self._is_open and digest in (bytes(16), self.digest):
-                consumer.name = name.decode()
-                size, fd = self.order.head, self.order.descriptor
-                batch_blocks.send(
-                    consumer.channel, batch_blocks.WELCOME, self.total, size, more=answer,
-                    descriptor=fd,
-                )  # fmt: skip
-                return
-            taken_s = (time.monotonic_ns() - self._opened_ns) / 1e9
-            pace_ms = 1000 * taken_s / max(self.made, 1)
-            left = 0 if self.failure else self.total - self.made
             batch_blocks.send(
-                consumer.channel,
-                batch_blocks.CLOSED,
-                int(pace_ms * left),
-                int(pace_ms * self.total),
-                more=answer,
+                self._channels[handle], kind, number, size,
+                more=prove(self.place.key, "producer", nonce), descriptor=descriptor,
+            )  # fmt: skip
+        except OSError:
+            kind = batch_blocks.CLOSED
+        if kind == batch_blocks.CLOSED:
+            self._part(handle)
+
+    def _answer(self, act: int, handle: int) -> None:
+        channel = self._channels[handle]
+        if act == REFUSE:
+            with contextlib.suppress(OSError):
+                batch_blocks.send(channel, batch_blocks.FAILED, more=self.state.failure.encode())
+            self._part(handle)
+            return
+        number = self.state.consumers[handle].cursor
+        block = self._blocks[number]
+        try:
+            batch_blocks.send(
+                channel, batch_blocks.BATCH, number, block.head, descriptor=block.descriptor
             )
         except OSError:
-            pass
-        self._part(handle)
+            # It has gone, or so many descriptors are under way that it must do without.
+            self._part(handle)
 
-    def _answer_all(self) -> None:
-        for handle, consumer in list(self._consumers.items()):
-            if not consumer.waits:
-                continue
-            block = self._blocks.get(consumer.cursor)
-            try:
-                if block is not None:
-                    batch_blocks.send(
-                        consumer.channel, batch_blocks.BATCH, consumer.cursor, block.head,
-                        descriptor=block.descriptor,
-                    )  # fmt: skip
-                    consumer.waits = False
-                elif self.failure:
-                    text = self.failure.encode()
-                    batch_blocks.send(consumer.channel, batch_blocks.FAILED, more=text)
-                    # Who has just come was let in to be told; no one else need be.
-                    self._is_open = False
-                    self._part(handle)
-            except OSError:
-                # It has gone, or so many descriptors are under way that it must do without.
-                self._part(handle)
-
-    def _close_door(self) -> None:
-        """Let no one in any more, once those have come who were worth waiting for."""
-        here = {each.name for each in self._consumers.values() if each.name}
-        if not self._is_open or not self.made or not here:
-            return
-        now_ns = time.monotonic_ns()
-        patience_s = self.place.compute_start_patience_s()
-        missing = set()
-        for name, state, _ in self.place.list_others():
-            if name not in here and name != self.place.name:
-                missing.add(name)
-                patience_s = max(patience_s, compute_patience_s(state, now_ns, self._opened_ns))
-        if patience_s <= 0:
-            self._is_open = False
-            self._closed_ns = now_ns
-            for name in missing:
+    def _change(self, act: int, number: int) -> None:
+        if act == CLOSE:
+            for name, _ in self._list_missing():
                 self.place.note_in_vain(name)
-
-    def _drop_slow(self) -> None:
-        """Part from those who are a window behind and have held up others for as long as that."""
-        now = time.monotonic()
-        spent_s = now - self._looked_at
-        self._looked_at = now
-        waiting = any(each.waits and each.cursor >= self.made for each in self._consumers.values())
-        if self._is_open or not waiting or self.made - self._base < self.window:
-            return
-        self._held_s += spent_s
-        epoch_s = (time.monotonic_ns() - self._closed_ns) / 1e9
-        a_window_s = self.window * max(0.0, epoch_s - self._held_s) / self.made
-        if self._held_s < max(PATIENCE_LEAST_S, a_window_s) + PATIENCE_SHARE * epoch_s:
-            return
-        self._held_s = 0.0
-        for handle, consumer in list(self._consumers.items()):
-            if consumer.cursor <= self._base:
-                with contextlib.suppress(OSError):
-                    batch_blocks.send(consumer.channel, batch_blocks.DROPPED)
-                self._part(handle)
-
-    def _forget_blocks(self) -> None:
-        if self._is_open:
-            return
-        cursors = [each.cursor for each in self._consumers.values() if each.name]
-        base = min(cursors, default=self.made)
-        while self._base < min(base, self.made):
-            self._blocks.pop(self._base).close()
-            self._base += 1
+        elif act == DROP:
+            with contextlib.suppress(OSError):
+                batch_blocks.send(self._channels[number], batch_blocks.DROPPED)
+            self._part(number)
+        else:
+            self._blocks.pop(number).close()
             self._changed.notify_all()
+
+    def _list_missing(self) -> list[tuple[str, MemberPosition]]:
+        here = {self.place.name, *(each.name for each in self.state.consumers.values())}
+        return [(name, at) for name, at, _ in self.place.list_others() if name not in here]
+
+    def _compute_patience_s(self, opened_s: float) -> float:
+        """How much longer to wait for those who are worth waiting for."""
+        now_ns, opened_ns = time.monotonic_ns(), int(opened_s * 1e9)
+        found = (compute_patience_s(at, now_ns, opened_ns) for _, at in self._list_missing())
+        return max(self.place.compute_start_patience_s(), *found, 0.0)
 
 
 def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) -> None:
@@ -326,7 +242,9 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
     try:
         batches = iter(loader)
     except Exception as error:
-        batches, failure = iter(()), f"{type(error).__name__}"
+        batches, failure = iter(()), _name_failure(error, None)
+    # torch's handler raises anywhere; without it a worker that ended is seen in 5 s.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     thread = threading.Thread(target=server.serve, name="slurm_colloc answers", daemon=True)
     thread.start()
     try:
@@ -334,10 +252,42 @@ def run_producer(loader: Any, seed: int, server: EpochServer, cpus: set[int]) ->
     except CannotBeShared as reason:
         failure = f"!{reason}"
     except Exception as error:
-        failure = type(error).__name__
-    if failure or server.made < server.total:
+        failure = _name_failure(error, batches)
+    # Its workers end first, so that what they have in /dev/shm is there for the members' own.
+    del batches
+    if failure or server.state.made < server.state.total:
         server.fail(failure or "it gave fewer batches than it has")
     thread.join()
+
+
+def begin_worker(init: Callable[[int], object] | None, number: int) -> None:
+    """Let a worker end that cannot hand a batch over, where it would be waited for for ever.
+
+    Args:
+        init: The loader's own `worker_init_fn`.
+        number: The worker's.
+    """
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = staticmethod(_end_worker)
+    if init is not None:
+        init(number)
+
+
+def _end_worker(error: Exception, _batch: object) -> None:
+    is_full = "No space left on device" in str(error)
+    os._exit(errno.ENOSPC if is_full else 1)
+
+
+def _name_failure(error: Exception, batches: Any) -> str:
+    """What went wrong, for members' logs; what torch raises in a worker tells by text."""
+    workers = getattr(batches, "_workers", ())
+    # What a worker has sent may be lost with it before it has quite ended.
+    if workers:
+        multiprocessing.connection.wait([each.sentinel for each in workers], ENDING_S)
+    ends = {each.exitcode for each in workers}
+    if ends & {errno.ENOSPC, -signal.SIGBUS} or "shared memory" in str(error):
+        return "/dev/shm has no room for its workers"
+    return type(error).__name__
 
 
 def _make(batches: Any, server: EpochServer) -> None:

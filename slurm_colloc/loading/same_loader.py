@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -14,6 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 _DEEPEST = 8
+_SETTINGS_MOST = 100
 
 
 def find_obstacle(loader: Any) -> str:
@@ -46,30 +48,73 @@ def has_free_order(loader: Any) -> bool:
     return type(sampler) in drawn and sampler.generator is None and loader.generator is None
 
 
-def identify(loader: Any, key: str | None) -> str:
+def identify(loader: Any, key: str | None) -> tuple[str, dict[str, str]]:
     """What a loader is, as a short text: the same for those that give the same batches.
 
     Args:
         loader: One that can be shared.
         key: What the user calls it, in place of what its dataset and functions are.
 
+    Returns:
+        The text; and sums of its parts by their names, by which two that differ can be compared.
+
     Raises:
         Exception: Its parts cannot be pickled, so that they cannot be compared.
     """
     batches = loader.batch_sampler
     sampler = batches.sampler
-    shape = (
-        type(sampler).__qualname__, len(sampler), batches.batch_size, batches.drop_last,
-        loader.num_workers > 0,
-    )  # fmt: skip
-    digest = _Digest()
-    pickler = _ContentPickler(digest, protocol=4)
-    pickler.dump((key, shape))
+    parts: dict[str, Any] = {
+        "key": key,
+        "its length": len(sampler),
+        "batch_size": batches.batch_size,
+        "drop_last": batches.drop_last,
+        "its sampler": type(sampler).__qualname__,
+        "whether it has workers": loader.num_workers > 0,
+    }
     if key is None:
         own = {k: v for k, v in vars(sampler).items() if k not in {"data_source", "dataset"}}
-        pickler.dump((loader.dataset, loader.collate_fn, loader.worker_init_fn, own))
-        pickler.dump(loader.generator)
+        parts.update(
+            {
+                "its dataset": loader.dataset,
+                "collate_fn": loader.collate_fn,
+                "worker_init_fn": loader.worker_init_fn,
+                "its sampler's settings": own,
+                "generator": loader.generator,
+            }
+        )
+    read: dict[str, Any] = {}
+    sums = {name: _compute_sum(part, read) for name, part in parts.items()}
+    whole = hashlib.blake2b(repr(sums).encode()).hexdigest()
+    named: dict[str, str] = {}
+    for name, value in _list_settings(read):
+        # They are in the sums above as well; these only name what differs.
+        with contextlib.suppress(Exception):
+            named[name] = _compute_sum(value, {})
+    return whole[:16], {**named, **sums}
+
+
+def find_difference(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Names of the parts in which two loaders differ, what the program sets first."""
+    return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+
+
+def _compute_sum(part: Any, read: dict[str, Any]) -> str:
+    """The sum of a part; the global variables that its code reads are added to `read`."""
+    digest = _Digest()
+    pickler = _ContentPickler(digest, protocol=4)
+    pickler.dump(part)
+    read.update(pickler.settings_read)
     return digest.sum.hexdigest()[:16]
+
+
+def _list_settings(read: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Global variables by name; of what holds several settings, each: `args.crop`."""
+    found: list[tuple[str, Any]] = []
+    for name, value in sorted(read.items()):
+        inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        each = [(f"{name}.{k}", v) for k, v in inside.items() if isinstance(k, str)]
+        found += each or [(name, value)]
+    return found[:_SETTINGS_MOST]
 
 
 def compute_order_digest(order: list[Any]) -> bytes:
@@ -99,6 +144,7 @@ class _ContentPickler(pickle.Pickler):
     def __init__(self, file: _Digest, protocol: int) -> None:
         super().__init__(file, protocol)
         self._known: set[int] = set()
+        self.settings_read: dict[str, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
         """As pickle asks for each object."""
@@ -130,6 +176,11 @@ class _ContentPickler(pickle.Pickler):
             for each in sorted(_list_names(value.__code__))
             if _is_value(value.__globals__.get(each))
         ]
+        self.settings_read.update(
+            (each, found)
+            for each, found in globals_read
+            if not isinstance(found, (FunctionType, type))
+        )
         parts = (value.__code__, value.__defaults__, value.__kwdefaults__, _cells(value))
         return _name, (*name, *parts, globals_read)
 

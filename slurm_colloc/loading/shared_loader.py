@@ -16,13 +16,15 @@ import socket
 import sys
 import time
 import warnings
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_colloc.loading import batch_blocks
 from slurm_colloc.loading.batch_blocks import close_private, keep_private
+from slurm_colloc.loading.epoch_state import WINDOW_MOST, MemberEpoch
 from slurm_colloc.loading.members import APART, MeetingPlace, find_pack_directory, is_worth_waiting
-from slurm_colloc.loading.producer import EpochServer, prove, run_producer
+from slurm_colloc.loading.producer import EpochServer, begin_worker, prove, run_producer
 from slurm_colloc.loading.same_loader import (
     compute_order_digest,
     find_obstacle,
@@ -74,7 +76,7 @@ def shared(loader: Loader, *, key: str | None = None) -> Loader:
     obstacle = find_obstacle(loader)
     if not obstacle:
         try:
-            place = MeetingPlace(pack, identify(loader, key))
+            place = MeetingPlace(pack, *identify(loader, key))
         except OSError as error:
             obstacle = f"{error.filename or 'the pack'}: {error.strerror}"
         except Exception as error:
@@ -90,9 +92,20 @@ def shared(loader: Loader, *, key: str | None = None) -> Loader:
 
 
 def _say(reason: str) -> None:
-    if reason not in _said:
-        _said.add(reason)
-        sys.stderr.write(f"slurm_colloc: a loader is used as it is, not shared: {reason}\n")
+    _say_once(f"a loader is used as it is, not shared: {reason}")
+
+
+def _say_once(sentence: str) -> None:
+    # Names are the program's own.
+    sentence = "".join(c if c.isprintable() else "?" for c in sentence)
+    if sentence not in _said:
+        _said.add(sentence)
+        sys.stderr.write(f"slurm_colloc: {sentence}\n")
+
+
+def _name_members(names: list[str]) -> str:
+    ordered = sorted(names, key=lambda name: (len(name), name))
+    return f"member{'s' * (len(names) > 1)} {', '.join(ordered)}"
 
 
 _classes: dict[type, type] = {}
@@ -147,6 +160,7 @@ class SharedEpoch:
     def __init__(self, channel: socket.socket, batches: Batches) -> None:
         self.batches = batches
         self.failure = ""
+        self.progress = MemberEpoch(len(batches))
         self._channel = channel
         self._producer = batch_blocks.read_peer(channel)[0]
         batch_blocks.send(channel, batch_blocks.WANT, 0)
@@ -154,18 +168,22 @@ class SharedEpoch:
     def draw(self) -> Iterator[Any]:
         """Give batches, from the first on, until the last, or until the producer gives no more."""
         try:
-            for number in range(len(self.batches)):
+            while self.progress.taken < len(self.batches):
                 self._wait()
-                kind, found, head, more, descriptor = batch_blocks.receive(self._channel)
-                if kind != batch_blocks.BATCH or found != number or descriptor < 0:
+                kind, number, head, more, descriptor = batch_blocks.receive(self._channel)
+                is_batch = kind == batch_blocks.BATCH and descriptor >= 0
+                if not is_batch or not self.progress.is_next(number):
                     self.failure = more.decode() if kind == batch_blocks.FAILED else ""
                     return
-                if number + 1 < len(self.batches):
+                wanted = self.progress.choose_wanted()
+                if wanted is not None:
                     # Asked for already, so that it is here when this one is used up. That the
                     # producer has gone shows when the next one is received.
                     with contextlib.suppress(OSError):
-                        batch_blocks.send(self._channel, batch_blocks.WANT, number + 1)
-                yield batch_blocks.unpack_batch(descriptor, head)
+                        batch_blocks.send(self._channel, batch_blocks.WANT, wanted)
+                batch = batch_blocks.unpack_batch(descriptor, head)
+                self.progress.taken += 1
+                yield batch
         except (EOFError, OSError):
             return
         finally:
@@ -204,6 +222,8 @@ class Sharing:
         self._free = free
         self._pid = os.getpid()
         self._given_up = False
+        self._told_with: set[str] = set()
+        self._told_apart: set[str] = set()
         self._iterating = 0
 
     def is_usable(self) -> bool:
@@ -239,12 +259,21 @@ class Sharing:
                 for batch in _counted(session.draw(), loader):
                     taken += 1
                     self._place.take_batch(taken)
+                    # By then no one is let in any more.
+                    if taken == min(WINDOW_MOST + 1, len(batches)):
+                        self._say_company(loader)
                     yield _pin(batch, loader)
                 if session.failure[:1] == "!":
                     self._given_up = True
                     _say(session.failure[1:])
+                elif session.failure:
+                    _say_once(
+                        f"the process that makes shared batches ended an epoch: {session.failure}; "
+                        "this member goes on with its own loader"
+                    )
             else:
                 self._place.begin_epoch(len(batches), shared=False)
+                self._say_company(loader)
             if taken < len(batches):
                 self._place.go_apart()
                 for batch in build_loader(loader, batches[taken:], loader.num_workers):
@@ -255,6 +284,29 @@ class Sharing:
             self._iterating -= 1
             if os.getpid() == self._pid:
                 self._place.stand_idle()
+
+    def _say_company(self, loader: Any) -> None:
+        """With whom it is shared, and by what; with whom not, and why."""
+        with contextlib.suppress(OSError):
+            self._compare(loader)
+
+    def _compare(self, loader: Any) -> None:
+        kind = f"the loader of {type(loader.dataset).__name__}"
+        others = self._place.find_sharing()
+        # Who ends is no news.
+        if not self._told_with.issuperset(others):
+            self._told_with.update(others)
+            _say_once(f"{kind} is shared with {_name_members(others)} (key {self._place.identity})")
+        apart: dict[str, list[str]] = {}
+        for member, differing in self._place.find_apart().items():
+            if member not in self._told_apart:
+                self._told_apart.add(member)
+                apart.setdefault(differing[0] if differing else "what it loads", []).append(member)
+        for first, others in apart.items():
+            _say_once(
+                f"{kind} is not shared with {_name_members(others)}: {first} differs (key= names "
+                "those that may be shared all the same)"
+            )
 
     # -- finding those with whom to share it --------------------------------------------------
 
@@ -341,7 +393,8 @@ class Sharing:
         own = loader.num_workers
         workers = max(own, min(own * (1 + len(others)), len(cpus)))
         made = build_loader(loader, batches, workers)
-        vars(made).update(pin_memory=False)
+        begin = partial(begin_worker, loader.worker_init_fn)
+        vars(made).update(pin_memory=False, worker_init_fn=begin)
         block = batch_blocks.pack_batch(torch.tensor(order, dtype=torch.int64))
         read_end, write_end = os.pipe()
         lifeline = keep_private(os.fdopen(write_end, "wb"))

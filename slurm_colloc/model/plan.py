@@ -283,6 +283,7 @@ class UsageProfile:
         pcie_share: Share of what PCIe can carry in its busier direction, 0 to 1.
         nvlink_share: The same of NVLink. Figures of a job with several GPUs are those of one of
             them.
+        disk_share: Share of its time that it waits for files to be read, 0 to 1.
         cpu_cores: Mean CPU cores.
         power_w: Mean power of the GPU while it runs, in watts.
         idle_power_w: Power of the GPU before its first step, in watts.
@@ -320,6 +321,7 @@ class UsageProfile:
     nvlink_share: float | None = None
     family: str = ""
     power_curve: tuple[PowerPoint, ...] = ()
+    disk_share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -461,6 +461,7 @@ class ProfileRecord:
             tensor_activity=self.tensor_active,
             engine_activity=self.engine_active,
             pcie_share=self.pcie_share,
+            disk_share=self.disk_share,
             nvlink_share=self.nvlink_share,
             cpu_cores=self.cpu_cores,
             power_w=self.energy_w,
@@ -658,6 +659,7 @@ class Load:
         dram: DRAM activity, 0 to 1.
         tensor: Activity of the tensor cores, 0 to 1.
         pcie: Share of what PCIe can carry in its busier direction, 0 to 1.
+        disk: Share of its time that it waits for files to be read, 0 to 1.
         cpu_cores: Cores of the host.
         power_w: Power of the GPU above its idle power, in watts.
         sensitivity: What its slowdown was above the model's in earlier packs.
@@ -669,6 +671,7 @@ class Load:
     dram: float
     tensor: float = 0.0
     pcie: float = 0.0
+    disk: float = 0.0
     cpu_cores: float = 1.0
     power_w: float = 0.0
     sensitivity: float = 0.0

@@ -249,6 +249,7 @@ def _build(member: _MemberFigures) -> dict[str, Any]:
         "gpu_memory_by_gpu": member.gpu_memory_by_gpu,
         "gpu_memory_reserved_peak_mb": row.get("gpu_memory_reserved_peak_mb"),
         "wait_share": _per_second(wait_s, elapsed_s * (row.get("trainers") or 1)),
+        "loader_workers": row.get("loader_workers"),
         "progress_source": row.get("progress"),
         "last_step_age_s": None if last_step_at is None else max(0.0, row["at"] - last_step_at),
         "steady": is_steady(points, member.warm_at),

@@ -504,6 +504,7 @@ class MemberReader:
                 "last_step_at": self._to_epoch("last_step_at", found.last_step_s),
                 "gpu_memory_reserved_mb": _as_mib(found.gpu_reserved),
                 "gpu_memory_reserved_peak_mb": _as_mib(found.gpu_reserved_peak),
+                "loader_workers": found.loader_workers,
             }
         return self._counted
 

@@ -284,8 +284,9 @@ def _scale(subject: Subject, seat: Seat) -> Load:
         sm=min(1.0, load.sm / sm),
         dram=min(1.0, load.dram / dram),
         tensor=min(1.0, load.tensor / sm),
-        # What all members copy is counted for the whole GPU.
+        # What all members copy and read is counted for the whole GPU.
         pcie=0.0,
+        disk=0.0,
     )
 
 

@@ -18,6 +18,10 @@ the SMs.
 - A member that moves data over PCIe for the share `c` of its time alone adds `(c P)^2 - c^2` under
   the root. `P = 1 + copying * V + turns * U / 2`, V the sum of the partners' shares `c P / D`:
   PCIe serves who copies at the same time in equal parts.
+- A member that waits for the disk for the share `d` of its time alone adds `d (Q - 1)`, with
+  `Q = 1 + sum of the partners' d Q / D`: the disk serves those that read at the same time in equal
+  parts, and a member that has waited for one is late for the next (mean value analysis of a closed
+  queue: Bard and Schweitzer, 1979). Not measured: what a loader reads ahead makes it worse.
 
 The forms were found on an H200 (docs/planning.md, "The model"); the coefficients are fitted.
 """
@@ -179,6 +183,7 @@ def predict_slowdowns(
         over = maximum(carried, 1.0) - 1.0
         for i, each in copies.items():
             slowdowns[i] = slowdowns[i] + each * over
+    slowdowns = _add_disk(loads, slowdowns, present)
     slowdowns = _add_what_was_seen(loads, slowdowns, present, maximum)
     if cores is not None:
         needed = _sum(t * one.cpu_cores / d for t, one, d in _zip(present, loads, slowdowns))
@@ -212,6 +217,22 @@ def _sum(values: Any) -> Any:
 
 def _zip(present: Sequence[Any], loads: Sequence[Load], slowdowns: Sequence[Any]) -> Any:
     return zip(present, loads, slowdowns, strict=True)
+
+
+def _add_disk(loads: Sequence[Load], slowdowns: Sequence[Any], present: Sequence[Any]) -> list[Any]:
+    """What members that read files wait for each other."""
+    found = list(slowdowns)
+    readers = [i for i, load in enumerate(loads) if _is_any(load.disk)]
+    if len(readers) < 2:
+        return found
+    stretches: dict[int, Any] = dict.fromkeys(readers, 1.0)
+    for _ in range(_ROUNDS):
+        reads = {i: present[i] * loads[i].disk * stretches[i] / found[i] for i in readers}
+        others = _sum(reads.values())
+        stretches = {i: 1.0 + (others - reads[i]) for i in readers}
+        for i in readers:
+            found[i] = slowdowns[i] + loads[i].disk * (stretches[i] - 1.0)
+    return found
 
 
 def _add_what_was_seen(

@@ -29,6 +29,7 @@ class MemberExplanation:
         sm_activity: SM activity that it brings while all run: alone, over its slowdown.
         dram_activity: The same of DRAM.
         pcie_share: The same of what PCIe can carry in its busier direction; None where unknown.
+        disk_share: The share of its time that files are read for it; None where unknown.
         cpus: Its CPUs.
         wall_limit_s: Its wall limit.
         instance: The word of its MIG instance; empty where it has none.
@@ -48,6 +49,7 @@ class MemberExplanation:
     sm_activity: float | None
     dram_activity: float | None
     pcie_share: float | None
+    disk_share: float | None
     cpus: int
     wall_limit_s: int | None
     gpu_memory_by: str | None = None
@@ -101,6 +103,7 @@ class PackExplanation:
         sm_activity: Sum of the members' SM activity, 1 for the whole GPU.
         dram_activity: The same of DRAM.
         pcie_share: The same of PCIe.
+        disk_share: The same of the disk.
         predicted_finish_s: Seconds from its start, with what its mode takes to be set up, to the
             end of its last member: so long it holds its GPU. None where earlier runs do not tell
             how long one of them takes.
@@ -129,6 +132,7 @@ class PackExplanation:
     sm_activity: float | None
     dram_activity: float | None
     pcie_share: float | None
+    disk_share: float | None
     predicted_finish_s: float | None
     energy_wh: float | None
     time_limit_s: int | None

@@ -78,6 +78,7 @@ def build_load(profile: UsageProfile | None, calibration: Calibration | None = N
         tensor=_share(profile.tensor_activity) or 0.0,
         # What GPUs exchange goes over NVLink where they have it, and else over PCIe.
         pcie=max(_share(profile.pcie_share) or 0.0, _share(profile.nvlink_share) or 0.0),
+        disk=_share(profile.disk_share) or 0.0,
         cpu_cores=cores if cores is not None and is_amount(cores) else 1.0,
         power_w=max(0.0, power_w - idle_w) if power_w is not None and is_amount(power_w) else 0.0,
         sensitivity=_finite(profile.sensitivity),

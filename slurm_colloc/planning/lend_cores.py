@@ -39,6 +39,7 @@ class CoreUse:
         wait_share: The part of its time that it waits for data; None where unknown.
         steps_per_s: Its rate; None where unknown.
         is_paused: Its processes are stopped.
+        workers: Of its DataLoader; None where unknown.
     """
 
     number: int
@@ -47,6 +48,7 @@ class CoreUse:
     wait_share: float | None = None
     steps_per_s: float | None = None
     is_paused: bool = False
+    workers: int | None = None
 
 
 def list_idle(
@@ -139,3 +141,31 @@ def compute_gain(
     # A loan that helps one by less than it costs all others makes the sum of progress smaller.
     is_worth = gain >= GAIN_LEAST and loss <= LOSS_MOST and gain > loss * len(others)
     return gain if is_worth else None
+
+
+def advise_workers(
+    use: CoreUse, borrowed: Sequence[int], idle: Sequence[int], *, is_refused: bool
+) -> int | None:
+    """Workers with which its DataLoader would use cores that it cannot use; None for no advice.
+
+    Args:
+        use: What it does with its cores.
+        borrowed: CPUs that it has besides its own.
+        idle: CPUs that could be lent.
+        is_refused: More cores have not helped it.
+    """
+    if None in (use.workers, use.used, use.wait_share) or use.is_paused:
+        return None
+    workers, used, waits = use.workers or 0, use.used or 0.0, use.wait_share or 0.0
+    have, cores = len(use.own) + len(borrowed), len({*use.own, *borrowed, *idle})
+    # Workers that wait themselves, as for a disk, need no cores.
+    if waits < WAIT_LEAST or used < BUSY_PART * max(1, workers):
+        return None
+    if used >= BUSY_PART * (cores if is_refused else have):
+        return None
+    # Workers load all the time; without them the program does, while it waits. They are to be as
+    # fast as the rest of it.
+    loads = workers or waits
+    needed = math.ceil(loads / (1.0 - waits) - 1e-6) if waits < 1.0 else cores
+    advised = min(needed, cores)
+    return advised if advised > workers else None

@@ -141,6 +141,10 @@ def _build_duration(
 # ---- What keeps two jobs in different packs: the limits that they would break together -----------
 
 
+_DISK_TOLD = 0.05
+"""Who waits for the disk for less of the time is not held up by it."""
+
+
 class PairReasons:
     """Says of two jobs what keeps them apart.
 
@@ -190,7 +194,24 @@ class PairReasons:
 
     def _find(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
         broken, others = self._find_limits(i, j)
+        broken = tuple(self._tell_disk(b, i, j) for b in broken)
         return tuple(self._tell_source(b, {i, j, *others}) for b in broken), others
+
+    def _tell_disk(self, broken: Broken, i: int, j: int) -> Broken:
+        """That they would wait for each other at the disk, where that is a part of why."""
+        mine = {index for one in (i, j) for index in _list_jobs(self._plan.packs[self.places[one]])}
+        disks = {
+            index: load.disk
+            for index in (i, j, *mine)
+            if (load := self._subjects[index].load) is not None and load.disk >= _DISK_TOLD
+        }
+        # Packs that are full may have been chosen so that each has one that reads.
+        limits = ("slowdown", "cost", *(("clients",) if len(disks) == 2 else ()))
+        if broken.constraint not in limits or not {i, j} <= disks.keys():
+            return broken
+        told = " and ".join(f"{100 * disks[index]:.0f} %" for index in (i, j))
+        text = f"{broken.text}; both wait for the disk (alone for {told} of their time)"
+        return replace(broken, text=text)
 
     def _tell_source(self, broken: Broken, members: Collection[int]) -> Broken:
         """A limit with where its numbers come from, if that is not what users said."""

@@ -116,6 +116,7 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         sm_activity=_sum_known([member.sm_activity for member in running]),
         dram_activity=_sum_known([member.dram_activity for member in running]),
         pcie_share=_sum_known([member.pcie_share for member in running]),
+        disk_share=_sum_known([member.disk_share for member in running]),
         predicted_finish_s=(
             None
             if pack.predicted_finish_s is None
@@ -230,6 +231,9 @@ def _explain_member(
         dram_activity=load.dram / slowdown if load and slowdown else None,
         pcie_share=(
             load.pcie / slowdown if load and slowdown and profile.pcie_share is not None else None
+        ),
+        disk_share=(
+            load.disk / slowdown if load and slowdown and profile.disk_share is not None else None
         ),
         cpus=planned.cpus,
         wall_limit_s=planned.wall_limit_s,

@@ -141,6 +141,7 @@ def _are_alike(question: Question, subjects: Sequence[Subject]) -> bool:
         [load.sm for load in loads],
         [load.dram for load in loads],
         [load.pcie for load in loads],
+        [load.disk for load in loads],
         [load.sensitivity for load in loads],
         [load.pressure for load in loads],
     ]

@@ -133,10 +133,18 @@ def _never_on_gpu(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _waits_for_data(_summary: Summary, member: Member) -> _Told:
+def _waits_for_data(summary: Summary, member: Member) -> _Told:
     wait = member["stall"]["data"]
     if wait is None or wait < _WAIT_LEAST:
         return
+    for told in (summary["degree"] or {"workers": ()})["workers"]:
+        if told["member"] == member["member"]:
+            from slurm_colloc.report.speed_words import describe_workers
+
+            why = describe_workers(told["workers"], told["cores"])
+            act = f"num_workers={told['advised']}"
+            yield f"waited for data {{share}} of the time, as {why}", wait, act
+            return
     cpus, used = member["request"]["cpus"], member["cpu_cores"]
     act = "give the DataLoader more workers (num_workers), or make its data cheaper to prepare"
     if cpus and used is not None and used >= 0.85 * cpus:

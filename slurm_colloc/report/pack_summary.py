@@ -299,6 +299,7 @@ def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
         "rates_alone": [asdict(rate) for rate in record.rates_alone],
         "decisions": [asdict(decision) for decision in record.decisions],
         "cores": [asdict(loan) for loan in record.cores],
+        "workers": [asdict(told) for told in record.workers],
     }
 
 

@@ -184,7 +184,7 @@ _BAR_MOST = 40
 _BAR_LEAST = 10
 _BESIDE_BAR = 43
 """Columns of a line next to its bar."""
-_PCIE_SHOWN = 0.05
+_SHOWN_LEAST = 0.05
 """Most trainings use next to none."""
 
 
@@ -200,8 +200,9 @@ def render_budget(pack: PackExplanation, width: int) -> list[str]:
         ("SM", pack.sm_activity, ""),
         ("DRAM", pack.dram_activity, ""),
     ]
-    if pack.pcie_share is not None and pack.pcie_share >= _PCIE_SHOWN:
-        bars.append(("PCIe", pack.pcie_share, ""))
+    for name, share in (("PCIe", pack.pcie_share), ("disk", pack.disk_share)):
+        if share is not None and share >= _SHOWN_LEAST:
+            bars.append((name, share, ""))
     length = max(_BAR_LEAST, min(_BAR_MOST, width - _BESIDE_BAR))
     return [
         f"{name:<10}  {draw_bar(share, length)} {100 * share:>4.0f} %  {more}".rstrip()

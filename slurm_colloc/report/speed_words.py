@@ -86,6 +86,26 @@ def describe_cores(member: MemberView, degree: DegreeRecord | None) -> str:
     return ""
 
 
+_TOO_FEW = {
+    0: "without workers its DataLoader cannot use {cores} cores",
+    1: "1 worker cannot use {cores} cores",
+}
+_TOO_FEW_MORE = "{workers} workers cannot use {cores} cores"
+
+
+def describe_workers(workers: int, cores: int) -> str:
+    """That a DataLoader has too few workers for the cores that there are, as a clause."""
+    return _TOO_FEW.get(workers, _TOO_FEW_MORE).format(workers=workers, cores=cores)
+
+
+def advise_workers(member: MemberView, degree: DegreeRecord | None) -> str:
+    """`2 workers cannot use 10 cores: num_workers=8`; empty where that is not so, or unknown."""
+    for told in () if degree is None else degree.workers:
+        if told.member == member.place:
+            return f"{describe_workers(told.workers, told.cores)}: num_workers={told.advised}"
+    return ""
+
+
 def describe_lent(member: str, loan: Mapping[str, Any]) -> str:
     """The cores that a member had besides its own, for a report.
 

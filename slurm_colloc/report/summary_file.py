@@ -197,6 +197,7 @@ _degree = _is(
         "cores": _each(
             _is(_all(_is_count, "member own cores most of") | _all(_is_number, "wait_share gain"))
         ),
+        "workers": _each(_is(_all(_is_count, "member workers cores advised"))),
     }
 )  # fmt: skip
 _unexplained = _is(

@@ -17,6 +17,7 @@ from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
 from slurm_colloc.report.speed_words import (
+    advise_workers,
     describe_cores,
     describe_degree,
     describe_limit,
@@ -112,6 +113,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
         text = _explain_ended(view, member, facts)
     degree = _describe_of_pack(view, member, facts)
     clauses = [] if member.is_final else list_sharing_reasons(view)
+    if member.state is MemberState.RUNNING and (advice := advise_workers(member, facts.degree)):
+        clauses.append(advice)
     if member.record is not None and member.record.taken_at_once:
         clauses.append(member.record.taken_at_once)
     if facts.slow_gpu:

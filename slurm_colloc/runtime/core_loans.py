@@ -17,6 +17,7 @@ from slurm_colloc.host.system.node_processes import read_stat_fields
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.planning.lend_cores import (
     CoreUse,
+    advise_workers,
     choose_borrower,
     choose_loan,
     compute_gain,
@@ -26,7 +27,7 @@ from slurm_colloc.planning.lend_cores import (
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import StepProcesses, list_wrappers_of
-from slurm_colloc.store.runner_requests import CoreLoan
+from slurm_colloc.store.runner_requests import CoreLoan, WorkersAdvice
 
 LOOK_S = 1.0
 """How often it is looked whether a lender needs its cores again."""
@@ -66,6 +67,7 @@ class CoreLender:
         self._on_trial: tuple[int, frozenset[int]] | None = None
         self._before: dict[int, float] = {}
         self._refused: dict[int, float] = {}
+        self._advice: dict[int, WorkersAdvice] = {}
         self._changed_at = self._looked_at = -JUDGED_AFTER_S
         self._judged = 0.0
         self._cpu_s: dict[int, tuple[float, float]] = {}
@@ -73,6 +75,10 @@ class CoreLender:
     def list_loans(self) -> tuple[CoreLoan, ...]:
         """What was lent in this pack, for `csub why` and reports."""
         return tuple(self._told[number] for number in sorted(self._told))
+
+    def list_advice(self) -> tuple[WorkersAdvice, ...]:
+        """Members to which more cores are of no use, as their workers are too few."""
+        return tuple(self._advice[number] for number in sorted(self._advice))
 
     def work(self) -> None:
         """Lend, judge what was lent, take back what is needed: about once a second."""
@@ -98,6 +104,7 @@ class CoreLender:
     def _decide(self, members: Sequence[Member], figures: Mapping[str, Any]) -> None:
         now = self.pack.clock()
         uses = [_build_use(member, figures) for member in members]
+        self._advise(uses)
         rates = {use.number: use.steps_per_s for use in uses if use.steps_per_s}
         if self._on_trial is not None and not self._judge(members, rates):
             return
@@ -116,6 +123,21 @@ class CoreLender:
             self._owners |= {cpu: use.number for cpu in use.own if cpu in cpus}
         self._bind(members, borrower.number, [*borrowed, *cpus])
         self._tell(borrower, len(self._cpus))
+
+    def _advise(self, uses: Sequence[CoreUse]) -> None:
+        """What is said stays as it is while it holds, and of a member that has ended."""
+        lent = {cpu for cpus in self.loans.values() for cpu in cpus}
+        idle = list_idle(uses, self._cpus, lent)
+        for use in uses:
+            borrowed = self.loans.get(use.number, [])
+            is_refused = use.number in self._refused
+            advised = advise_workers(use, borrowed, idle, is_refused=is_refused)
+            known = self._advice.get(use.number)
+            if advised is None or use.workers is None:
+                self._advice.pop(use.number, None)
+            elif known is None or known.workers != use.workers:
+                cores = len({*use.own, *borrowed, *idle})
+                self._advice[use.number] = WorkersAdvice(use.number, use.workers, cores, advised)
 
     def _judge(self, members: Sequence[Member], rates: Mapping[int, float]) -> bool:
         """Whether the newest loan stays; else its CPUs are given back."""
@@ -242,6 +264,7 @@ def _build_use(member: Member, figures: Mapping[str, Any]) -> CoreUse:
         found.get("wait_share"),
         found.get("steps_per_s"),
         is_paused=member.paused_at is not None,
+        workers=found.get("loader_workers"),
     )
 
 

@@ -38,7 +38,13 @@ from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.pause_windows import PauseWindows
 from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.member_states import PARKED
-from slurm_colloc.store.runner_requests import KEPT, CoreLoan, DegreeRecord, write_degree
+from slurm_colloc.store.runner_requests import (
+    KEPT,
+    CoreLoan,
+    DegreeRecord,
+    WorkersAdvice,
+    write_degree,
+)
 
 AFTER_SIGNAL_S = 60.0
 """What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
@@ -65,6 +71,7 @@ class MeasuredDegree:
         find_obstacle: Why nothing is measured in it; empty where it is.
         count_waiting: How many wait that may start here, in other packs, too.
         list_loans: Cores that members have besides their own.
+        list_advice: Members that have too few workers for the cores that there are.
     """
 
     pack: PackContext
@@ -79,6 +86,7 @@ class MeasuredDegree:
     planned_degree: int = 1
     count_waiting: Callable[[], int] = lambda: 0
     list_loans: Callable[[], tuple[CoreLoan, ...]] = tuple
+    list_advice: Callable[[], tuple[WorkersAdvice, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
@@ -374,6 +382,7 @@ class MeasuredDegree:
             free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
             memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
             cores=self.list_loans(),
+            workers=self.list_advice(),
         )
 
     def _write(self) -> None:

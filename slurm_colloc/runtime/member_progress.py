@@ -221,6 +221,9 @@ _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "mean_steps_per_s": (RATE_LEAST, RATE_MOST),
         "mean_error": _USUAL,
         "gpu_memory_mb": _USUAL,
+        "loader_workers": _USUAL,
+        "cpu_cores": _USUAL,
+        "wait_share": _USUAL,
     },
     "gpus": {
         "sm_active": _SHARE,

@@ -211,7 +211,9 @@ class RunnerParts:
                 + sum(member.is_at_door for member in members.with_process())
                 + count_waiting_in_sisters(pack.state, record, pack.attempt)
             ),
-            list_loans=lambda: core_lender.list_loans(),  # noqa: PLW0108 - made behind this
+            # Made behind this.
+            list_loans=lambda: core_lender.list_loans(),  # noqa: PLW0108
+            list_advice=lambda: core_lender.list_advice(),  # noqa: PLW0108
         )
         self.core_lender = core_lender = CoreLender(
             pack=pack,

@@ -61,6 +61,7 @@ class ProcessProgress:
         gpu_reserved_peak: Bytes that PyTorch's allocator had reserved at most; None where it was
             never asked.
         gpu_reserved: The same at the newest look.
+        loader_workers: Workers of the DataLoader that it trains from; None where unknown.
     """
 
     pid: int
@@ -82,6 +83,7 @@ class ProcessProgress:
     skips_unknown: bool
     gpu_reserved_peak: int | None = None
     gpu_reserved: int | None = None
+    loader_workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class MemberProgress:
         gpu_reserved_peak: Bytes that the allocators of all processes had reserved at most, those
             added up that were there at the same time; None where none was ever asked.
         gpu_reserved: The same now, of the processes that still count; None where none does.
+        loader_workers: Workers of the DataLoader that the one process trains from; None where
+            several train, or it is unknown.
     """
 
     steps: int
@@ -122,6 +126,7 @@ class MemberProgress:
     processes: tuple[ProcessProgress, ...]
     gpu_reserved_peak: int | None = None
     gpu_reserved: int | None = None
+    loader_workers: int | None = None
 
 
 def read_member_progress(directory: str) -> MemberProgress | None:
@@ -181,7 +186,7 @@ def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:
     (
         magic, version, _, flags, pid, _, steps, skipped, samples, batches, wait_ns, _,
         first_ns, last_ns, updated_ns, rank, world, source, optimizers,
-        gpu_peak, gpu_now, gpu_read_ns,
+        gpu_peak, gpu_now, gpu_read_ns, workers,
     ) = layout.RECORD.unpack_from(content)  # fmt: skip
     if magic != layout.MAGIC or version != layout.VERSION:
         return None
@@ -205,6 +210,7 @@ def parse_counters(content: bytes, start_ticks: int) -> ProcessProgress | None:
         skips_unknown=bool(flags & layout.FLAG_SKIPS_UNKNOWN),
         gpu_reserved_peak=gpu_peak if gpu_read_ns > 0 else None,
         gpu_reserved=gpu_now if gpu_read_ns > 0 else None,
+        loader_workers=workers - 1 if 0 < workers <= layout.WORKERS_MOST + 1 else None,
     )
 
 
@@ -226,6 +232,7 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         )
     # Ranks of one training step together, so theirs are the same steps.
     leading = [process for process in processes if not process.rank]
+    trainers = [process for process in processes if process.last_step_s is not None]
     sources = {process.source for process in processes}
     return MemberProgress(
         steps=sum(process.steps for process in leading),
@@ -233,7 +240,7 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         samples=sum(process.samples for process in processes),
         batches=sum(process.batches for process in processes),
         wait_s=sum(process.wait_s for process in processes),
-        trainers=sum(process.last_step_s is not None for process in processes),
+        trainers=len(trainers),
         first_step_s=_choose(min, (process.first_step_s for process in processes)),
         last_step_s=_choose(max, (process.last_step_s for process in processes)),
         updated_s=_choose(max, (process.updated_s for process in processes)),
@@ -243,6 +250,7 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
         processes=processes,
         gpu_reserved_peak=_find_reserved_peak(processes),
         gpu_reserved=_add_up_reserved(processes),
+        loader_workers=trainers[0].loader_workers if len(trainers) == 1 else None,
     )
 
 
@@ -313,7 +321,7 @@ def write_printed_progress(directory: str, steps: int, first_s: float, last_s: f
     first_ns, last_ns = int(first_s * 1e9), int(last_s * 1e9)
     record = layout.RECORD.pack(
         layout.MAGIC, layout.VERSION, layout.SIZE, 0, 0, 0, max(0, steps), 0, 0, 0, 0, 0,
-        first_ns, last_ns, last_ns, -1, 0, layout.SOURCE_REGEX, 0, 0, 0, 0,
+        first_ns, last_ns, last_ns, -1, 0, layout.SOURCE_REGEX, 0, 0, 0, 0, 0,
     )  # fmt: skip
     path = f"{directory}/{_PRINTED}"
     write_atomic(path, record.ljust(layout.SIZE, b"\0"), outlives_crash=False)

@@ -232,6 +232,23 @@ class CoreLoan:
 
 
 @dataclass(frozen=True)
+class WorkersAdvice:
+    """A member that waits for data next to cores that its DataLoader's workers cannot use.
+
+    Attributes:
+        member: Its number.
+        workers: How many there are.
+        cores: Those that it has, or could be lent.
+        advised: How many would load as fast as it trains, or use all of the cores.
+    """
+
+    member: int
+    workers: int
+    cores: int
+    advised: int
+
+
+@dataclass(frozen=True)
 class DegreeRecord:
     """What the runner has measured, and decided.
 
@@ -251,6 +268,7 @@ class DegreeRecord:
         cost_s: What pausing for measurements has cost so far: seconds of the whole pack's progress.
         decisions: The newest decisions, the oldest first.
         cores: Cores that members have, or had, besides their own, by number.
+        workers: Members that have too few workers for the cores that there are, by number.
     """
 
     attempt: int
@@ -266,6 +284,7 @@ class DegreeRecord:
     cost_s: float = 0.0
     decisions: tuple[DegreeDecision, ...] = ()
     cores: tuple[CoreLoan, ...] = ()
+    workers: tuple[WorkersAdvice, ...] = ()
 
     @property
     def reason(self) -> str:

@@ -29,7 +29,7 @@ from slurm_colloc.store.calibrations import (
     read_calibration,
     shipped_folder,
 )
-from slurm_colloc_lab.calibration.workloads import BY_NAME
+from slurm_colloc_lab.calibration.workloads import BY_NAME, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION = read_calibration(calibration_path(shipped_folder(), SHIPPED))
@@ -54,8 +54,13 @@ def test_a_mix_is_the_same_for_the_same_seed_and_small_ones_are_frequent() -> No
     assert [2 * job.length_s for job in draw_mix(9, 1, 8.0)] == pytest.approx(
         [job.length_s for job in draw_mix(9, 1, 16.0)]
     )
-    for weights in WEIGHTS.values():
-        assert {kind for kinds in weights for kind in kinds} == set(BY_NAME)
+    drawn = {name: {kind for kinds in of for kind in kinds} for name, of in WEIGHTS.items()}
+    assert drawn["small"] == drawn["even"] == {workload.name for workload in WORKLOADS}
+    assert drawn["small"] | drawn["input"] == set(BY_NAME)
+    fed = draw_mix(400, 1, 8.0, "input")
+    assert sum(job.kind in ("loader", "disk", "speech") for job in fed) == pytest.approx(
+        208, abs=40
+    )
     assert sum(job.kind == "small" for job in many) > 2 * sum(job.kind == "large" for job in many)
 
 

@@ -14,9 +14,15 @@ import pytest
 from slurm_colloc.cli.plan_command import parse_changes, split_command
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.model.usage_profile import Calibration, Completion, ModeModel, Observation
+from slurm_colloc.model.usage_profile import (
+    Calibration,
+    Completion,
+    HeldUp,
+    ModeModel,
+    Observation,
+)
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
-from slurm_colloc.store.profile_updates import add_completions, add_observations
+from slurm_colloc.store.profile_updates import add_completions, add_held_up, add_observations
 from slurm_colloc.store.profiles import (
     compute_family,
     compute_kind,
@@ -164,6 +170,18 @@ def test_jobs_that_copy_over_pcie_share_it(tmp_path: Path) -> None:
     shown = copying.csub("plan", "--explain", "--array=1-4", SMALL, columns=200).stdout
     assert "PCIe        #" in shown
     assert "--max-slowdown is 1.5" in shown
+
+
+def test_jobs_that_wait_for_the_disk_are_apart_and_told_why(node: LoginNode) -> None:
+    node.learn_small()
+    assert [len(pack["members"]) for pack in node.plan("--array=1-2", SMALL)["packs"]] == [2]
+    (record,) = list_profiles(node.state)[0]
+    told = HeldUp(record.signature, record.gpu_model, 0.02, 0.05, 0.8)
+    assert add_held_up(node.state, [told]) == []
+    packs = node.plan("--array=1-2", SMALL)["packs"]
+    assert [len(pack["members"]) for pack in packs] == [1, 1]
+    shown = node.csub("plan", "--explain", "--array=1-2", SMALL, columns=200).stdout
+    assert "both wait for the disk (alone for 80 % and 80 % of their time)" in shown
 
 
 def test_json_has_each_member_with_its_prediction(node: LoginNode) -> None:

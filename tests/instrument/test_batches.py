@@ -43,3 +43,44 @@ def test_only_the_thread_that_steps_waits_for_its_batches(tmp_path: Path) -> Non
     assert ended.progress is not None
     assert (ended.progress.batches, ended.progress.samples) == (3, 8)
     assert ended.progress.wait_s == pytest.approx(1500e-9)
+
+
+@pytest.mark.parametrize(
+    ("workers", "known"), [(2, 2), (0, 0), (None, None), (-3, None), (1 << 80, None), ("2", None)]
+)
+def test_workers_are_those_of_the_loader_that_steps_follow(
+    tmp_path: Path, workers: object, known: int | None
+) -> None:
+    code = (
+        "from slurm_colloc import progress\n"
+        "tally = progress._TALLY\n"
+        f"tally.count_batch(1, 8, 100, 1100, {workers!r})\n"
+        "tally.count_step(7)\n"
+        # A validation's.
+        "tally.count_batch(2, 8, 2000, 2500, 7)\n"
+    )
+    ended = run_python(code, tmp_path)
+    assert ended.progress is not None
+    assert ended.progress.batches == 2, ended.stderr
+    assert ended.progress.loader_workers == known
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_says_how_many_workers_its_loader_has(tmp_path: Path, workers: int) -> None:
+    code = (
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"for batch in DataLoader(torch.ones(8, 1), batch_size=4, num_workers={workers}):\n"
+        "    model(batch).sum().backward()\n"
+        "    optimizer.step()\n"
+        "for batch in DataLoader(torch.ones(8, 1), batch_size=4, num_workers=1): pass\n"
+    )
+    program = tmp_path / "train.py"
+    program.write_text(code)
+    ended = run([sys.executable, program], tmp_path)
+    assert ended.progress is not None, ended.stderr
+    assert (ended.progress.batches, ended.progress.loader_workers) == (4, workers)

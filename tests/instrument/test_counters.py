@@ -62,6 +62,7 @@ def test_every_word_is_where_the_table_says() -> None:
         skips_unknown=True,
         gpu_reserved_peak=116,
         gpu_reserved=117,
+        loader_workers=118,
     )
 
 
@@ -70,6 +71,26 @@ def test_a_file_of_an_older_writer_says_nothing_of_the_allocator() -> None:
     process = parse_counters(content, 5)
     assert process is not None
     assert (process.steps, process.gpu_reserved_peak, process.gpu_reserved) == (104, None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "workers"),
+    [(0, None), (1, 0), (9, 8), (4097, 4096), (4098, None), (-1, None), (1 << 62, None)],
+)
+def test_a_loaders_workers_are_known_or_not_and_never_more_than_can_be(
+    word: int, workers: int | None
+) -> None:
+    process = parse_counters(build_content(LOADER_WORKERS=word), 5)
+    assert process is not None
+    assert process.loader_workers == workers
+
+
+def test_workers_are_those_of_the_only_process_that_trains() -> None:
+    trains = build_process(loader_workers=2)
+    prepares = build_process(loader_workers=7, last_step_s=None)
+    assert add_up((prepares, trains)).loader_workers == 2
+    assert add_up((trains, trains)).loader_workers is None
+    assert add_up((prepares,)).loader_workers is None
 
 
 def test_peaks_of_processes_that_were_there_at_the_same_time_are_added_up() -> None:

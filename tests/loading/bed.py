@@ -57,7 +57,7 @@ def in_company(loader: Any, key: str | None = None) -> Iterator[None]:
     own = os.environ["SLURM_COLLOC_PROGRESS"]
     os.environ["SLURM_COLLOC_PROGRESS"] = str(Path(own).parent / "0009.1")
     try:
-        place = MeetingPlace(str(Path(own).parent), identify(loader, key))
+        place = MeetingPlace(str(Path(own).parent), *identify(loader, key))
     finally:
         os.environ["SLURM_COLLOC_PROGRESS"] = own
     place.note_in_vain(place.name)

@@ -56,7 +56,7 @@ class Pictures(Dataset):
     @classmethod
     def make(cls): return cls(lambda picture: crop(picture){more})
 torch.manual_seed(random.randrange(100))
-print(identify(DataLoader(Pictures.make(), batch_size={batch}, shuffle=True), None))
+print(identify(DataLoader(Pictures.make(), batch_size={batch}, shuffle=True), None)[0])
 """
 
 
@@ -92,10 +92,10 @@ def test_a_key_says_what_the_dataset_is_but_not_its_length() -> None:
     def build(length: int, value: float) -> Any:
         return DataLoader(TensorDataset(torch.full((length, 1), value)))
 
-    assert identify(build(3, 1.0), None) != identify(build(3, 2.0), None)
-    assert identify(build(3, 1.0), "k") == identify(build(3, 2.0), "k")
-    assert identify(build(3, 1.0), "k") != identify(build(4, 1.0), "k")
-    assert identify(build(3, 1.0), "k") != identify(build(3, 1.0), "other")
+    assert identify(build(3, 1.0), None)[0] != identify(build(3, 2.0), None)[0]
+    assert identify(build(3, 1.0), "k")[0] == identify(build(3, 2.0), "k")[0]
+    assert identify(build(3, 1.0), "k")[0] != identify(build(4, 1.0), "k")[0]
+    assert identify(build(3, 1.0), "k")[0] != identify(build(3, 1.0), "other")[0]
 
 
 def make_state(**values: int) -> MemberPosition:
@@ -146,7 +146,7 @@ def test_no_one_waits_longer_than_it_is_worth() -> None:
 
 @pytest.fixture
 def server(pack: Path) -> Any:
-    place = MeetingPlace(str(pack), "0" * 16)
+    place = MeetingPlace(str(pack), "0" * 16, {})
     lifeline, other = os.pipe()
     listener = place.listen()
     order = batch_blocks.pack_batch(torch.arange(3))
@@ -157,7 +157,7 @@ def server(pack: Path) -> Any:
     thread.start()
     yield serving
     # The first who comes and goes again is the last one, too.
-    if not serving.failure:
+    if not serving.state.failure:
         for number in range(3):
             serving.add(batch_blocks.pack_batch([number]))
         channel = say_hello(place, place.key)
@@ -238,8 +238,8 @@ def test_a_directory_of_another_users_is_none_of_the_pack(
 
 
 def test_a_member_that_has_gone_is_no_company(pack: Path) -> None:
-    here = MeetingPlace(str(pack), "1" * 16)
-    there = MeetingPlace(str(pack), "1" * 16)
+    here = MeetingPlace(str(pack), "1" * 16, {})
+    there = MeetingPlace(str(pack), "1" * 16, {})
     assert [name for name, *_ in here.list_others()] == [there.name]
     there.leave()
     assert list(here.list_others()) == []

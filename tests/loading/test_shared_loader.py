@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import subprocess
+import sys
 import threading
+from argparse import Namespace
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -22,9 +26,11 @@ from torch.utils.data import (  # noqa: E402
 )
 
 import slurm_colloc  # noqa: E402
+from slurm_colloc.loading.members import MeetingPlace  # noqa: E402
+from slurm_colloc.loading.same_loader import identify  # noqa: E402
 from slurm_colloc.loading.shared_loader import shared  # noqa: E402
 
-from .bed import in_company, run_program  # noqa: E402
+from .bed import ROOT, in_company, run_program  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("pack")]
 
@@ -269,6 +275,82 @@ def test_without_memory_for_batches_each_makes_its_own() -> None:
     loader = DataLoader(Items(limit_others), batch_size=4)
     with in_company(loader):
         assert list_ids(shared(loader)) == (list(range(12)), {own})
+
+
+@pytest.mark.parametrize("way", ["collated", "listed"])
+def test_where_dev_shm_is_full_a_member_goes_on_with_its_own_loader(
+    tmp_path: Path, way: str
+) -> None:
+    unshare = "unshare --user --map-root-user --mount sh -c"
+    mount = "mount -t tmpfs -o size=4m none /dev/shm"
+    if subprocess.run([*unshare.split(), mount], capture_output=True, check=False).returncode:
+        pytest.skip("no mounts of one's own here")
+    program = str(Path(__file__).parent / "programs" / "full_shm.py")
+    run = subprocess.run(
+        [
+            *unshare.split(),
+            f'{mount} && exec "$@"',
+            "sh",
+            sys.executable,
+            program,
+            str(tmp_path),
+            way,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = json.loads(run.stdout)
+    assert sorted(first["ids"]) == sorted(second["ids"]) == list(range(12))
+    # The first epoch is of its own workers, at least its end; the next one is shared again.
+    assert first["own"]
+    assert not second["own"]
+    said = [line for line in run.stderr.splitlines() if line.startswith("slurm_colloc:")]
+    assert said == [
+        (
+            "slurm_colloc: the process that makes shared batches ended an epoch: /dev/shm has no "
+            "room for its workers; this member goes on with its own loader"
+        )
+    ]
+
+
+SETTINGS = Namespace(crop=3, rate=0.1)
+
+
+def make_cropped(index: int) -> Any:
+    return make_pair(index * SETTINGS.crop // SETTINGS.crop)
+
+
+def test_with_whom_it_is_shared_and_with_whom_not_is_said_once(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> Any:
+        return DataLoader(Items(make_cropped), batch_size=4)
+
+    def join(number: int) -> MeetingPlace:
+        monkeypatch.setenv("SLURM_COLLOC_PROGRESS", str(pack / f"000{number}.1"))
+        place = MeetingPlace(str(pack), *identify(build(), None))
+        place.begin_epoch(3, shared=True)
+        return place
+
+    others = [join(2), join(3)]
+    monkeypatch.setattr(SETTINGS, "rate", 0.2)
+    others.append(join(4))
+    monkeypatch.setattr(SETTINGS, "rate", 0.1)
+    monkeypatch.setenv("SLURM_COLLOC_PROGRESS", str(pack / "0001.1"))
+    used = shared(build())
+    assert [list_ids(used)[0] for _ in range(2)] == [list(range(12))] * 2
+    key = others[0].identity
+    assert capsys.readouterr().err.splitlines() == [
+        f"slurm_colloc: the loader of Items is shared with members 2, 3 (key {key})",
+        (
+            "slurm_colloc: the loader of Items is not shared with member 4: SETTINGS.rate differs "
+            "(key= names those that may be shared all the same)"
+        ),
+    ]
+    for place in others:
+        place.leave()
 
 
 def test_a_generator_of_the_same_seed_gives_the_order() -> None:

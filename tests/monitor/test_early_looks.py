@@ -127,14 +127,14 @@ def test_a_young_member_is_looked_at_each_second(bed: Bed, watch: Watch, loop: L
 def write_counters(directory: Path, **words: int) -> None:
     content = bytearray(layout.SIZE)
     head = (layout.MAGIC, layout.VERSION, layout.SIZE, 0, 77, *[0] * 10, -1, 0)
-    layout.RECORD.pack_into(content, 0, *head, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0)
+    layout.RECORD.pack_into(content, 0, *head, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0, 0)
     cells = memoryview(content).cast("q")
     for name, value in words.items():
         cells[getattr(layout, name)] = value
     (directory / "77.1.progress").write_bytes(content)
 
 
-def test_what_the_allocator_says_is_in_the_rows_and_in_the_newest_figures(
+def test_what_allocator_and_loader_say_is_in_the_newest_figures(
     bed: Bed, watch: Watch, loop: Loop, rows: Rows
 ) -> None:
     start_member(bed, 1)
@@ -144,9 +144,11 @@ def test_what_the_allocator_says_is_in_the_rows_and_in_the_newest_figures(
         bed.progress / "0001.1",
         STEPS=3, FIRST_STEP_NS=10**9, LAST_STEP_NS=2 * 10**9, UPDATED_NS=2 * 10**9,
         GPU_RESERVED_PEAK=6042 * MIB, GPU_RESERVED=238 * MIB, GPU_READ_NS=2 * 10**9,
+        LOADER_WORKERS=3,
     )  # fmt: skip
     run(loop, watch, 1, 4)
     row = rows.rows[-1]
     assert (row["gpu_memory_reserved_peak_mb"], row["gpu_memory_reserved_mb"]) == (6042, 238)
     latest = bed.latest or {}
     assert latest["members"]["1"]["gpu_memory_reserved_peak_mb"] == 6042
+    assert latest["members"]["1"]["loader_workers"] == 2

@@ -117,7 +117,7 @@ def test_what_a_member_counts_is_in_its_rows(bed: Bed) -> None:
     first, last = now - 20_000_000_000, now - 1_000_000_000
     content = layout.RECORD.pack(
         *(layout.MAGIC, layout.VERSION, layout.SIZE, 0, 77, 2, 400, 3, 51200, 410),
-        *(2_500_000_000, 0, first, last, now, -1, 0, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0),
+        *(2_500_000_000, 0, first, last, now, -1, 0, layout.SOURCE_OPTIMIZER, 1, 0, 0, 0, 0),
     )
     counters = bed.progress / "0005.1" / layout.build_name(77, 1234)
     counters.write_bytes(content.ljust(layout.SIZE, b"\0"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.planning.lend_cores import (
     CoreUse,
+    advise_workers,
     choose_borrower,
     choose_loan,
     compute_gain,
@@ -111,6 +112,49 @@ def test_a_loan_stays_only_where_it_pays() -> None:
     assert compute_gain(1, before, {1: 12.0, 2: 8.0, 3: 8.0}) is None
     assert compute_gain(1, before, {2: 10.0}) is None
     assert compute_gain(9, before, {9: 5.0}) is None
+
+
+def advise(
+    workers: int | None,
+    used: float | None,
+    waits: float | None,
+    *,
+    own: int = 10,
+    idle: int = 0,
+    is_refused: bool = False,
+) -> int | None:
+    use = CoreUse(1, tuple(range(own)), used, waits, 5.0, workers=workers)
+    return advise_workers(use, (), range(100, 100 + idle), is_refused=is_refused)
+
+
+def test_workers_are_advised_where_there_are_cores_that_they_cannot_use() -> None:
+    assert advise(2, 2.1, 0.75) == 8
+    # No more than cores, those that could be lent among them.
+    assert advise(2, 2.1, 0.9) == 10
+    assert advise(2, 2.1, 0.9, own=4, idle=3) == 7
+    # What it loads itself it does not do while it trains: two load in 30 % of the time.
+    assert advise(0, 1.0, 0.6) == 2
+    assert advise(0, 1.0, 0.4) == 1
+    # Its clock and the monitor's differ.
+    assert advise(2, 2.1, 1.02) == 10
+
+
+def test_workers_are_advised_once_lent_cores_have_not_helped() -> None:
+    assert advise(2, 2.0, 0.75, own=2, idle=8) is None
+    assert advise(2, 2.0, 0.75, own=2, idle=8, is_refused=True) == 8
+    assert advise(2, 2.0, 0.75, own=2, idle=0, is_refused=True) is None
+
+
+def test_no_workers_are_advised_where_they_would_not_help_or_nothing_is_known() -> None:
+    assert advise(None, 2.1, 0.75) is None
+    assert advise(2, None, 0.75) is None
+    assert advise(2, 2.1, None) is None
+    assert advise(2, 2.1, 0.05) is None, "it does not wait"
+    assert advise(2, 0.4, 0.75) is None, "its workers wait for a disk"
+    assert advise(2, 9.6, 0.75) is None, "its workers use all cores"
+    assert advise(12, 10.0, 0.75) is None, "it has as many as cores"
+    paused = CoreUse(1, tuple(range(10)), 2.1, 0.75, 5.0, is_paused=True, workers=2)
+    assert advise_workers(paused, (), (), is_refused=False) is None
 
 
 @settings(max_examples=200, deadline=None)

@@ -49,7 +49,7 @@ class Situation:
 
 
 _HEAD = """\
-# What a report says of 24 situations
+# What a report says of 25 situations
 
 For researchers: the first sentence of `csub report` and of its page, and the notes below it, for
 packs that were recorded on an H200 or made for this (`tests/report/situations.py`, which writes
@@ -163,6 +163,7 @@ def _set_room(summary: Summary) -> None:
     summary["degree"] = {
         "state": "SETTLED", "degree": 4, "places": 8, "room": 3, "parked": [], "why": None,
         "cost_s": 0.0, "cost_share": 0.0, "rates_alone": [], "decisions": [], "cores": [],
+        "workers": [],
         "curve": [{"degree": 4, "members": [1, 2, 3, 4], **point}],
     }  # fmt: skip
 
@@ -249,6 +250,15 @@ def _park(summary: Summary) -> None:
         member["stopped_s"] = 11.0
 
 
+def _have_few_workers(summary: Summary) -> None:
+    _set_room(summary)
+    summary["degree"] |= {
+        "room": 0, "workers": [{"member": 1, "workers": 2, "cores": 10, "advised": 8}]
+    }  # fmt: skip
+    for member in summary["members"]:
+        member["stall"]["data"] = 0.75
+
+
 def _measure_late(summary: Summary) -> None:
     _set_room(summary)
     summary["degree"] |= {"state": "SETTLED", "degree": 2, "room": 0, "places": 4}
@@ -319,6 +329,9 @@ SITUATIONS: Mapping[str, Situation] = {
     "looks busy": Situation("Utilization 97 %, SM 12 %", _made(_look_busy, 1, 1.0)),
     "waits for data": Situation(
         "Two whose DataLoader is slow, on an H200", _recorded("delayed"), recorded=True
+    ),
+    "too few workers": Situation(
+        "Two that wait for data, one of them next to idle cores", _made(_have_few_workers, 2, 1.3)
     ),
     "asks for too much": Situation("Eight times the memory that is used", _made(_ask_much, 3, 1.3)),
     "no GPU": Situation("Two jobs without a GPU", _made(_take_gpu, 2, 1.0)),

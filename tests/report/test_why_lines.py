@@ -56,7 +56,7 @@ from slurm_colloc.store.member_states import (
     write_state,
 )
 from slurm_colloc.store.pack_directory import read_spec, write_ended, write_spec
-from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
+from slurm_colloc.store.runner_requests import DegreeRecord, WorkersAdvice, write_degree
 from slurm_colloc.store.written_ends import RunnerKill, write_kill
 
 from ..store.builders import build_pack
@@ -146,6 +146,25 @@ def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) ->
         "go on"
     )
     assert "It is held" in explain_member(view, view.members[0], Facts(NOW))
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (0, "without workers its DataLoader cannot use 10 cores"),
+        (1, "1 worker cannot use 10 cores"),
+        (2, "2 workers cannot use 10 cores"),
+    ],
+)
+def test_too_few_workers_for_the_cores_that_there_are(
+    state: State, workers: int, said: str
+) -> None:
+    run(state, 1, 2)
+    view = look(state, "RUNNING", degree=2)
+    degree = DegreeRecord(1, workers=(WorkersAdvice(1, workers, 10, 8),))
+    assert f"; {said}: num_workers=8" in line(view, 1, degree=degree)
+    assert "num_workers" not in line(view, 2, degree=degree)
+    assert "num_workers" not in line(view, 1, degree=DegreeRecord(1))
 
 
 def test_waiting_in_a_pack(state: State) -> None:

@@ -204,3 +204,32 @@ def test_one_that_was_started_again_has_its_own_cores(bed: Bed) -> None:
     bed.lender.work()
     (loan,) = bed.lender.list_loans()
     assert (loan.cores, loan.most) == (1, 2)
+
+
+def test_one_with_too_few_workers_is_told_so_until_it_no_longer_waits(bed: Bed) -> None:
+    first, second = bed.cpus
+    bed.start(1, (first, second))
+    few = {"cpu_cores": 1.0, "wait_share": 0.5, "steps_per_s": 10.0, "loader_workers": 1}
+    bed.tell(m1=few)
+    (advice,) = bed.lender.list_advice()
+    assert (advice.member, advice.workers, advice.cores, advice.advised) == (1, 1, 2, 2)
+    bed.tell(m1={**few, "wait_share": 0.6})
+    assert bed.lender.list_advice() == (advice,)
+    bed.tell(m1={**few, "wait_share": 0.0})
+    assert bed.lender.list_advice() == ()
+
+
+def test_one_to_which_lent_cores_were_of_no_use_is_told_what_would_be(bed: Bed) -> None:
+    first, second = bed.cpus
+    bed.start(1, (first,))
+    other = bed.start(2, (second,))
+    other.paused_at = bed.now
+    few = {**SHORT, "loader_workers": 1}
+    bed.tell(m1=few, m2=IDLE)
+    assert bed.lender.list_advice() == ()
+    bed.tell(m1=few, m2=IDLE)
+    bed.tell(m1=few, m2=IDLE)
+    (advice,) = bed.lender.list_advice()
+    assert (advice.member, advice.workers, advice.cores, advice.advised) == (1, 1, 2, 2)
+    bed.tell(m1={**few, "loader_workers": None}, m2=IDLE)
+    assert bed.lender.list_advice() == ()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +12,6 @@ from torch import nn
 
 from slurm_colloc_lab.calibration.workloads import TINY, Training
 
-_PR_SET_PDEATHSIG = 1
-_LOADERS = 2
 _IDLE_S = 0.012
 # Below eight channels, oneDNN's AVX2 kernel for the weights of a 1x1 convolution with a stride
 # writes past its buffer (https://github.com/uxlfoundation/oneDNN/issues/6035).
@@ -91,7 +87,7 @@ def make_plain(widths: tuple[int, ...]) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
-class _Trainer:
+class Trainer:
     """A network on its device, and one step of SGD with momentum."""
 
     def __init__(self, network: Any, device: str) -> None:
@@ -115,7 +111,7 @@ def _make_images(count: int, size: int, device: str) -> tuple[Any, Any]:
 
 
 def _train_on_device(network: Any, batch: int, size: int, device: str) -> Training:
-    trainer = _Trainer(network, device)
+    trainer = Trainer(network, device)
     batches = [_make_images(batch, size, device) for _ in range(2)]
     turn = 0
 
@@ -185,7 +181,7 @@ def build_feed(device: str, scale: str) -> Training:
         nn.Conv2d(3, 32, 8, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(32, 10),
     )  # fmt: skip
-    trainer = _Trainer(network, device)
+    trainer = Trainer(network, device)
     sources = [torch.zeros(batch, 3, size, size, pin_memory=on_gpu) for _ in range(2)]
     labels = torch.randint(0, 10, (batch,), device=device)
     turn = 0
@@ -198,54 +194,6 @@ def build_feed(device: str, scale: str) -> Training:
     return Training(step, _close_nothing)
 
 
-class _MadeImages(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """Images without end, each of which costs CPU time to make."""
-
-    def __init__(self, size: int, rounds: int) -> None:
-        self._size = size
-        self._rounds = rounds
-
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
-        image = torch.randn(3, self._size, self._size)
-        while True:
-            made = image
-            for _ in range(self._rounds):
-                made = (made.flip(2) * 0.9 + 0.1).clamp(-3.0, 3.0)
-            yield made.contiguous(), 1
-
-
-def _end_with_parent(_: int) -> None:
-    torch.set_num_threads(1)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def build_loader(device: str, scale: str) -> Training:
-    """A network that waits for two processes of a DataLoader (host CPU)."""
-    batch, size, rounds = (4, 16, 2) if scale == TINY else (64, 64, 6)
-    loader = torch.utils.data.DataLoader(
-        _MadeImages(size, rounds),
-        batch_size=batch,
-        num_workers=_LOADERS,
-        pin_memory=device != "cpu",
-        worker_init_fn=_end_with_parent,
-        multiprocessing_context="fork",
-    )
-    # Its processes are forked here, before this one has used the GPU.
-    batches: Any = iter(loader)
-    next(batches)
-    trainer = _Trainer(make_plain((8,) if scale == TINY else (32, 64, 128)), device)
-
-    def step() -> None:
-        images, labels = next(batches)
-        on_device = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-        trainer.train(on_device, labels.to(device, non_blocking=True))
-
-    def close() -> None:
-        batches._shutdown_workers()
-
-    return Training(step, close, tuple(worker.pid for worker in batches._workers))
-
-
 def build_bursty(device: str, scale: str) -> Training:
     """Training, evaluation, a checkpoint into host_memory and a pause; one step is the whole.
 
@@ -254,7 +202,7 @@ def build_bursty(device: str, scale: str) -> Training:
     widths, batch, size, times = (
         ((4, 8), 4, 16, 1) if scale == TINY else ((64, 128, 256), 256, 32, 8)
     )
-    trainer = _Trainer(make_plain(widths), device)
+    trainer = Trainer(make_plain(widths), device)
     images, labels = _make_images(batch, size, device)
 
     def evaluate() -> None:

@@ -1,8 +1,8 @@
 """The synthetic trainings that a GPU is calibrated with: a catalogue that loads no torch.
 
 They span what trainings ask of a GPU, from one that only launches kernels to one that fills it.
-What each does stands in `image_trainings` and `other_trainings`; sizes are chosen for an H200,
-where a step takes 2 to 60 ms and settles within a second.
+What each does stands in `image_trainings`, `input_trainings` and `other_trainings`; sizes are
+chosen for an H200, where a step takes 2 to 60 ms and settles within a second.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload("gnn", "gnn", "other_trainings:build_gnn", 1556),
     Workload("lstm", "lstm", "other_trainings:build_lstm", 390, light=True),
     Workload("feed", "feed", "image_trainings:build_feed", 762, light=True),
-    Workload("loader", "loader", "image_trainings:build_loader", 510, cpus=3, light=True),
+    Workload("loader", "loader", "input_trainings:build_loader", 510, cpus=3, light=True),
     Workload("rl", "rl", "other_trainings:build_rl", 92, light=True),
     Workload("hog", "hog", "other_trainings:build_hog", 28832),
     Workload("bursty", "bursty", "image_trainings:build_bursty", 842, light=True),
@@ -85,7 +85,13 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload("large", "resnet", "image_trainings:build_large", 6898),
 )
 
-BY_NAME = {workload.name: workload for workload in WORKLOADS}
+INPUT_BOUND: tuple[Workload, ...] = (
+    Workload("disk", "disk", "input_trainings:build_disk", 2688, cpus=3, light=True),
+    Workload("speech", "speech", "input_trainings:build_speech", 782, cpus=3, light=True),
+)
+"""Trainings for comparisons that no GPU is calibrated with: they say nothing of it."""
+
+BY_NAME = {workload.name: workload for workload in (*WORKLOADS, *INPUT_BOUND)}
 
 
 MOST_WORKERS = 46

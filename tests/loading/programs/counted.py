@@ -17,7 +17,7 @@ from slurm_colloc.loading.same_loader import identify
 pack = str(Path(os.environ["SLURM_COLLOC_PROGRESS"]).parent)
 workers = int(sys.argv[1])
 loader: Any = DataLoader(TensorDataset(torch.ones(50, 1)), batch_size=4, num_workers=workers)
-company = MeetingPlace(pack, identify(loader, None))
+company = MeetingPlace(pack, *identify(loader, None))
 company.note_in_vain(company.name)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

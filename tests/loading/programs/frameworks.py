@@ -44,7 +44,7 @@ class Seen:
 
 def find_company(pack: Path, loader: Any) -> MeetingPlace:
     os.environ["SLURM_COLLOC_PROGRESS"] = str(pack / "0009.1")
-    place = MeetingPlace(str(pack), identify(loader, None))
+    place = MeetingPlace(str(pack), *identify(loader, None))
     place.note_in_vain(place.name)
     os.environ["SLURM_COLLOC_PROGRESS"] = str(pack / "0001.1")
     return place
