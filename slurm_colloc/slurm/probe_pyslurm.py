@@ -18,6 +18,7 @@ from typing import Any
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.late_definitions import asdict, dataclass
+from slurm_colloc.model.records import build_record
 from slurm_colloc.slurm.pyslurm_backend import JOB_FIELDS
 from slurm_colloc.slurm.run_command import build_client_environment, run_slurm
 
@@ -126,7 +127,7 @@ def probe_pyslurm() -> tuple[PyslurmStatus, bool]:
     argv = [sys.executable, "-c", _CHILD, *JOB_FIELDS]
     try:
         answer = run_slurm(argv, environment=environment, timeout_s=PROBE_TIMEOUT_S)
-        finding = PyslurmStatus(**json.loads(answer.stdout.splitlines()[-1]))
+        finding = build_record(PyslurmStatus, json.loads(answer.stdout.splitlines()[-1]))
     except SlurmError as error:
         lines = error.stderr.strip().splitlines()
         words = lines[-1].strip() if lines else error.message
@@ -188,7 +189,7 @@ def _recall(memory: str, key: list[Any]) -> PyslurmStatus | None:
     try:
         kept = json.loads(Path(memory).read_text(encoding="utf-8"))
         if kept["key"] == key and 0 <= time.time() - kept["time"] < REMEMBERED_S:
-            return PyslurmStatus(**kept["finding"])
+            return build_record(PyslurmStatus, kept["finding"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
