@@ -19,7 +19,7 @@ from slurm_colloc.administration.node_files import opened_directory, write_whole
 from slurm_colloc.administration.verify_hooks import list_log_files, parse_entry
 from slurm_colloc.errors import StateError, failed_to
 from slurm_colloc.model.late_definitions import dataclass, field
-from slurm_colloc.model.quantities import is_number
+from slurm_colloc.model.records import is_number
 
 # ----
 # How often hooks ran, with which outcome and for how long, added up from the audit log's lines.

@@ -36,6 +36,7 @@ from slurm_colloc.errors import (
 from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.model.late_definitions import replace
+from slurm_colloc.model.records import build_record
 from slurm_colloc.report.waiting_reasons import describe_reason
 from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
@@ -46,7 +47,6 @@ from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version
 from slurm_colloc.store.all_packs import open_own_state
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
 from slurm_colloc.store.gpu_paces import read_paces
-from slurm_colloc.store.record_files import build_record
 from slurm_colloc.submission.packs.call_batches import join_constraint
 from slurm_colloc.submission.packs.submit_batch import build_batch_environment, build_environment
 

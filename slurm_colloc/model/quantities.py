@@ -9,9 +9,7 @@ Every parser raises `ValueError` with one sentence that quotes the text.
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from typing import TypeGuard
 
 from slurm_colloc.model.job import SignalRequest
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
@@ -148,13 +146,6 @@ def _round_up_to_mb(text: str, kb: int) -> int:
     if memory_mb > _MAX_MEMORY_MB:
         raise ValueError(f"{text[:40]!r} is more memory than Slurm can count")
     return memory_mb
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """A finite number: to Python True is one, too, and those of JSON may be of any size."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max
 
 
 def format_count(count: int, noun: str) -> str:

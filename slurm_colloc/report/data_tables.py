@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.printable import escape_controls, render_csv_lines
-from slurm_colloc.model.quantities import is_number
+from slurm_colloc.model.records import is_number
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
 from slurm_colloc.report.summary_file import Summary, choose_members, format_time
 from slurm_colloc.store.atomic_files import write_atomic

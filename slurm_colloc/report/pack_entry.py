@@ -20,12 +20,12 @@ from slurm_colloc.model.fleet_record import (
 )
 from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.records import build_record
 from slurm_colloc.report.headline import has_shared
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.solo_rates import ALONE, PAUSING, THIS_RUN
 from slurm_colloc.store.atomic_files import drop_file, read_bytes
 from slurm_colloc.store.profiles import compute_signature
-from slurm_colloc.store.record_files import build_record
 
 WASTED = frozenset(
     {

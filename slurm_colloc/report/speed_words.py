@@ -13,7 +13,7 @@ from slurm_colloc.errors import CollocError
 from slurm_colloc.model.measured_curve import DegreeState, describe_measured
 from slurm_colloc.model.measurement import FIRST_COST_MOST_S
 from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
-from slurm_colloc.model.quantities import is_number
+from slurm_colloc.model.records import is_number
 from slurm_colloc.model.why_not_now import BEING_MEASURED
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.store.all_packs import StateReader

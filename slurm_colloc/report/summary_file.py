@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
-from slurm_colloc.model.quantities import is_number
+from slurm_colloc.model.records import is_number
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import read_json

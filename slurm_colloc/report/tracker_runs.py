@@ -22,7 +22,7 @@ from slurm_colloc.model.job import read_parameters
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.quantities import is_number
+from slurm_colloc.model.records import is_number
 from slurm_colloc.report.pack_samples import read_columns
 from slurm_colloc.report.summary_file import Summary, choose_members
 from slurm_colloc.store.report_files import (

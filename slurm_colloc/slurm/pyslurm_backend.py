@@ -24,6 +24,7 @@ from typing import Any
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
 from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import SlurmJobState
+from slurm_colloc.model.records import build_record
 from slurm_colloc.slurm.run_command import build_client_environment, build_slurm_error, run_slurm
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, compute_element_states
 
@@ -44,7 +45,7 @@ class PyslurmAccess(SlurmAccess):
     """Slurm over pyslurm and its commands.
 
     Args:
-        library: The module `pyslurm`. Import it only after slurm.probe_pyslurm has found that it
+        library: The module `pyslurm`. Import it only after `probe_pyslurm` has found that it
             can be:
             libslurm ends the whole process where there is no configuration.
         environment: Environment of the commands; None for the user's, filtered.
@@ -258,7 +259,7 @@ def probe_pyslurm() -> tuple[PyslurmStatus, bool]:
     argv = [sys.executable, "-c", _CHILD, *JOB_FIELDS]
     try:
         answer = run_slurm(argv, environment=environment, timeout_s=PROBE_TIMEOUT_S)
-        finding = PyslurmStatus(**json.loads(answer.stdout.splitlines()[-1]))
+        finding = build_record(PyslurmStatus, json.loads(answer.stdout.splitlines()[-1]))
     except SlurmError as error:
         lines = error.stderr.strip().splitlines()
         words = lines[-1].strip() if lines else error.message
@@ -320,7 +321,7 @@ def _recall(memory: str, key: list[Any]) -> PyslurmStatus | None:
     try:
         kept = json.loads(Path(memory).read_text(encoding="utf-8"))
         if kept["key"] == key and 0 <= time.time() - kept["time"] < REMEMBERED_S:
-            return PyslurmStatus(**kept["finding"])
+            return build_record(PyslurmStatus, kept["finding"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import fields, is_dataclass
+from slurm_colloc.model.records import build_record
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_json
-from slurm_colloc.store.record_files import build_record
 
 KEPT_S = 3600.0
 """How long an answer of Slurm's stands."""

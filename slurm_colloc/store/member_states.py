@@ -31,9 +31,9 @@ from slurm_colloc.model.member import (
     WaitKind,
     WaitReason,
     is_guest,
-    is_known,
 )
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.model.records import is_known
 from slurm_colloc.store import inbox
 from slurm_colloc.store.atomic_files import (
     SCHEMA,

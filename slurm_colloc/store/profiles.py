@@ -21,6 +21,7 @@ from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
 from slurm_colloc.model.power_curve import PowerPoint
+from slurm_colloc.model.records import build_record
 from slurm_colloc.model.usage_profile import (
     LARGEST,
     ProfileRecord,
@@ -38,7 +39,7 @@ from slurm_colloc.store.atomic_files import (
 )
 from slurm_colloc.store.foreign_files import parse_foreign, show_foreign
 from slurm_colloc.store.indexes import append_lines
-from slurm_colloc.store.record_files import build_record, read_record
+from slurm_colloc.store.record_files import read_record
 
 # ---- The JSON form of a usage profile ------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from slurm_colloc.model.examination import (
     StepTrial,
     TmpdirLook,
 )
-from slurm_colloc.store.record_files import build_record
+from slurm_colloc.model.records import build_record
 
 FULL = Examination(
     "n1",

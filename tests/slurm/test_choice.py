@@ -130,7 +130,7 @@ def test_pyslurm_is_tried_in_a_child_process_once(machine: Machine) -> None:
     assert (machine.folder / "state" / "pyslurm.json").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("changed", ["pyslurm", "configuration", "memory", "age"])
+@pytest.mark.parametrize("changed", ["pyslurm", "configuration", "memory", "kind", "age"])
 def test_it_is_tried_again_when_something_has_changed(machine: Machine, changed: str) -> None:
     machine.install("24.11.0", slurm="25.11.7")
     describe_access(machine.settings)
@@ -141,6 +141,9 @@ def test_it_is_tried_again_when_something_has_changed(machine: Machine, changed:
         (machine.folder / "slurm.conf").write_text("ClusterName=other\n")
     elif changed == "memory":
         memory.write_text("{")
+    elif changed == "kind":
+        kept = json.loads(memory.read_text())
+        memory.write_text(json.dumps({**kept, "finding": {**kept["finding"], "slurm": 25}}))
     else:
         kept = json.loads(memory.read_text())
         memory.write_text(json.dumps({**kept, "time": time.time() - 2 * 86400}))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
+from slurm_colloc.model.records import build_record
 from slurm_colloc.store.pack_directory import (
     MemberSpec,
     PackRecord,
@@ -16,7 +17,6 @@ from slurm_colloc.store.pack_directory import (
     build_spec_mapping,
     parse_environment_block,
 )
-from slurm_colloc.store.record_files import build_record
 
 from .builders import RECORDS, SPECS, build_pack
 

@@ -33,9 +33,9 @@ from slurm_colloc.model.member import (
     WaitKind,
     WaitReason,
     effective_state,
-    is_known,
 )
 from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.model.records import build_record, is_known
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.indexes import JobIndex
@@ -59,7 +59,7 @@ from slurm_colloc.store.pack_directory import (
 )
 from slurm_colloc.store.profiles import FaultRecord
 from slurm_colloc.store.progress_counters import FollowRequest
-from slurm_colloc.store.record_files import build_record, parse_record, read_record
+from slurm_colloc.store.record_files import parse_record, read_record
 from slurm_colloc.store.report_files import KeptMetrics, OwnOutputs, ReportedMetric
 from slurm_colloc.store.runner_requests import Action, DegreeRecord, Dependent, Request
 from slurm_colloc.store.snapshots import SnapshotRecord
