@@ -14,7 +14,11 @@ import pytest
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
+<<<<<<< HEAD
 from slurm_colloc.model.gpu_pace import GpuRate, GpuRun, GpuRuns
+=======
+from slurm_colloc.model.chain import ChainRecord, Link
+>>>>>>> chain
 from slurm_colloc.model.job import ArrayTask, SignalRequest
 from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.measured_curve import (
@@ -157,6 +161,7 @@ CASES = [
     build_case(Dependent("4712", (("afterok", 3),), True), "job_id conditions"),
     build_case(PackEndRecord("FAILED", 1.5), ""),
     build_case(MovedMember("s.0", 3), "pack_id"),
+    build_case(ChainRecord((Link("4711", 1.5, 60.0, "why", 1.5, 1.5, 2.5),), "no", "no", 1), ""),
     build_case(EmptiedRecord("s.1", 1.5), ""),
     build_case(HomeRecord("4712", 9, "t.0", 1.5, "/home/ada", "login1"), ""),
     build_case(JobIndex("s", (0, 1)), "submission indices"),
