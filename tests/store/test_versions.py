@@ -14,11 +14,8 @@ import pytest
 
 import slurm_colloc
 from slurm_colloc.errors import StateError
-<<<<<<< HEAD
-from slurm_colloc.model.gpu_pace import GpuRate, GpuRun, GpuRuns
-=======
 from slurm_colloc.model.chain import ChainRecord, Link
->>>>>>> chain
+from slurm_colloc.model.gpu_pace import GpuRate, GpuRun, GpuRuns
 from slurm_colloc.model.job import ArrayTask, SignalRequest
 from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.measured_curve import (
