@@ -239,6 +239,7 @@ def main(module: str = _MODULE, stepper: type[Stepper] = Stepper) -> int:
     # Forking is the purpose here, whatever threads libraries have; CUDA has none yet.
     warnings.simplefilter("ignore", DeprecationWarning)
     import slurm_colloc_lab.calibration.image_trainings
+    import slurm_colloc_lab.calibration.input_trainings
     import slurm_colloc_lab.calibration.other_trainings  # noqa: F401
 
     if _BARE not in sys.argv:
