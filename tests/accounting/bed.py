@@ -18,7 +18,7 @@ from slurm_colloc_lab.sandbox.accounting import find_accounting_programs
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.sandbox_record import read_record
 
-from ..cluster.conftest import require_slurm, running_sandbox
+from ..bed import require_slurm, running_sandbox
 from ..wait_until import wait_until
 
 PATIENCE_S = 60.0

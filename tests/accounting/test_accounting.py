@@ -23,7 +23,8 @@ from slurm_colloc.model.plan import LEAST_JOBS
 from slurm_colloc.slurm.accounting import read_accounts, set_admin_comment
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, can_reach_checkout, user_of
+from ..bed import CsubUser, can_reach_checkout, user_of
+from ..cluster.conftest import accounts
 from ..wait_until import wait_until
 from .bed import Accounting, running_accounting
 

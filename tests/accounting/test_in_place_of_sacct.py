@@ -11,7 +11,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, user_of
+from ..bed import CsubUser, user_of
+from ..cluster.conftest import accounts
 from ..wait_until import wait_until
 from .bed import running_accounting
 from .test_accounting import list_names

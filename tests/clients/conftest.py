@@ -15,7 +15,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
+from ..bed import CsubUser, running_sandbox, user_of
+from ..cluster.conftest import accounts
 
 __all__ = ["accounts"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from .calls_of_sbatch import CALLS, HEAD, SbatchCall
 from .conftest import put_csub_in_place
 

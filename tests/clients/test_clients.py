@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from .conftest import put_csub_in_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]

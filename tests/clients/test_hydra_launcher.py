@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 

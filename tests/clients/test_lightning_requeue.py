@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.long]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ..cluster.conftest import CsubUser, administrate
+from ..bed import CsubUser, administrate
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 

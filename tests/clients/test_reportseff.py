@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..accounting.bed import require_accounting
-from ..cluster.conftest import CsubUser, running_sandbox, user_of
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
 from .conftest import put_csub_in_place
 

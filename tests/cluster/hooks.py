@@ -15,8 +15,8 @@ import pytest
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import can_reach_checkout, running_sandbox
 from ..wait_until import wait_until
-from .conftest import can_reach_checkout, running_sandbox
 
 
 @contextlib.contextmanager

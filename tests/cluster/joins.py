@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from ..bed import POLL_S, CsubUser
 from ..wait_until import wait_until
-from .conftest import POLL_S, CsubUser
 
 DIRECTIVES = "#SBATCH --gres=gpu:1 --cpus-per-task=1 --mem=20M --time=10 --output=/dev/null"
 NOTE = 'echo "$SLURM_COLLOC_MEMBER" >>"ran/$1"'

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, user_of
+from ..bed import CsubUser, user_of
 from .hooks import require_other_users, sandbox_with_hooks
 
 OPTIONS = ("--gres=gpu:1", "-c1", "--mem=600M", "--time=5", "--no-requeue")

@@ -20,9 +20,9 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import list_nodes, snapshot
 from slurm_colloc_lab.simgpu.nvml.gpu_state import Node
 
+from ..bed import CsubUser
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 OPTIONS = ("--requeue", "--gres=gpu:1", "-c1", "--mem=100M", "--time=10")
 

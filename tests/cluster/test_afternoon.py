@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import explained
 from .test_joining import on_terminal
 

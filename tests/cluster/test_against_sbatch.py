@@ -33,8 +33,8 @@ from slurm_colloc.slurm.slurm_commands import expand_node_list
 from slurm_colloc.submission.jobs.directives import parse_directives
 from slurm_colloc.submission.jobs.job_options import read_input, read_open_mode, read_output
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..commands.refusals import (
     check_refused,
     list_state,
@@ -22,7 +23,6 @@ from ..commands.refusals import (
     put_state_at,
 )
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

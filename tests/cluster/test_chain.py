@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ..bed import CsubUser, administrate
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate
 
 pytestmark = pytest.mark.slurm
 

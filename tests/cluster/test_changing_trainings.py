@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import explained, journal
 from .test_measured_packs import count_steps, wait_for_decision
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ..bed import CsubUser
 from ..commands.dependent_packs import PACK, start_pack, wait_for_slurm
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -19,8 +19,8 @@ import pytest
 from slurm_colloc import __version__
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 from .mps import Untouched, changed_gpus, only_node, simulation_of
 from .test_bad_input import needs_root
 from .test_mps_fallbacks import nvml_faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_colloc.store.member_states import AT_DOOR, read_pauses
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import explained, journal, pack_directory, runner_pid, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]

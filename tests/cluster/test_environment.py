@@ -10,8 +10,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, user_of, wait_until_quiet
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of, wait_until_quiet
 
 pytestmark = pytest.mark.slurm
 

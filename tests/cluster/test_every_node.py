@@ -9,7 +9,7 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser, running_sandbox, user_of
+from ..bed import CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

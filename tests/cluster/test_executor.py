@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

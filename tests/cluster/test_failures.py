@@ -15,8 +15,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_colloc.slurm.slurm_commands import parse_job_fields
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

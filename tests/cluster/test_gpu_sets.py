@@ -18,8 +18,8 @@ from slurm_colloc.store.pack_directory import read_division
 from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
 from .test_mps_fallbacks import nvml_faults
 
 pytestmark = pytest.mark.slurm

@@ -25,9 +25,9 @@ from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, user_of
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
 from .hooks import (
     list_prepared,
     read_audit,

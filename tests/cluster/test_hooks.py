@@ -19,8 +19,8 @@ from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation
 
+from ..bed import CsubUser, require_slurm, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, require_slurm, user_of
 from .hooks import (
     changed_policy,
     list_prepared,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -11,8 +11,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
 from .test_take_over import one_gpu, say_room
 
 __all__ = ["one_gpu"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -17,8 +17,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 from .joins import (
     block,
     check_slurm_has_room,

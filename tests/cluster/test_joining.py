@@ -20,8 +20,8 @@ from slurm_colloc.store.profiles import (
     compute_signature,
 )
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

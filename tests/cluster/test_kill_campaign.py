@@ -42,8 +42,8 @@ from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .mps import read_parent, write_settings
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(7200)]

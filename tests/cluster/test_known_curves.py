@@ -12,8 +12,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 from .mps import explained, journal, pack_directory
 from .test_measured_packs import TRAIN, read_degree, wait_for_decision
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ..bed import CsubUser, wait_until_quiet
 from ..wait_until import wait_until
-from .conftest import CsubUser, wait_until_quiet
 
 pytestmark = pytest.mark.slurm
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pytest
 
+from ..bed import CsubUser, can_reach_checkout
 from ..wait_until import wait_until
-from .conftest import CsubUser, can_reach_checkout
 
 
 class NoSlurm:

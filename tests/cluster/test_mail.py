@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import PATIENCE_S, CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import PATIENCE_S, CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

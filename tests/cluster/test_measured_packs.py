@@ -14,8 +14,8 @@ import pytest
 from slurm_colloc.host.system.node_processes import read_process
 from slurm_colloc.store.member_states import read_pauses
 
+from ..bed import CsubUser, administrate
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate
 from .mps import explained, journal, pack_directory, write_settings
 
 pytestmark = pytest.mark.slurm

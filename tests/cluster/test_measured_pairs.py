@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import explained
 from .test_measured_packs import TRAIN, find_state, wait_for_decision
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

@@ -24,9 +24,9 @@ from slurm_colloc.host.system.node_processes import identify, list_processes, re
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import snapshot
 
+from ..bed import CsubUser, user_of
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
 from .hooks import (
     list_prepared,
     read_audit,

@@ -17,9 +17,9 @@ from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import simulation_environment
 
+from ..bed import CsubUser, administrate, wait_until_quiet
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, wait_until_quiet
 from .hooks import run_directory, wait_for_epilog
 from .mig_user import OPTIONS, cluster_with_mig, policy_of, user_with_script
 from .mps import Untouched, explained, list_processes, pack_directory, read_setup, runner_pid

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .hooks import wait_for_epilog
 from .mig_user import OPTIONS, cluster_with_mig, policy_of, user_with_script
 from .mps import Untouched, explained, journal, pack_directory, read_setup, write_settings

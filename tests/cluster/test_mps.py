@@ -12,8 +12,8 @@ from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import (
     OPTIONS,
     Untouched,

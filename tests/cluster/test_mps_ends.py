@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import (
     HELLO,
     OPTIONS,

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 from .mps import (
     OPTIONS,
     TELL,

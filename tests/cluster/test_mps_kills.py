@@ -11,8 +11,8 @@ import pytest
 from slurm_colloc.host.mps.mps_state import MpsOptions
 from slurm_colloc.host.system.node_processes import ProcessId, identify, is_alive
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import (
     HELLO,
     OPTIONS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 from .mps import OPTIONS, TELL, Untouched, explained, submit_each, submit_pack, write_settings
 
 pytestmark = pytest.mark.slurm

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .joins import block, list_packs, read_field
 from .test_joining import on_terminal
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

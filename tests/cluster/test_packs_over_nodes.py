@@ -14,8 +14,8 @@ from slurm_colloc.store.pack_directory import read_division, read_pack
 from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .test_gpu_sets import (
     END,
     NOTE,

@@ -10,8 +10,8 @@ import pytest
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import snapshot
 
+from ..bed import CsubUser, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, user_of
 from .hooks import changed_policy, read_audit, require_other_users, sandbox_with_hooks
 from .mps import explained, pack_directory
 

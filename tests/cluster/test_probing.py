@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 from .mps import journal, pack_directory
 
 pytestmark = pytest.mark.slurm

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import read_parent
 
 pytestmark = pytest.mark.slurm

@@ -23,8 +23,8 @@ from slurm_colloc.host.system.node_processes import (
     read_uid,
 )
 
+from ..bed import CsubUser, administrate
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate
 from .mps import (
     explained,
     journal,

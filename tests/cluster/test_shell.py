@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ..bed import PATIENCE_S, CsubUser
 from ..wait_until import wait_until
-from .conftest import PATIENCE_S, CsubUser
 
 pytestmark = pytest.mark.slurm
 

@@ -12,8 +12,8 @@ from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import list_nodes
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 from .mps import explained, simulation_of
 
 pytestmark = pytest.mark.slurm

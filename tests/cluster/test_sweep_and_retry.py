@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

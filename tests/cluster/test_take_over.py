@@ -19,8 +19,8 @@ from slurm_colloc.store.pack_directory import read_slurm_job_id
 from slurm_colloc.store.written_ends import read_runner
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .mps import write_settings
 
 pytestmark = pytest.mark.slurm

@@ -15,7 +15,7 @@ from slurm_colloc.store.profiles import (
     compute_signature,
 )
 
-from .conftest import CsubUser
+from ..bed import CsubUser
 
 pytestmark = pytest.mark.slurm
 

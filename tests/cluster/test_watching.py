@@ -12,8 +12,8 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import list_processes, read_uid
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 from .mps import explained, journal, kill, pack_directory, runner_pid, write_settings
 
 pytestmark = pytest.mark.slurm

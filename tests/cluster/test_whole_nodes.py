@@ -16,8 +16,8 @@ import pytest
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.simgpu.install import list_nodes
 
+from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
 
 pytestmark = pytest.mark.slurm
 

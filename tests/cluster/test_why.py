@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from ..bed import CsubUser
 from ..wait_until import wait_until
-from .conftest import CsubUser
 
 pytestmark = pytest.mark.slurm
 

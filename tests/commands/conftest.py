@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 
 def list_state(user: CsubUser) -> set[str]:

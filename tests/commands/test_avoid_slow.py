@@ -13,7 +13,7 @@ from slurm_colloc.slurm.slurm_nodes import NodeState
 from slurm_colloc.store.gpu_paces import add_gpu_runs
 from slurm_colloc.submission.plan.slow_nodes import choose_exclusion
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 
 EACH = ("--gres=gpu:1", "--time=5", "-c1", "--mem=100M")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from ..wait_until import wait_until
 from .refusals import list_jobs

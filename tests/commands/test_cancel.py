@@ -10,7 +10,7 @@ import re
 import subprocess
 import time
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from ..wait_until import wait_until
 

@@ -7,7 +7,7 @@ import io
 import re
 import tarfile
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 

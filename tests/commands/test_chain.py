@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 ONE = ("--gres=gpu:1", "--time=5")

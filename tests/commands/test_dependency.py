@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..cluster.mps import read_parent
 from ..fake_slurm.cluster import FakeSlurm
 from ..wait_until import wait_until

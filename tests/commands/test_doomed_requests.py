@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import check_refused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 WAIT = "echo >>began.$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.1; done"

@@ -7,7 +7,7 @@ import pytest
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import PackRecord
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import list_jobs, list_state
 

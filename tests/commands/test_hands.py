@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import check_refused
 

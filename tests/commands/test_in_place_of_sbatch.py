@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 CSUB = Path(sys.executable).parent / "csub"
 

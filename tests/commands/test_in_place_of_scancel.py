@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 CSUB = Path(sys.executable).parent / "csub"

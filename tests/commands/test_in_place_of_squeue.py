@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 CSUB = Path(sys.executable).parent / "csub"
 WAITS = "while [ ! -e go ]; do sleep 0.1; done"

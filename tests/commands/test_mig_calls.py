@@ -10,7 +10,7 @@ import pytest
 from slurm_colloc.model.job import Job
 from slurm_colloc.store.profiles import compute_signature, note_culprit
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import list_jobs
 

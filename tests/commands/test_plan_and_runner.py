@@ -13,7 +13,7 @@ from slurm_colloc.runtime.pause_members import find_measuring_obstacle
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 OPTIONS = ("--gres=gpu:1", "--time=3", "--degree=4", "--pack-size=4", "--array=0-3")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 WAIT = "until [ -e end-$1 ]; do sleep 0.1; done"
 TOTALS = ("Together", "In a row", "Saved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 GO = "echo start >> ran.$1; while [ ! -e go.$1 ]; do sleep 0.1; done"

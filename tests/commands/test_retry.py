@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import check_refused
 

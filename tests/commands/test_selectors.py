@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 GO = "while [ ! -e go ]; do sleep 0.1; done"
 

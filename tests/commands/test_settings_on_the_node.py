@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..wait_until import wait_until
 
 PACK = ("--gres=gpu:1", "--degree=2", "--time=5")

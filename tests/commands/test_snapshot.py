@@ -14,7 +14,7 @@ from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store import snapshots
 from slurm_colloc.store.snapshots import ProjectFiles
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import list_jobs
 

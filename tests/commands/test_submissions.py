@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import list_jobs
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .refusals import check_refused, list_jobs
 

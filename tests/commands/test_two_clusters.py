@@ -14,7 +14,7 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 
 FOREVER = "while :; do sleep 0.1; done"

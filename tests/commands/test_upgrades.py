@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 GO = "echo start >> ran.$1; while [ ! -e go.$1 ]; do sleep 0.1; done"
 PACK = ("--gres=gpu:1", "--degree=2", "--pack-size=3", "--time=5", "--requeue")

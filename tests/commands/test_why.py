@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 GO = "while [ ! -e go ]; do sleep 0.1; done"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from .refusals import check_refused
 
 PACK = ("pack", "--gres=gpu:1", "-c1", "--mem=100M", "--time=5")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..commands.conftest import slurm, user
 from ..fake_slurm.cluster import FakeSlurm
 

@@ -26,7 +26,7 @@ from slurm_colloc.executor.calls import (
 )
 from slurm_colloc.executor.function_executor import Executor
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
 from .conftest import list_slurm_jobs
 

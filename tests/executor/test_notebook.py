@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 
 pytest.importorskip("nbclient")
 # The kernel's own libraries.

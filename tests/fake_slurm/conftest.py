@@ -16,7 +16,7 @@ from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import running_sandbox
+from ..bed import running_sandbox
 from ..wait_until import wait_until
 from .cluster import FakeSlurm
 

@@ -32,7 +32,7 @@ from slurm_colloc_lab.sandbox import sandbox_files, sandbox_gpus
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.slurm_conf import ClusterPlan, render_cgroup_conf
 
-from ..cluster.conftest import CsubUser, can_reach_checkout, running_sandbox, user_of
+from ..bed import CsubUser, can_reach_checkout, running_sandbox, user_of
 from .driver_use import read_settings
 
 HERE = Path(__file__).parent

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from slurm_colloc.model.comment_token import parse_token
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
+from ..bed import CsubUser, running_sandbox, user_of
+from ..cluster.conftest import accounts
 from .test_shell import ANY_COMMENT, HOSTILE_COMMENTS, TOKENS
 
 __all__ = ["accounts"]  # a fixture

@@ -13,7 +13,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..cluster.conftest import CsubUser, accounts, running_sandbox, user_of
+from ..bed import CsubUser, running_sandbox, user_of
+from ..cluster.conftest import accounts
 from ..cluster.joins import list_packs
 from ..wait_until import wait_until
 from .conftest import install

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import require_slurm
+from ..bed import require_slurm
 
 
 def run_tutorial(*words: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from .catalogue import HERE, PROGRAMS, Case
 from .comparison import Entry, Run, read_tree
 from .mpi import find_mpich

@@ -14,7 +14,7 @@ import pytest
 from slurm_colloc.check.check_script import check_script_text
 from slurm_colloc.model.job import Job
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from .catalogue import CASES, HERE, PROGRAMS, Case
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from . import bed
 from .catalogue import CASES, HERE, Case
 from .comparison import (

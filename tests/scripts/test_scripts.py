@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ..cluster.conftest import CsubUser
+from ..bed import CsubUser
 from . import bed
 from .catalogue import CASES, Case
 from .comparison import Run, find_differences, find_unused, mask_run
