@@ -63,7 +63,7 @@ def test_rates_are_exact_and_the_neighbour_that_slowed_a_member_is_named(tmp_pat
     assert two["rate"]["steps_per_s"] == pytest.approx(30, rel=0.01)
     assert two["stall"]["data"] == pytest.approx(0.4, abs=0.05)
     assert two["slowdown"] is None
-    assert any("no usage profile on NVIDIA H200" in note for note in two["notes"])
+    assert "no usage profile on NVIDIA H200" in two["unknown"]["slowdown"]
     assert summary["pack"]["stp"] is None
     assert summary["pack"]["serial_s"] is None
     assert summary["pack"]["unknown"]
@@ -166,7 +166,7 @@ def test_alone_with_a_part_of_the_threads_is_not_alone(tmp_path: Path) -> None:
     assert learn_from_pack(pack) == []
     (one, two) = build_summary(pack, tmp_path)["members"]
     assert one["solo"] is None
-    assert any("with all of the GPU" in note for note in one["notes"])
+    assert "with all of the GPU" in one["unknown"]["slowdown"]
     assert two["solo"] is None
     assert {record.steps_per_s for record in list_profiles(tmp_path)[0]} == {None}
 
