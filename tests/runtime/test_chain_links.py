@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.errors import SlurmRefused
+from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import MemberState
@@ -41,6 +41,7 @@ class OneUser(SlurmAccess):
         self.cancelled: list[str] = []
         self.requeued: list[str] = []
         self.refusal = ""
+        self.is_silent = False
 
     def submit(self, script: str, options: Sequence[str], **_: Any) -> str:  # noqa: ARG002
         if self.refusal:
@@ -54,6 +55,8 @@ class OneUser(SlurmAccess):
         return "nothing that is understood"
 
     def read_job(self, job_id: str) -> dict[str, str] | None:
+        if self.is_silent:
+            raise SlurmNoAnswer("not now")
         return self.jobs.get(job_id)
 
     def cancel(self, *job_ids: str) -> None:
@@ -162,6 +165,32 @@ def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
     assert not bed.chain.goes_on
     bed.work()
     assert len(bed.slurm.submitted) == 1
+
+
+def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=300)
+    bed.work()
+    mark = name_mark(bed.path, "4720")
+    mark.touch()
+    bed.slurm.jobs["4720"]["JobState"] = "COMPLETING"
+    bed.work()
+    assert not mark.exists()
+    assert not bed.chain.is_saving
+    assert read_chain(bed.path).find_successor("4711") is not None
+    bed.slurm.jobs["4720"]["JobState"] = "CANCELLED"
+    bed.work()
+    assert read_chain(bed.path).ended == "its successor 4720 was cancelled"
+    assert len(bed.slurm.submitted) == 1
+
+
+def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=3000)
+    bed.slurm.is_silent = True
+    bed.work()
+    assert read_chain(bed.path).problem == "Slurm did not answer: not now"
+    bed.slurm.is_silent = False
+    bed.work()
+    assert read_chain(bed.path).problem == ""
 
 
 def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None:
