@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from math import inf
 
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.usage_profile import MeasuredBy, rates_agree
@@ -39,6 +40,9 @@ class GpuRate:
         measured_by: How.
         samples_per_step: Its batch size; None where unknown.
         gpu_memory_mb: What it takes past its first seconds; None where unknown.
+
+    Raises:
+        ValueError: The rate is none.
     """
 
     kind: str
@@ -47,6 +51,10 @@ class GpuRate:
     measured_by: MeasuredBy = MeasuredBy.ALONE
     samples_per_step: float | None = None
     gpu_memory_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.steps_per_s < inf:
+            raise ValueError(f"steps_per_s: must be above 0, is {self.steps_per_s}")
 
 
 @dataclass(frozen=True)
