@@ -167,7 +167,7 @@ class _TurnWait:
                 if place and chain.links[place - 1].ended_at is None:
                     ended_at = self._slurm.read_end_time(chain.links[place - 1].job_id)
                     chain = chain.with_times(place - 1, ended_at=ended_at)
-            write_chain(self._pack, replace(chain, problem=""))
+            write_chain(self._pack, replace(chain, problem="", tries=0))
             for kill in list_kills(self._pack) if current != self._own else ():
                 # Of another job's start.
                 forget_kill(self._pack, kill.restarts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.quantities import format_moment
-from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, name_mark
+from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, await_turn, name_mark
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import (
     read_chain,
     read_pack,
@@ -209,3 +211,33 @@ def test_slurms_own_time_limit_hands_over_too(tmp_path: Path) -> None:
     bed.decision.ending = PackVerdict(False, MemberState.TIMEOUT, "its time limit was reached")
     bed.chain.finish(is_over=False)
     assert read_slurm_job_id(bed.path) == "4720"
+
+
+def test_successors_that_an_earlier_link_lost_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path, "here")
+    state.prepare()
+    new = build_pack("s")
+    new = replace(new, record=replace(new.record, chain=3))
+    with state.writing([new]):
+        pass
+    state.record_job([new.record], "4711")
+    path = state.pack_path(new.record.pack_id)
+    links = Link("4711", 1.0, up_at=2.0, began_at=2.0), Link("4712", 3.0)
+    write_chain(path, ChainRecord(links, tries=TRIES - 1))
+    slurm = OneUser(0.0)
+    slurm.jobs["4711"]["JobState"] = "TIMEOUT"
+    monkeypatch.setattr("slurm_colloc.runtime.chain_links.SlurmAccess", lambda: slurm)
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    environment = dict(os.environ)
+    try:
+        assert await_turn(str(path))
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    assert read_slurm_job_id(path) == "4712"
+    chain = read_chain(path)
+    assert chain.links[1].began_at is not None
+    assert chain.tries == 0
