@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from math import inf
 
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.usage_profile import MeasuredBy, rates_agree
@@ -53,7 +52,7 @@ class GpuRate:
     gpu_memory_mb: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.steps_per_s < inf:
+        if self.steps_per_s <= 0:
             raise ValueError(f"steps_per_s: must be above 0, is {self.steps_per_s}")
 
 
