@@ -39,6 +39,9 @@ class GpuRate:
         measured_by: How.
         samples_per_step: Its batch size; None where unknown.
         gpu_memory_mb: What it takes past its first seconds; None where unknown.
+
+    Raises:
+        ValueError: The rate is none.
     """
 
     kind: str
@@ -47,6 +50,10 @@ class GpuRate:
     measured_by: MeasuredBy = MeasuredBy.ALONE
     samples_per_step: float | None = None
     gpu_memory_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps_per_s <= 0:
+            raise ValueError(f"steps_per_s: must be above 0, is {self.steps_per_s}")
 
 
 @dataclass(frozen=True)

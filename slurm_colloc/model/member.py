@@ -1,9 +1,7 @@
 """A member's name, its states and how a reader must see them.
 
-Also: programs that take GPU memory as they start, before they need any: JAX and TensorFlow.
-
 Also: why a member ended, finer than Slurm's states; what a member's wrapper has written about its
-end; words of an enumeration as a record has them, those that only a newer csub knows included.
+end; programs that take GPU memory as they start, before they need any: JAX and TensorFlow.
 """
 
 from __future__ import annotations

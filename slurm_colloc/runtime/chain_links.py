@@ -167,7 +167,7 @@ class _TurnWait:
                 if place and chain.links[place - 1].ended_at is None:
                     ended_at = self._slurm.read_end_time(chain.links[place - 1].job_id)
                     chain = chain.with_times(place - 1, ended_at=ended_at)
-            write_chain(self._pack, replace(chain, problem=""))
+            write_chain(self._pack, replace(chain, problem="", tries=0))
             for kill in list_kills(self._pack) if current != self._own else ():
                 # Of another job's start.
                 forget_kill(self._pack, kill.restarts)
@@ -196,6 +196,7 @@ def name_mark(pack: Path, job_id: str) -> Path:
 # ---- What the running link does ------------------------------------------------------------------
 
 _TEST_START = late_pattern(r"to start at (\S+)")
+_NO_ANSWER = "Slurm did not answer"
 _LEFT_OUT = ("array", "dependency", "begin", "output", "error", "open-mode")
 
 
@@ -339,7 +340,10 @@ class ChainLinks:
             if link is not None:
                 self._judge_successor(link, slurm.read_job(link.job_id))
         except SlurmError as error:
-            self._tell_problem(f"Slurm did not answer: {error.message}")
+            self._tell_problem(f"{_NO_ANSWER}: {error.message}")
+        else:
+            if self._chain.problem.startswith(_NO_ANSWER):
+                self._tell_problem("")
 
     def _judge_successor(self, link: Link, fields: dict[str, str] | None) -> None:
         state = SlurmJobState.parse((fields or {}).get("JobState", ""))
@@ -347,6 +351,10 @@ class ChainLinks:
             return
         with contextlib.suppress(OSError):
             name_mark(self.pack.path, link.job_id).unlink(missing_ok=True)
+        if state is SlurmJobState.COMPLETING:
+            # How it ended Slurm tells once its processes are gone.
+            self._successor = Successor.WAITS
+            return
         self._successor = Successor.CANCELLED
         if state is SlurmJobState.CANCELLED:
             self._write(replace(self._chain, ended=f"its successor {link.job_id} was cancelled"))

@@ -227,6 +227,20 @@ def test_a_checkpoint_of_the_version_before_is_read(bed: Bed) -> None:
     assert bed.list_left() == []
 
 
+@as_root
+@pytest.mark.parametrize("wish", [350, 450])
+def test_the_limit_of_a_dead_job_is_not_taken_for_the_gpus_own(bed: Bed, wish: int) -> None:
+    bed.write_policy(power_limit_min_w=300)
+    ask(bed)
+    bed.change_checkpoint(seen=True)
+    ended = ask(bed, f"[csub/1 off power={wish}]", "12")
+    assert "recovered" in ended.audit, ended.audit
+    assert read_limit(bed) == 1000 * wish
+    assert bed.epilog("12").status == 0
+    assert read_limit(bed) == FULL_MW
+    assert bed.list_left() == []
+
+
 # -- killed ----------------------------------------------------------------------------------------
 
 STEPS = ("rename,renameat,renameat2", "clone,clone3,fork,vfork", "wait4", "write")

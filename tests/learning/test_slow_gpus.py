@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_a_damaged_file_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
     assert "how fast its GPU is was not noted" in problem
     assert read_summary(pack) is not None
     assert path.read_text() == "{"
+
+
+@pytest.mark.parametrize("rate", ["0", "-1"])
+def test_a_file_with_what_is_no_rate_tells_nothing(tmp_path: Path, rate: str) -> None:
+    for number, uuid in enumerate((SLOW, FAST)):
+        run(tmp_path, number, uuid, 20.0)
+    (path,) = (tmp_path / "gpus").glob("*.json")
+    assert [pace.rate for pace in read_paces(tmp_path)] == [1.0, 1.0]
+    text = re.sub(r'("steps_per_s": ?)[0-9.e+-]+', rf"\g<1>{rate}", path.read_text())
+    path.write_text(text)
+    assert rate in text
+    assert read_paces(tmp_path) == []
 
 
 def test_a_training_that_changes_is_known_by_its_longest_phase(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_colloc.errors import SlurmRefused
+from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.quantities import format_moment
-from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, name_mark
+from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, await_turn, name_mark
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import (
     read_chain,
     read_pack,
@@ -41,6 +43,7 @@ class OneUser(SlurmAccess):
         self.cancelled: list[str] = []
         self.requeued: list[str] = []
         self.refusal = ""
+        self.is_silent = False
 
     def submit(self, script: str, options: Sequence[str], **_: Any) -> str:  # noqa: ARG002
         if self.refusal:
@@ -54,6 +57,8 @@ class OneUser(SlurmAccess):
         return "nothing that is understood"
 
     def read_job(self, job_id: str) -> dict[str, str] | None:
+        if self.is_silent:
+            raise SlurmNoAnswer("not now")
         return self.jobs.get(job_id)
 
     def cancel(self, *job_ids: str) -> None:
@@ -164,6 +169,32 @@ def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
     assert len(bed.slurm.submitted) == 1
 
 
+def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=300)
+    bed.work()
+    mark = name_mark(bed.path, "4720")
+    mark.touch()
+    bed.slurm.jobs["4720"]["JobState"] = "COMPLETING"
+    bed.work()
+    assert not mark.exists()
+    assert not bed.chain.is_saving
+    assert read_chain(bed.path).find_successor("4711") is not None
+    bed.slurm.jobs["4720"]["JobState"] = "CANCELLED"
+    bed.work()
+    assert read_chain(bed.path).ended == "its successor 4720 was cancelled"
+    assert len(bed.slurm.submitted) == 1
+
+
+def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=3000)
+    bed.slurm.is_silent = True
+    bed.work()
+    assert read_chain(bed.path).problem == "Slurm did not answer: not now"
+    bed.slurm.is_silent = False
+    bed.work()
+    assert read_chain(bed.path).problem == ""
+
+
 def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None:
     bed = Bed(tmp_path, left_s=300)
     for number in range(TRIES + 2):
@@ -180,3 +211,33 @@ def test_slurms_own_time_limit_hands_over_too(tmp_path: Path) -> None:
     bed.decision.ending = PackVerdict(False, MemberState.TIMEOUT, "its time limit was reached")
     bed.chain.finish(is_over=False)
     assert read_slurm_job_id(bed.path) == "4720"
+
+
+def test_successors_that_an_earlier_link_lost_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State(tmp_path, "here")
+    state.prepare()
+    new = build_pack("s")
+    new = replace(new, record=replace(new.record, chain=3))
+    with state.writing([new]):
+        pass
+    state.record_job([new.record], "4711")
+    path = state.pack_path(new.record.pack_id)
+    links = Link("4711", 1.0, up_at=2.0, began_at=2.0), Link("4712", 3.0)
+    write_chain(path, ChainRecord(links, tries=TRIES - 1))
+    slurm = OneUser(0.0)
+    slurm.jobs["4711"]["JobState"] = "TIMEOUT"
+    monkeypatch.setattr("slurm_colloc.runtime.chain_links.SlurmAccess", lambda: slurm)
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    environment = dict(os.environ)
+    try:
+        assert await_turn(str(path))
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    assert read_slurm_job_id(path) == "4712"
+    chain = read_chain(path)
+    assert chain.links[1].began_at is not None
+    assert chain.tries == 0

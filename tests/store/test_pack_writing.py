@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
+from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.comment_token import PACK_TOKEN
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
@@ -23,6 +25,7 @@ from slurm_colloc.store.pack_directory import (
     read_ended,
     read_slurm_job_id,
     read_spec,
+    write_chain,
 )
 from slurm_colloc.submission.upkeep.sweep import OpenPack, look_at_open_packs, sweep
 
@@ -435,3 +438,29 @@ def test_what_has_become_a_part_of_a_submission_stays(state: State) -> None:
     state.record_pack_job(first.record, "4711")
     assert state.find_packs("4711") == ["s.0", "t.0"]
     assert state.find_packs("4712") == ["t.0"]
+
+
+class NotCancelling(SlurmAccess):
+    def cancel(self, *job_ids: str) -> None:
+        raise SlurmRefused(f"{job_ids} cannot be cancelled")
+
+    def read_job(self, job_id: str) -> dict[str, str] | None:  # noqa: ARG002
+        return None
+
+
+def test_a_successor_that_cannot_be_cancelled_stops_no_call(state: State) -> None:
+    new = build_pack("s")
+    new = replace(new, record=replace(new.record, chain=3))
+    with state.writing([new]):
+        pass
+    state.record_job([new.record], "4711")
+    path = state.pack_path("s.0")
+    write_chain(path, ChainRecord((Link("4711"), Link("4712"))))
+    found = (
+        build_job("4711", job_state="CANCELLED"),
+        build_job("4712", job_state="PENDING"),
+    )
+    jobs = {job.job_id: job for job in found}
+    sweep(state, NotCancelling(), look(state), jobs, Settings())
+    assert state.list_open() == []
+    assert read_ended(path) is SlurmJobState.CANCELLED

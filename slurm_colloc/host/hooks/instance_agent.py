@@ -1,6 +1,6 @@
 """Changes a job's MIG instances while it runs, as its runner asks; who: root; one for each job.
 
-Also: A request to a job's agent: one line of JSON over a socket, of a user who is believed nothing.
+Also: a request to a job's agent: one line of JSON over a socket, of a user who is believed nothing.
 
     python -m slurm_colloc.host.hooks.instance_agent RUN POLICY JOB DRIVER NODE <LISTENER
 

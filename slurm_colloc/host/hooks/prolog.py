@@ -155,7 +155,10 @@ class _Prolog:
         if preparing.token.layout:
             answer = self._restore_modes(answer)
         # A dead job that still holds one of the GPUs stands in this one's way; others wait.
-        self._recover(preparing.gpus, holders_only=True, budget_s=self._choose_holders_budget())
+        budget_s = self._choose_holders_budget()
+        if self._recover(preparing.gpus, holders_only=True, budget_s=budget_s):
+            # What that one had set was set back.
+            answer = self._ask_again()
         checkpoint, why_no_mig = None, ""
         if preparing.token.layout:
             checkpoint, why_no_mig = self._divide(answer)
@@ -181,6 +184,9 @@ class _Prolog:
             raise NodeError(f"not fit for this job: {'; '.join(unsafe)}")
         if not any(one.is_on for one in found):
             return answer
+        return self._ask_again()
+
+    def _ask_again(self) -> NvmlAnswer:
         minors = self._job.gpus or ()
         return start_question(self._place.driver, self._job.node, minors=minors).ask(NVML_S)
 
@@ -284,7 +290,8 @@ class _Prolog:
         except (CollocError, OSError, OutOfTime) as error:
             self._report.details["leftovers"] = str(error) or "no time was left"
 
-    def _recover(self, claimed: Sequence[str], *, holders_only: bool, budget_s: float) -> None:
+    def _recover(self, claimed: Sequence[str], *, holders_only: bool, budget_s: float) -> bool:
+        """Undo dead jobs; whether there was one."""
         found = recover(
             self._run,
             besides=self._job.job_id,
@@ -302,6 +309,7 @@ class _Prolog:
             self._is_fit = False
             self._report.exit_status = 1
             raise NodeError(divided)
+        return bool(told)
 
     def _fall_back(self, reason: str, *, is_fault: bool = True) -> None:
         """Take back what was begun, and let the job know; it starts without."""

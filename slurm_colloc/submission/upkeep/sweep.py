@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from slurm_colloc.errors import StateError
+from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
@@ -169,7 +169,9 @@ def _goes_on(
     if successor is None or successor.job_id not in jobs:
         return False
     if job is not None and job.state is SlurmJobState.CANCELLED:
-        slurm.cancel(successor.job_id)
+        # One that is over, or not to be cancelled now, finds nothing left when it comes up.
+        with contextlib.suppress(SlurmError):
+            slurm.cancel(successor.job_id)
         return False
     with hold_lock(path / "lock", 0) as locked:
         if locked and read_slurm_job_id(path) == job_id:
