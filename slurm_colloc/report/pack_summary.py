@@ -13,7 +13,6 @@ from typing import Any
 
 from slurm_colloc.metrics.presence import attribute_whole
 from slurm_colloc.metrics.rates import describe_values
-from slurm_colloc.model.chain import compute_handovers, sum_known
 from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.plan import SharingMode
@@ -178,6 +177,8 @@ def build_chain(run: PackRun) -> dict[str, Any] | None:
     record = run.view.record
     if not record.chain:
         return None
+    from slurm_colloc.model.chain import compute_handovers, sum_known
+
     chain = read_chain(run.path)
     handovers = compute_handovers(chain)
     return {

@@ -11,10 +11,9 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.chain import ChainRecord
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
@@ -31,6 +30,9 @@ from slurm_colloc.store.atomic_files import (
 )
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.record_files import read_record
+
+if TYPE_CHECKING:
+    from slurm_colloc.model.chain import ChainRecord
 
 # ---- pack.json and spec.json: what csub wrote down for the runner and for readers ----------------
 
@@ -308,6 +310,9 @@ def read_chain(pack: Path) -> ChainRecord:
     Raises:
         StateError: It is damaged.
     """
+    # Few packs are chains.
+    from slurm_colloc.model.chain import ChainRecord
+
     return read_record(pack / "chain.json", ChainRecord) or ChainRecord()
 
 
