@@ -576,7 +576,7 @@ class StallPhases:
         name = name_phase(self._phase)
         if self._batches:
             self._timed[name].append((self._batches, self._seconds))
-        if name == "resident" and self._counts:
+        if name == "apart" and self._counts:
             self._step_s = self._seconds / max(1, steps - self._steps_at)
         self._batches, self._seconds = 0, 0.0
         if name == "ordinary":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -15,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.instrument import torch_stalls
+from slurm_colloc.instrument.layout import STALLS
 from slurm_colloc.instrument.torch_stalls import Lockstep, StallPhases
 from slurm_colloc.metrics.input_stalls import InputStalls, compute_stalls
 
-from .bed import run_python
+from .bed import PROGRAMS, build_environment, run, run_python
 
 GPU_S, COPY_S, DECODE_S, DISK_S = 0.04, 0.01, 0.03, 0.02
 
@@ -354,9 +356,49 @@ def test_a_late_rank_is_apart_for_as_many_steps(ahead: int, lasting: int) -> Non
     assert not first.is_late
 
 
+def with_torch(test: Any) -> Any:
+    """A test that trains."""
+    is_missing = importlib.util.find_spec("torch") is None
+    test = pytest.mark.skipif(is_missing, reason="PyTorch is missing")(test)
+    return pytest.mark.long(pytest.mark.torch(test))
+
+
+def run_two_processes(home: Path, how: str) -> tuple[list[dict[str, int]], InputStalls]:
+    """What two processes of torchrun say, and what was found."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    result = home / "stalls"
+    environment = build_environment(home) | {STALLS: str(result)}
+    argv = [sys.executable, *launch, PROGRAMS / "exchanging.py", result, how]
+    ended = run(argv, home, environment=environment)
+    assert ended.code == 0, ended.stderr
+    said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert len(said) == 2
+    return said, read_shares(result)
+
+
+@with_torch
+def test_two_processes_leave_out_the_same_exchanges(tmp_path: Path) -> None:
+    said, stalls = run_two_processes(tmp_path, "ddp")
+    assert said[0]["steps"] == said[1]["steps"]
+    assert said[0]["exchanges"] == said[1]["exchanges"]
+    least = torch_stalls.TURNS * torch_stalls.LEAST_BATCHES
+    assert said[0]["steps"] - said[0]["exchanges"] >= least
+    assert (stalls.processes, stalls.turns, stalls.exchange_untold) == (2, torch_stalls.TURNS, "")
+    assert stalls.exchange is not None
+
+
+@with_torch
+def test_two_processes_without_ddp_tell_the_rest(tmp_path: Path) -> None:
+    said, stalls = run_two_processes(tmp_path, "plain")
+    assert said[0]["steps"] == said[1]["steps"]
+    assert stalls.exchange is None
+    assert stalls.exchange_untold == "its processes compute without DistributedDataParallel"
+
+
 _DROP = """\
 import ctypes, os, sys
 from slurm_colloc.instrument import torch_stalls
+from slurm_colloc.instrument.layout import STALLS
 path, mark = sys.argv[1:]
 dropper = torch_stalls.PageDropper(mark)
 def read():
