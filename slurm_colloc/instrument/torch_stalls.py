@@ -597,7 +597,7 @@ class StallPhases:
                 "final": turns == TURNS,
                 "problem": "",
                 "processes": lockstep.world,
-                "exchange_untold": explain_no_exchange(lockstep),
+                "exchange_untold": "" if self._timed["apart"] else explain_no_exchange(lockstep),
                 "workers": iterator._num_workers,
                 "cpus": max(1, len(os.sched_getaffinity(0)) // lockstep.world),
                 "asked_bytes": self._asked,
@@ -633,9 +633,9 @@ class StallPhases:
 
 
 def explain_no_exchange(lockstep: Lockstep) -> str:
-    """Why exchange between GPUs is not measured; empty where it is, or there is none."""
+    """Why nothing was timed without exchange; empty where there is one GPU."""
     if lockstep.exchanges:
-        return ""
+        return "none of its steps without exchange could be timed"
     if lockstep.world > 1:
         return "its processes compute without DistributedDataParallel"
     cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections import UserList
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,7 +222,13 @@ class Rank(Training):
             lambda: self.lockstep,
             self.clock,
         )
-        self.steps = self.apart = 0
+        self.steps = self.apart = self.validates_every = 0
+
+    def validate(self) -> None:
+        """As many programs let one process do alone."""
+        for batch in self.read(self.validation):
+            self.clock.now += 1.0
+            batch[0].to("cuda")
 
     def train(
         self, counted: SimpleNamespace, gpu_s: float, *, exchanges: bool = True
@@ -244,6 +251,8 @@ class Rank(Training):
                 else:
                     yield
                 self.steps += 1
+                if self.validates_every and self.steps % self.validates_every == 0:
+                    self.validate()
 
 
 def run_ranks(
@@ -296,6 +305,46 @@ def test_ranks_whose_epochs_differ_in_length_stay_in_step(
     run_ranks(ranks, counted)
     assert all(rank.is_over() for rank in ranks)
     assert read_shares(path).exchange == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_one_rank_alone_may_validate(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)
+    ranks[0].validates_every = 33
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert ranks[0].apart == ranks[1].apart > 0
+    assert read_shares(path).exchange == pytest.approx(1 / 3, abs=0.01)
+
+
+class LateWords(UserList[int]):
+    """Shared words of which a rank sees what is announced three steps too late."""
+
+    def __init__(self, words: list[int], rank: Rank) -> None:
+        super().__init__()
+        self.data = words
+        self.rank = rank
+
+    def __getitem__(self, number: Any) -> Any:
+        value = self.data[number]
+        is_start = torch_stalls._STARTS <= number < torch_stalls._STEPS
+        return 0 if is_start and self.rank.steps < value + 3 else value
+
+
+def test_a_late_rank_ends_the_phases_and_none_waits_forever(
+    tmp_path: Path, counted: SimpleNamespace
+) -> None:
+    path = tmp_path / "stalls"
+    words = [0] * Lockstep.count_words(2)
+    ranks = [Rank(path, words, number) for number in (0, 1)]
+    ranks[1].lockstep = Lockstep(LateWords(words, ranks[1]), 1, 2)
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert json.loads(path.read_text())["problem"] == "its processes do not step together"
+    # As often exchanged all the same.
+    assert ranks[0].apart == ranks[1].apart > 0
+    for rank in ranks:
+        assert [batch[1] for batch in rank.read(rank.sampler)] == rank.sampler
 
 
 def test_without_ddp_nothing_is_apart(tmp_path: Path, counted: SimpleNamespace) -> None:
