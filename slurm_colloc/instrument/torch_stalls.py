@@ -151,7 +151,7 @@ def join_ranks(path: str) -> Lockstep:
     world = group.get_world_size() if has_group else 1
     if world == 1:
         return Lockstep([0] * Lockstep.count_words(1))
-    words = memoryview(map_file(path, 8 * Lockstep.count_words(world))).cast("q")
+    words: Any = memoryview(map_file(path, 8 * Lockstep.count_words(world))).cast("q")
     lockstep = Lockstep(words, group.get_rank(), world)
     hook_exchange(lockstep)
     return lockstep
@@ -450,7 +450,8 @@ class StallPhases:
                 self._change(iterator, due, steps)
         elif self._phase >= 0 and not is_going:
             self._enter(iterator)
-        return not self.over and name_phase(self._phase) in REPLAYED
+        # Once it is over, no batch is kept.
+        return name_phase(self._phase) in REPLAYED
 
     def _measure(self, iterator: Any, lockstep: Lockstep, steps: int) -> None:
         """Count a batch of the phase once it has settled, and announce the next one in time."""

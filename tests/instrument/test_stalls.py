@@ -318,7 +318,7 @@ def test_one_rank_alone_may_validate(tmp_path: Path, counted: SimpleNamespace) -
 
 
 class LateWords(UserList[int]):
-    """Shared words of which a rank sees what is announced three steps too late."""
+    """Shared words of which a rank sees three steps too late that a phase begins."""
 
     def __init__(self, words: list[int], rank: Rank) -> None:
         super().__init__()
@@ -327,8 +327,8 @@ class LateWords(UserList[int]):
 
     def __getitem__(self, number: Any) -> Any:
         value = self.data[number]
-        is_start = torch_stalls._STARTS <= number < torch_stalls._STEPS
-        return 0 if is_start and self.rank.steps < value + 3 else value
+        is_first = number == torch_stalls._STARTS
+        return 0 if is_first and self.rank.steps < value + 3 else value
 
 
 def test_a_late_rank_ends_the_phases_and_none_waits_forever(
@@ -417,7 +417,7 @@ def run_two_processes(home: Path, how: str) -> tuple[list[dict[str, int]], Input
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     result = home / "stalls"
     environment = build_environment(home) | {STALLS: str(result)}
-    argv = [sys.executable, *launch, PROGRAMS / "exchanging.py", result, how]
+    argv: list[str | Path] = [sys.executable, *launch, PROGRAMS / "exchanging.py", result, how]
     ended = run(argv, home, environment=environment)
     assert ended.code == 0, ended.stderr
     said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
