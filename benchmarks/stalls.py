@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measuring import Figures, Section, Series, build_environment
@@ -18,7 +19,7 @@ RUNS = 1
 FILES = 4000
 OFF_TARGET = 5.0
 LONGEST_S = 300.0
-PARTS = ("gpu", "copies", "decoding", "disk")
+PARTS = ("gpu", "exchange", "copies", "decoding", "disk")
 BATCH = 8
 
 # All delays are sleeps, in seconds. A read of a file whose pages are not in the page cache sleeps,
@@ -27,8 +28,8 @@ _PROGRAM = """\
 import ctypes, os, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
-folder, result, workers, gpu, copies, item, disk = sys.argv[1:]
-workers, gpu, copies, item, disk = int(workers), *map(float, (gpu, copies, item, disk))
+folder, result, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+gpu, exchange, copies, item, disk = map(float, sys.argv[4:])
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -56,26 +57,43 @@ def move_slowly(tensor, *args):
 torch.set_num_threads(1)
 torch.Tensor.to = move_slowly
 model = torch.nn.Linear(8, 1)
+def send(_, bucket):
+    time.sleep(exchange)
+    sent = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return sent.then(lambda done: done.value()[0])
+if exchange:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    model.register_comm_hook(None, send)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while not os.path.exists(result) or '"final": true' not in open(result).read():
+def is_over():
+    over = torch.zeros(1)
+    over += os.path.exists(result) and '"final": true' in open(result).read()
+    if exchange:
+        # Both end after the same batch.
+        torch.distributed.all_reduce(over)
+    return bool(over)
+while not is_over():
     for number, batch in enumerate(DataLoader(Files(), 8, shuffle=True, num_workers=workers)):
         batch = batch.to("cpu")
         time.sleep(gpu)
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
-        if number % 50 == 0 and os.path.exists(result) and '"final": true' in open(result).read():
+        if number % 50 == 0 and is_over():
             break
 """
 
-# Name, workers, and seconds of: the GPU and copies for a batch; decoding and disk for a sample.
+# Name, workers, and seconds of: the GPU, exchange (of two processes, over gloo) and copies for a
+# batch; decoding and disk for a sample.
 CASES = (
-    ("GPU alone", 2, 0.05, 0.0, 0.0, 0.0),
-    ("copies", 0, 0.06, 0.04, 0.0, 0.0),
-    ("decoding", 0, 0.05, 0.0, 0.00625, 0.0),
-    ("decoding, 2 workers", 2, 0.04, 0.0, 0.02, 0.0),
-    ("disk", 0, 0.05, 0.0, 0.0, 0.00625),
-    ("all", 0, 0.04, 0.02, 0.005, 0.0025),
+    ("GPU alone", 2, 0.05, 0.0, 0.0, 0.0, 0.0),
+    ("exchange", 0, 0.06, 0.04, 0.0, 0.0, 0.0),
+    ("copies", 0, 0.06, 0.0, 0.04, 0.0, 0.0),
+    ("decoding", 0, 0.05, 0.0, 0.0, 0.00625, 0.0),
+    ("decoding, 2 workers", 2, 0.04, 0.0, 0.0, 0.02, 0.0),
+    ("disk", 0, 0.05, 0.0, 0.0, 0.0, 0.00625),
+    ("all", 0, 0.04, 0.03, 0.02, 0.005, 0.0025),
 )
 
 
@@ -89,10 +107,10 @@ def measure_stalls() -> Section:
             (folder / str(number)).write_bytes(os.urandom(4096))
         os.sync()
         for name, workers, *delays in CASES:
-            expected = expect(workers, *delays)
+            expected = expect(workers, delays)
             runs = [_run(Path(home), folder, workers, delays) for _ in range(RUNS)]
             off = [
-                max(100 * abs(getattr(found, part) - expected[part]) for part in PARTS)
+                max(100 * abs((getattr(found, part) or 0.0) - expected[part]) for part in PARTS)
                 for found in runs
             ]
             shares = ", ".join(f"{part} {100 * expected[part]:.0f} %" for part in PARTS)
@@ -106,9 +124,10 @@ def measure_stalls() -> Section:
     )
 
 
-def expect(workers: int, gpu: float, copies: float, item: float, disk: float) -> dict[str, float]:
+def expect(workers: int, delays: Sequence[float]) -> dict[str, float]:
     """The shares that delays make: workers load while the GPU computes."""
-    busy = gpu + copies
+    gpu, exchange, copies, item, disk = delays
+    busy = gpu + exchange + copies
     if workers:
         cached = max(busy, BATCH * item / workers)
         ordinary = max(busy, BATCH * (item + disk) / workers)
@@ -116,6 +135,7 @@ def expect(workers: int, gpu: float, copies: float, item: float, disk: float) ->
         cached, ordinary = busy + BATCH * item, busy + BATCH * (item + disk)
     return {
         "gpu": gpu / ordinary,
+        "exchange": exchange / ordinary,
         "copies": copies / ordinary,
         "decoding": (cached - busy) / ordinary,
         "disk": (ordinary - cached) / ordinary,
@@ -128,12 +148,18 @@ def _run(home: Path, folder: Path, workers: int, delays: list[float]) -> InputSt
         environment = build_environment(Path(place), Path(sys.executable).parent)
         environment |= injected_environment(environment, place)
         environment[STALLS] = result
+        program = Path(place) / "train.py"
+        program.write_text(_PROGRAM)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         subprocess.run(
-            [sys.executable, "-c", _PROGRAM, str(folder), result, str(workers), *map(str, delays)],
+            [
+                sys.executable, *(launch if delays[1] else []), program,
+                folder, result, str(workers), *map(str, delays),
+            ],
             env=environment,
             check=True,
             timeout=LONGEST_S,
-        )
+        )  # fmt: skip
         found = compute_stalls(json.loads(Path(result).read_text()))
     assert found is not None
     return found

@@ -118,8 +118,9 @@ tells csub which jobs can share a GPU with it, and how much slower than alone it
 then ended and its work is lost.
 
   --wait          wait for it, and print the usage profile; exit status 1 if there is none
-  --stalls        instead, tell what holds the training up: GPU, copies, decoding or disk; it waits
-                  for the job, and exit status 1 says that this could not be told
+  --stalls        instead, tell what holds the training up: GPU, exchange between GPUs, copies,
+                  decoding or disk; it waits for the job, and exit status 1 says that this could
+                  not be told
   --array=N       probe task N; its profile is used for the other tasks as relatives
 
 Then: csub profile show NAME, csub plan SCRIPT. All other options are those of csub submit.

@@ -9,6 +9,7 @@ from typing import Any
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.input_stalls import (
     SHARE_LEAST,
+    SPARSER,
     InputStalls,
     advise_cores,
     compute_stalls,
@@ -16,8 +17,7 @@ from slurm_colloc.metrics.input_stalls import (
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.store.atomic_files import read_json
 
-_MARKS = {"gpu": "#", "copies": ">", "decoding": "=", "disk": "."}
-_NAMES = {"gpu": "GPU", "copies": "copies", "decoding": "decoding", "disk": "disk"}
+_MARKS = {"gpu": "#", "exchange": "x", "copies": ">", "decoding": "=", "disk": "."}
 BAR_WIDTH = 50
 
 
@@ -44,21 +44,22 @@ def read_stalls(pack: Path) -> tuple[InputStalls | None, str]:
 
 def render_stalls(stalls: InputStalls) -> str:
     """The sentence, the bar and the advice, a line each."""
-    shares = {name: float(getattr(stalls, name)) for name in _NAMES}
-    parts = [f"{_NAMES[name]} {100 * share:.0f} %" for name, share in shares.items()]
+    shares = {name: share for name in _MARKS if (share := getattr(stalls, name)) is not None}
+    parts = [f"{_name(name)} {100 * share:.0f} %" for name, share in shares.items()]
     lines = [describe_stalls(stalls), f"[{draw_bar(shares)}]  {', '.join(parts)}"]
     return "\n".join([*lines, *list_advice(stalls), *list_limits(stalls)])
 
 
 def describe_stalls(stalls: InputStalls) -> str:
     """Which part holds it up most, and for how much of its time."""
-    held = {name: getattr(stalls, name) for name in ("copies", "decoding", "disk")}
+    held = {name: getattr(stalls, name) or 0.0 for name in _MARKS if name != "gpu"}
     worst = max(held, key=lambda name: held[name])
     if held[worst] < SHARE_LEAST:
         return f"nothing holds it up: {100 * stalls.gpu:.0f} % of its time is its GPU's and its own"
     if worst == "copies":
         return f"copies to the GPU hold it up for {100 * held[worst]:.0f} % of its time"
-    word = "the disk" if worst == "disk" else worst
+    words = {"disk": "the disk", "exchange": "exchange between GPUs"}
+    word = words.get(worst, worst)
     return f"{word} holds it up for {100 * held[worst]:.0f} % of its time"
 
 
@@ -76,10 +77,11 @@ def list_advice(stalls: InputStalls) -> list[str]:
     lines = []
     cores = advise_cores(stalls)
     if cores is not None:
+        of_each = " for each process" if stalls.processes > 1 else ""
         lines.append(
-            f"decoding: {cores.cores} cores instead of {cores.now} "
-            f"(--cpus-per-task={cores.cores}, num_workers={cores.cores}) make it up to "
-            f"{cores.speedup:.1f} times as fast; or share one loader"
+            f"decoding: {cores.cores} cores instead of {cores.now}{of_each} "
+            f"(--cpus-per-task={cores.cores * stalls.processes}, num_workers={cores.cores}) "
+            f"make it up to {cores.speedup:.1f} times as fast; or share one loader"
         )
     if stalls.disk >= SHARE_LEAST:
         gain = 1 / (1 - stalls.disk)
@@ -93,12 +95,27 @@ def list_advice(stalls: InputStalls) -> list[str]:
             f"copies: pin_memory=True and .to(device, non_blocking=True) make it up to "
             f"{gain:.1f} times as fast"
         )
+    if (stalls.exchange or 0.0) >= SHARE_LEAST:
+        exchange = float(stalls.exchange or 0.0)
+        sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
+        lines.append(
+            f"exchange: batches {SPARSER} times as large, or no_sync() for {SPARSER - 1} of "
+            f"{SPARSER}, make it up to {sparser:.1f} times as fast; trainings on one GPU each do "
+            f"up to {1 / (1 - exchange):.1f} times as much together"
+        )
     return lines
 
 
 def list_limits(stalls: InputStalls) -> list[str]:
     """What the figures do not say."""
+    lines = []
+    if stalls.exchange_untold:
+        lines.append(f"exchange is not told: {escape_controls(stalls.exchange_untold)}")
     if not stalls.is_cold and stalls.reads_files:
         why = "hardly anything came from disk (cached files, or none)"
-        return [f"cold read not achieved: {why}; what the disk costs is not known"]
-    return []
+        lines.append(f"cold read not achieved: {why}; what the disk costs is not known")
+    return lines
+
+
+def _name(share: str) -> str:
+    return "GPU" if share == "gpu" else share

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
+from collections import UserList
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_colloc.instrument import torch_stalls
-from slurm_colloc.instrument.torch_stalls import StallPhases
+from slurm_colloc.instrument.layout import STALLS
+from slurm_colloc.instrument.torch_stalls import Lockstep, StallPhases
 from slurm_colloc.metrics.input_stalls import InputStalls, compute_stalls
 
-from .bed import run_python
+from .bed import PROGRAMS, build_environment, run, run_python
 
 GPU_S, COPY_S, DECODE_S, DISK_S = 0.04, 0.01, 0.03, 0.02
 
@@ -85,7 +90,13 @@ class Training:
 
     def __init__(self, path: Path, *, kind: int = 0, epoch: int = 40) -> None:
         self.clock, self.dropper, self.kind, self.epoch = Clock(), Dropper(), kind, epoch
-        self.phases = StallPhases(str(path), self.dropper, Tensor, self.clock)  # type: ignore[arg-type]
+        self.phases = StallPhases(
+            str(path),
+            self.dropper,  # type: ignore[arg-type]
+            Tensor,
+            lambda: Lockstep([0] * Lockstep.count_words(1)),
+            self.clock,
+        )
         self.drawn: list[int] = []
         self.got: list[Any] = []
         self.sampler = list(range(epoch))
@@ -195,9 +206,248 @@ def test_only_one_process_of_a_program_is_measured(
     assert [batch[1] for batch in training.got] == training.drawn
 
 
+EXCHANGE_S = 0.05
+
+
+class Rank(Training):
+    """One process of a training, whose steps meet those of the others."""
+
+    def __init__(self, path: Path, words: list[int], rank: int, **more: int) -> None:
+        super().__init__(path, **more)
+        self.lockstep = Lockstep(words, rank, 2)
+        self.phases = StallPhases(
+            str(path),
+            self.dropper,  # type: ignore[arg-type]
+            Tensor,
+            lambda: self.lockstep,
+            self.clock,
+        )
+        self.steps = self.apart = self.validates_every = 0
+
+    def validate(self) -> None:
+        """As many programs let one process do alone."""
+        for batch in self.read(self.validation):
+            self.clock.now += 1.0
+            batch[0].to("cuda")
+
+    def train(
+        self, counted: SimpleNamespace, gpu_s: float, *, exchanges: bool = True
+    ) -> Iterator[None]:
+        """Steps without end; yields where it exchanges, and does not go on until all do."""
+        while True:
+            iterator = FakeIterator(self, self.sampler)
+            while True:
+                counted.count_of_steps = self.steps
+                try:
+                    batch = self.phases.take(iterator, FakeIterator.fetch)
+                except StopIteration:
+                    break
+                self.got.append(batch)
+                batch[0].to("cuda")
+                self.clock.now += gpu_s
+                self.lockstep.exchanges += exchanges
+                if exchanges and self.lockstep.is_apart(self.steps):
+                    self.apart += 1
+                else:
+                    yield
+                self.steps += 1
+                if self.validates_every and self.steps % self.validates_every == 0:
+                    self.validate()
+
+
+def run_ranks(
+    ranks: list[Rank], counted: SimpleNamespace, *, exchanges: bool = True, most: int = 5000
+) -> None:
+    """Let ranks train until the phases are over; the others are twice as fast as the first."""
+    running = [
+        rank.train(counted, GPU_S / (1 + number), exchanges=exchanges)
+        for number, rank in enumerate(ranks)
+    ]
+    for _ in range(most):
+        # The faster one is as far ahead as it gets.
+        for generator in reversed(running):
+            next(generator)
+        now = max(rank.clock.now for rank in ranks) + EXCHANGE_S
+        for rank in ranks:
+            rank.clock.now = now
+        if all(rank.is_over() for rank in ranks):
+            return
+
+
+def make_ranks(path: Path, **more: int) -> list[Rank]:
+    words = [0] * Lockstep.count_words(2)
+    return [Rank(path, words, number, **more) for number in (0, 1)]
+
+
+def test_exchange_is_told_apart(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    stalls = read_shares(path)
+    whole = GPU_S + EXCHANGE_S + COPY_S + DECODE_S + DISK_S
+    found = (stalls.gpu, stalls.exchange, stalls.copies, stalls.decoding, stalls.disk)
+    parts = (GPU_S, EXCHANGE_S, COPY_S, DECODE_S, DISK_S)
+    assert found == pytest.approx([part / whole for part in parts], abs=0.01)
+    assert (stalls.turns, stalls.processes, stalls.exchange_untold) == (torch_stalls.TURNS, 2, "")
+    # As often exchanged: neither ever waits for what does not come.
+    assert ranks[0].apart == ranks[1].apart > 0
+    for rank in ranks:
+        assert [batch[1] for batch in rank.read(rank.sampler)] == rank.sampler
+
+
+def test_ranks_whose_epochs_differ_in_length_stay_in_step(
+    tmp_path: Path, counted: SimpleNamespace
+) -> None:
+    path = tmp_path / "stalls"
+    words = [0] * Lockstep.count_words(2)
+    ranks = [Rank(path, words, 0, epoch=40), Rank(path, words, 1, epoch=37)]
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert read_shares(path).exchange == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_one_rank_alone_may_validate(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)
+    ranks[0].validates_every = 33
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert ranks[0].apart == ranks[1].apart > 0
+    assert read_shares(path).exchange == pytest.approx(1 / 3, abs=0.01)
+
+
+class LateWords(UserList[int]):
+    """Shared words of which a rank sees three steps too late that a phase begins."""
+
+    def __init__(self, words: list[int], rank: Rank) -> None:
+        super().__init__()
+        self.data = words
+        self.rank = rank
+
+    def __getitem__(self, number: Any) -> Any:
+        value = self.data[number]
+        is_first = number == torch_stalls._STARTS
+        return 0 if is_first and self.rank.steps < value + 3 else value
+
+
+def test_a_late_rank_ends_the_phases_and_none_waits_forever(
+    tmp_path: Path, counted: SimpleNamespace
+) -> None:
+    path = tmp_path / "stalls"
+    words = [0] * Lockstep.count_words(2)
+    ranks = [Rank(path, words, number) for number in (0, 1)]
+    ranks[1].lockstep = Lockstep(LateWords(words, ranks[1]), 1, 2)
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert json.loads(path.read_text())["problem"] == "its processes do not step together"
+    # As often exchanged all the same.
+    assert ranks[0].apart == ranks[1].apart > 0
+    for rank in ranks:
+        assert [batch[1] for batch in rank.read(rank.sampler)] == rank.sampler
+
+
+def test_without_ddp_nothing_is_apart(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)
+    run_ranks(ranks, counted, exchanges=False)
+    stalls = read_shares(path)
+    assert stalls.exchange is None
+    assert "without DistributedDataParallel" in stalls.exchange_untold
+    whole = GPU_S + EXCHANGE_S + COPY_S + DECODE_S + DISK_S
+    assert (stalls.gpu, stalls.disk) == pytest.approx(
+        ((GPU_S + EXCHANGE_S) / whole, DISK_S / whole), abs=0.01
+    )
+
+
+def test_one_rank_that_fails_ends_the_phases_of_all(
+    tmp_path: Path, counted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(ranks[1].dropper, "drop_now", fail)
+    run_ranks(ranks, counted)
+    assert all(rank.is_over() for rank in ranks)
+    assert "ZeroDivisionError: by nothing" in json.loads(path.read_text())["problem"]
+    for rank in ranks:
+        assert [batch[1] for batch in rank.read(rank.sampler)] == rank.sampler
+
+
+def test_a_rank_that_takes_no_batches_is_named(tmp_path: Path, counted: SimpleNamespace) -> None:
+    path = tmp_path / "stalls"
+    ranks = make_ranks(path)[:1]
+    run_ranks(ranks, counted)
+    told = json.loads(path.read_text())["problem"]
+    assert told.startswith("1 of its 2 processes take batches of a DataLoader")
+    assert [batch[1] for batch in ranks[0].got] == ranks[0].drawn
+
+
+@given(st.integers(0, 30), st.integers(1, 40))
+def test_a_late_rank_is_apart_for_as_many_steps(ahead: int, lasting: int) -> None:
+    words = [0] * Lockstep.count_words(2)
+    first, other = (Lockstep(words, rank, 2) for rank in (0, 1))
+    first.find_phase(10)
+    other.find_phase(10)
+    kept = list(words)
+    first.announce(0, lasting)
+    # The other goes on without having seen it.
+    announced, words[:] = list(words), kept
+    seen = [other.is_apart(step) for step in range(11, 11 + ahead)]
+    words[:] = announced
+    seen += [other.is_apart(step) for step in range(11 + ahead, 120)]
+    mine = [first.is_apart(step) for step in range(11, 120)]
+    assert sum(seen) == sum(mine) == lasting
+    assert other.is_late == (10 + ahead >= 10 + torch_stalls.AHEAD)
+    assert not first.is_late
+
+
+def with_torch(test: Any) -> Any:
+    """A test that trains."""
+    is_missing = importlib.util.find_spec("torch") is None
+    test = pytest.mark.skipif(is_missing, reason="PyTorch is missing")(test)
+    return pytest.mark.long(pytest.mark.torch(test))
+
+
+def run_two_processes(home: Path, how: str) -> tuple[list[dict[str, int]], InputStalls]:
+    """What two processes of torchrun say, and what was found."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    result = home / "stalls"
+    environment = build_environment(home) | {STALLS: str(result)}
+    argv: list[str | Path] = [sys.executable, *launch, PROGRAMS / "exchanging.py", result, how]
+    ended = run(argv, home, environment=environment)
+    assert ended.code == 0, ended.stderr
+    said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert len(said) == 2
+    return said, read_shares(result)
+
+
+@with_torch
+def test_two_processes_leave_out_the_same_exchanges(tmp_path: Path) -> None:
+    said, stalls = run_two_processes(tmp_path, "ddp")
+    assert said[0]["steps"] == said[1]["steps"]
+    assert said[0]["exchanges"] == said[1]["exchanges"]
+    least = torch_stalls.TURNS * torch_stalls.LEAST_BATCHES
+    assert said[0]["steps"] - said[0]["exchanges"] >= least
+    assert (stalls.processes, stalls.turns, stalls.exchange_untold) == (2, torch_stalls.TURNS, "")
+    assert stalls.exchange is not None
+
+
+@with_torch
+def test_two_processes_without_ddp_tell_the_rest(tmp_path: Path) -> None:
+    said, stalls = run_two_processes(tmp_path, "plain")
+    assert said[0]["steps"] == said[1]["steps"]
+    assert stalls.exchange is None
+    assert stalls.exchange_untold == "its processes compute without DistributedDataParallel"
+
+
 _DROP = """\
 import ctypes, os, sys
 from slurm_colloc.instrument import torch_stalls
+from slurm_colloc.instrument.layout import STALLS
 path, mark = sys.argv[1:]
 dropper = torch_stalls.PageDropper(mark)
 def read():

@@ -178,6 +178,13 @@ def test_stalls_are_told_instead_of_a_usage_profile(tmp_path: Path) -> None:
     (candidate,) = as_probe(call, Settings()).candidates
     assert candidate.job.only_probe
     assert candidate.job.tells_stalls
+    # Exchange between several GPUs is told, and no usage profile made.
+    (several,) = as_probe(
+        collect(tmp_path, "--gres=gpu:2", "--stalls", "a.sh"), Settings()
+    ).candidates
+    assert (several.job.gpus, several.job.tells_stalls) == (2, True)
+    with pytest.raises(UsageProblem, match="asks for no GPU"):
+        as_probe(collect(tmp_path, "--stalls", "a.sh"), Settings())
     with pytest.raises(UsageProblem, match="--stalls needs what counts steps"):
         as_probe(
             collect(

@@ -469,7 +469,8 @@ def as_probe(call: Call, settings: Settings) -> Call:
             "csub probe takes one job",
             hint="--array=N probes task N, and the other tasks are its relatives",
         )
-    if job.gpus != 1:
+    tells_stalls = call.options.flag("stalls")
+    if not job.gpus or (job.gpus > 1 and not tells_stalls):
         asked = f"asks for {job.gpus} GPUs" if job.gpus else "asks for no GPU"
         raise UsageProblem(
             f"csub probe: {job.script_name} {asked}, and usage profiles are for jobs with one",
@@ -478,7 +479,6 @@ def as_probe(call: Call, settings: Settings) -> Call:
     obstacle = find_obstacle_to_measuring(call, settings)
     if obstacle:
         raise UsageProblem(f"csub probe would measure nothing: {obstacle}")
-    tells_stalls = call.options.flag("stalls")
     if tells_stalls and not (settings.instrument and job.instrument):
         raise UsageProblem(
             "csub probe --stalls needs what counts steps in the program's Python",
