@@ -140,7 +140,7 @@ for _function in (_enter_step, _leave_step):
 def hook_optimizers(module: ModuleType) -> None:
     """Count from now on; `module` is torch.optim.optimizer, just imported."""
     _OURS.add(str(module.__file__))
-    _keep_dynamo_out()
+    keep_dynamo_out(_enter_step, _leave_step, _before, _after)
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch 2.0 and later.
         module.register_optimizer_step_pre_hook(_before)
@@ -162,9 +162,9 @@ def hook_compiler(module: ModuleType) -> None:
     _is_traced = getattr(module, "is_dynamo_compiling", _is_traced)
 
 
-def _keep_dynamo_out() -> None:
+def keep_dynamo_out(*functions: Any) -> None:
     """Tell torch.compile to run our functions as they are."""
-    codes = [f.__code__ for f in (_enter_step, _leave_step, _before, _after)]
+    codes = [function.__code__ for function in functions]
     try:
         frames = sys.modules["torch._C"]._dynamo.eval_frame
         if hasattr(frames, "skip_code"):

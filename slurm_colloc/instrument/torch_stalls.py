@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import layout
 from .tally import is_loader_worker, tally
 from .torch_loader import measure_batch
+from .torch_optimizer import keep_dynamo_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
@@ -177,6 +178,9 @@ def hook_exchange(lockstep: Lockstep) -> None:
         finally:
             self.require_backward_grad_sync = was
 
+    # Its counts would make torch.compile compile anew at each step.
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    keep_dynamo_out(forward, Lockstep.is_apart, Lockstep.find_phase, name_phase)
     kind.forward = forward
 
 

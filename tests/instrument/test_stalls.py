@@ -444,6 +444,48 @@ def test_two_processes_without_ddp_tell_the_rest(tmp_path: Path) -> None:
     assert stalls.exchange_untold == "its processes compute without DistributedDataParallel"
 
 
+_COMPILED = """\
+import torch
+from torch._dynamo.utils import counters
+from slurm_colloc.instrument import torch_stalls
+from slurm_colloc.instrument.tally import Tally
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+exchanges = 0
+def exchange(_, bucket):
+    global exchanges
+    exchanges += 1
+    sent = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return sent.then(lambda done: done.value()[0])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model.register_comm_hook(None, exchange)
+compiled = torch.compile(model, backend="eager")
+steps = 0
+Tally.count_of_steps = property(lambda _: steps)
+def train(most):
+    global steps
+    for _ in range(most):
+        compiled(torch.ones(2, 4)).sum().backward()
+        steps += 1
+train(5)
+before = counters["stats"]["unique_graphs"]
+lockstep = torch_stalls.Lockstep([0] * torch_stalls.Lockstep.count_words(1))
+torch_stalls.hook_exchange(lockstep)
+train(20)
+lockstep.find_phase(steps)
+lockstep.announce(0, 7)
+train(20)
+print(steps - exchanges, counters["stats"]["unique_graphs"] - before)
+"""
+
+
+@with_torch
+def test_a_compiled_ddp_is_not_compiled_anew(tmp_path: Path) -> None:
+    ended = run_python(_COMPILED, tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.split() == ["7", "0"]
+
+
 _DROP = """\
 import ctypes, os, sys
 from slurm_colloc.instrument import torch_stalls
