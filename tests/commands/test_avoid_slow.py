@@ -56,7 +56,7 @@ def test_a_slow_node_is_left_out_where_it_is_asked_and_nowhere_else(
     trained.csub(*EACH, "--join=never", "train.sh")
     done = trained.csub(*EACH, "--join=never", "--avoid-slow", "train.sh")
     assert (
-        "node1 is left out (--exclude), because a GPU of it is slow: GPU-node1 (node1) "
+        "node1 is left out (--exclude), because one of its GPUs is slow: GPU-node1 (node1) "
         in done.stderr
     )
     assert TOLD in done.stderr

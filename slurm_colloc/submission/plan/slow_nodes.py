@@ -98,7 +98,7 @@ def choose_exclusion(
     if not left_out:
         return Exclusion()
     names = ",".join(left_out)
-    why = f"because a GPU of it is slow: {'; '.join(by_node[n].describe() for n in left_out)}"
+    why = f"because one of its GPUs is slow: {'; '.join(by_node[n].describe() for n in left_out)}"
     if not named and not there - set(left_out) - set(expand_node_list(own)):
         return Exclusion(
             "", (f"{names} is not left out, though it is slow: no other node is left",)
