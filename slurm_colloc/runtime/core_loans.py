@@ -30,7 +30,9 @@ from slurm_colloc.runtime.pause_members import StepProcesses, list_wrappers_of
 from slurm_colloc.store.runner_requests import CoreLoan, WorkersAdvice
 
 LOOK_S = 1.0
-"""How often it is looked whether a lender needs its cores again."""
+"""How often it is looked whether a member is short of cores."""
+LENDING_LOOK_S = 0.4
+"""How often, while some are lent, whether their owner needs them: it has them back in two looks."""
 JUDGED_AFTER_S = 14.0
 """From a loan until its effect is judged: the monitor's rates are means of ten seconds."""
 REFUSED_S = 120.0
@@ -80,11 +82,16 @@ class CoreLender:
         """Members to which more cores are of no use, as their workers are too few."""
         return tuple(self._advice[number] for number in sorted(self._advice))
 
+    def list_due(self) -> list[float]:
+        """When it is to be looked again (monotonic clock)."""
+        return [self._looked_at + LENDING_LOOK_S] if self.loans else []
+
     def work(self) -> None:
-        """Lend, judge what was lent, take back what is needed: about once a second."""
+        """Lend, judge what was lent, take back what is needed."""
         now = self.pack.clock()
         is_measuring = self.is_measuring()
-        if now < self._looked_at + LOOK_S and not (is_measuring and self.loans):
+        look_s = LENDING_LOOK_S if self.loans else LOOK_S
+        if now < self._looked_at + look_s and not (is_measuring and self.loans):
             return
         self._looked_at = now
         members = [m for m in self.pack.members.with_process() if m.record.cpus and m.wrapper_pid]

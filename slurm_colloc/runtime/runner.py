@@ -273,7 +273,7 @@ class Runner:
             return
         due = [moment for member in running for moment in member.list_due()]
         due += [*self._parts.mails.list_due(), *self._parts.pack_end.list_due()]
-        due += self._parts.measured_degree.list_due()
+        due += [*self._parts.measured_degree.list_due(), *self._parts.core_lender.list_due()]
         wait_s = STARTING_WAIT_S if is_starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._parts.gpu_mode.filenos())
 
