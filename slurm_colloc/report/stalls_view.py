@@ -95,9 +95,9 @@ def list_advice(stalls: InputStalls) -> list[str]:
             f"copies: pin_memory=True and .to(device, non_blocking=True) make it up to "
             f"{gain:.1f} times as fast"
         )
-    if (stalls.exchange or 0.0) >= SHARE_LEAST:
-        exchange = float(stalls.exchange or 0.0)
-        sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
+    exchange = stalls.exchange or 0.0
+    sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
+    if sparser >= 1 + SHARE_LEAST:
         lines.append(
             f"exchange: batches {SPARSER} times as large, or no_sync() for {SPARSER - 1} of "
             f"{SPARSER}, make it up to {sparser:.1f} times as fast; trainings on one GPU each do "
