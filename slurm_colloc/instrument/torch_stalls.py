@@ -36,6 +36,8 @@ WARM_BATCHES = 10
 WARM_S = 3.0
 UNCOUNTED_S = 60.0
 """Batches without a step for so long: nothing counts the steps."""
+ALL_STEP_S = 15.0
+"""Processes that have taken no batch by then take none; long before the runner's patience ends."""
 PHASE_S = 4.0
 PHASE_MOST_S = 30.0
 LEAST_BATCHES = 8
@@ -490,22 +492,22 @@ class StallPhases:
                 return
         self._steps = steps
         lockstep = self._lockstep
-        is_long = now - self._first_at > UNCOUNTED_S
+        since_first_s = now - self._first_at
         if lockstep is None:
-            if is_long:
+            if since_first_s > UNCOUNTED_S:
                 self._give_up(
                     "its DataLoader gives batches, but no step of an optimizer is counted"
                 )
             return
-        is_warm = self._warm >= WARM_BATCHES and now - self._first_at >= WARM_S
+        is_warm = self._warm >= WARM_BATCHES and since_first_s >= WARM_S
         if is_warm and lockstep.may_announce(0):
-            self._announce_first(lockstep, is_long)
+            self._announce_first(lockstep, since_first_s)
 
-    def _announce_first(self, lockstep: Lockstep, is_long: bool) -> None:
+    def _announce_first(self, lockstep: Lockstep, since_first_s: float) -> None:
         """Let the phases begin once all processes take batches."""
         stepping = lockstep.count_stepping()
         if stepping < lockstep.world:
-            if is_long:
+            if since_first_s > ALL_STEP_S:
                 self._give_up(
                     f"{stepping} of its {lockstep.world} processes take batches of a DataLoader, "
                     "as far as this node shows"

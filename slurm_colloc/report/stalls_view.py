@@ -78,11 +78,17 @@ def list_advice(stalls: InputStalls) -> list[str]:
     cores = advise_cores(stalls)
     if cores is not None:
         of_each = " for each process" if stalls.processes > 1 else ""
-        lines.append(
-            f"decoding: {cores.cores} cores instead of {cores.now}{of_each} "
-            f"(--cpus-per-task={cores.cores * stalls.processes}, num_workers={cores.cores}) "
-            f"make it up to {cores.speedup:.1f} times as fast; or share one loader"
-        )
+        faster = f"up to {cores.speedup:.1f} times as fast; or share one loader"
+        if cores.cores == cores.now:
+            lines.append(
+                f"decoding: a worker of its own{of_each} (num_workers=1) makes it {faster}"
+            )
+        else:
+            lines.append(
+                f"decoding: {cores.cores} cores instead of {cores.now}{of_each} "
+                f"(--cpus-per-task={cores.cores * stalls.processes}, "
+                f"num_workers={cores.cores}) make it {faster}"
+            )
     if stalls.disk >= SHARE_LEAST:
         gain = 1 / (1 - stalls.disk)
         lines.append(
@@ -95,9 +101,9 @@ def list_advice(stalls: InputStalls) -> list[str]:
             f"copies: pin_memory=True and .to(device, non_blocking=True) make it up to "
             f"{gain:.1f} times as fast"
         )
-    if (stalls.exchange or 0.0) >= SHARE_LEAST:
-        exchange = float(stalls.exchange or 0.0)
-        sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
+    exchange = stalls.exchange or 0.0
+    sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
+    if sparser >= 1 + SHARE_LEAST:
         lines.append(
             f"exchange: batches {SPARSER} times as large, or no_sync() for {SPARSER - 1} of "
             f"{SPARSER}, make it up to {sparser:.1f} times as fast; trainings on one GPU each do "

@@ -130,6 +130,14 @@ def test_advice_has_cores_and_a_gain() -> None:
     assert "up to 3.0 times as fast; or share one loader" in told
 
 
+def test_one_worker_is_advised_in_words() -> None:
+    stalls = compute_stalls(build_result(1.0, 1.0, 1.5, 1.5, workers=0))
+    assert stalls is not None
+    assert "decoding: a worker of its own (num_workers=1) makes it up to 1.5" in render_stalls(
+        stalls
+    )
+
+
 def test_without_workers_one_more_core_decodes_meanwhile() -> None:
     stalls = compute_stalls(build_result(1.0, 1.0, 2.0, 2.0, workers=0))
     assert stalls is not None
