@@ -45,6 +45,9 @@ def _list_texts(job: Job, script: bytes) -> Iterator[str]:
         if word.startswith("-m"):
             name = word[2:].strip().replace(".", "/") + ".py"
         path = os.path.join(job.directory, name)
+        if not os.path.isfile(path):
+            # Of a pipe nothing may ever come.
+            continue
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 yield file.read(_MOST_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,9 @@ def test_what_only_loses_work_is_refused(user: CsubUser) -> None:
     assert "add --saves" in refuse(user, "--chain", *ONE, "plain.sh")
     assert "from 2 to 100" in refuse(user, "--chain=1", "--saves", *ONE, "plain.sh")
     assert "needs Slurm" in refuse(user, "--chain", "--saves", "--local", *ONE, "plain.sh")
+    user.script("piped.sh", "python piped.py")
+    os.mkfifo(user.home / "piped.py")
+    assert "add --saves" in refuse(user, "--chain", *ONE, "piped.sh")
     several = refuse(user, "pack", "--chain", "--saves", "--gpus-per-pack=2", *ONE, "plain.sh")
     assert "one GPU" in several
 
