@@ -2,8 +2,9 @@
 
 Figures are written to inputs.json and not judged. CSUB_GPU_INPUTS names the runs: `own` and
 `shared` (eight trainings on JPEG pictures, a core each), `cores` (two trainings with six cores
-each, of which one needs two and the other more), `stalls` (what `csub probe --stalls` says of
-trainings, and what they count themselves). CSUB_GPU_PICTURES is the number of pictures.
+each, of which one needs two and the other more, divided evenly and by need), `stalls` (what `csub
+probe --stalls` says of trainings, and what they count themselves), `exchange` (the same of one on
+two GPUs, through NCCL). CSUB_GPU_PICTURES is the number of pictures.
 With CSUB_GPU_SIMULATED=1 it runs on the simulated GPU, and its figures mean nothing.
 """
 
@@ -31,18 +32,25 @@ EPOCHS = int(read_number("CSUB_GPU_EPOCHS", 4))
 TRAININGS = int(read_number("CSUB_GPU_MEMBERS", 8))
 WINDOW_S = read_number("CSUB_GPU_WINDOW_S", 20.0)
 PATIENCE_S = 240.0
+LOAN_S = 35.0
+"""From the first loan until it is judged and a second one is."""
 STALLS = {
     "decoding": ("--workers=0",),
     "2 workers": ("--workers=2",),
     "slept": ("--workers=0", "--sleep=0.01"),
     "GPU": ("--workers=4", "--work=40"),
 }
+# Variables of a training on two GPUs. NCCL's multicast stays off: it may hang a host's GPUs.
+EXCHANGES = {"NVLink": "", "host memory": "NCCL_P2P_DISABLE=1"}
 RESULTS: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Bed]:
-    with running_bed(archive="kept-inputs.tar.gz", host_memory_mb_per_node=110_000) as found:
+    gpus = 2 if "exchange" in RUNS else 1
+    with running_bed(
+        archive="kept-inputs.tar.gz", gpus_per_node=gpus, host_memory_mb_per_node=110_000
+    ) as found:
         RESULTS.update(gpu=found.gpu_before, simulated=found.is_simulated)
         yield found
 
@@ -104,39 +112,48 @@ def test_eight_trainings(bed: Bed, pictures: Path, run: str) -> None:
     assert RESULTS[run]["exact"] == TRAININGS
 
 
-def read_steps(bed: Bed, job_id: str) -> dict[str, float]:
-    """Steps per second that the monitor last saw, by member."""
-    latest = json.loads((bed.find_pack(job_id) / "latest.json").read_text())
-    return {name: member["steps_per_s"] for name, member in latest["members"].items()}
+def count_rates(outs: list[Path], begin: float) -> list[float]:
+    """Samples per second that each program counted itself, in epochs that began after a moment."""
+    found = []
+    for out in outs:
+        later = [each for each in read_epochs(out) if each["at"] - each["seconds"] > begin]
+        seconds = sum(each["seconds"] for each in later)
+        found.append(sum(each["samples"] for each in later) / seconds if later else 0.0)
+    return found
 
 
 @pytest.mark.skipif("cores" not in RUNS, reason="not asked for")
-def test_cores_by_need(bed: Bed) -> None:
-    """Until the first loan, cores are divided evenly."""
+@pytest.mark.parametrize("run", ["even", "cores"])
+def test_cores_by_need(bed: Bed, run: str) -> None:
+    """Nothing is known of members without instrument, so cores stay divided evenly."""
     pictures = make_pictures(bed, PICTURES // 4, 2)
-    few, _ = write_script(bed, "few", pictures, "--workers=2", "--epochs=1000")
-    many, _ = write_script(bed, "many", pictures, "--workers=10", "--epochs=1000")
-    words = ("--gres=gpu:1", "--cpus-per-task=6", "--mem=12G", "--time=20", "--degree=2")
-    job_id = bed.submit("cores", "pack", *words, str(few), str(many))
-    rows = []
-    deadline = time.monotonic() + 150.0
-    settled_at = None
-    while time.monotonic() < deadline:
-        time.sleep(1.0)
-        with contextlib.suppress(OSError, KeyError, LookupError, ValueError):
-            rows.append({"at": time.time(), **read_steps(bed, job_id)})
-        loans = [e for e in bed.read_events(job_id) if e["event"].startswith("cores")]
-        if loans and settled_at is None:
-            settled_at = time.monotonic()
-        if settled_at is not None and time.monotonic() > settled_at + 60.0 + WINDOW_S:
-            break
-    told = bed.user.csub("why", f"{job_id}/2", check=False).stdout
+    made = [
+        write_script(bed, f"{run}-{workers}", pictures, f"--workers={workers}", "--epochs=1000")
+        for workers in (2, 10)
+    ]
+    words = ["--gres=gpu:1", "--cpus-per-task=6", "--mem=12G", "--time=20", "--degree=2"]
+    if run == "even":
+        words.append("--no-instrument")
+    job_id = bed.submit(run, "pack", *words, *(str(script) for script, _ in made))
+
+    def list_loans() -> list[dict[str, Any]]:
+        return [e for e in bed.read_events(job_id) if e["event"].startswith("cores")]
+
+    def has_begun() -> bool:
+        # Workers start anew with each epoch, so the first one is like the others.
+        return all(read_epochs(out) for _, out in made) and (run == "even" or bool(list_loans()))
+
+    bed.wait(has_begun, f"{run}: an epoch and, where there are loans, one", patience_s=150.0)
+    settled_at = time.time() + (0.0 if run == "even" else LOAN_S)
+    time.sleep(settled_at + WINDOW_S - time.time())
+    told = [bed.user.csub("why", f"{job_id}/{n}", check=False).stdout for n in (1, 2)]
     report = bed.user.csub("report", job_id, "--detail", check=False).stdout
     bed.user.csub("cancel", "--yes", job_id)
-    loans = [e for e in bed.read_events(job_id) if e["event"].startswith("cores")]
-    RESULTS["cores"] = {"rates": rows, "loans": loans, "told": told, "report": report}
-    show(bed, "cores")
-    assert loans
+    rates = count_rates([out for _, out in made], settled_at)
+    RESULTS[run] = {"rates": rates, "loans": list_loans(), "told": told, "report": report}
+    show(bed, run)
+    assert all(rates)
+    assert bool(list_loans()) == (run == "cores")
 
 
 @pytest.mark.parametrize("kind", [*STALLS] if "stalls" in RUNS else [])
@@ -155,6 +172,38 @@ def test_stalls(bed: Bed, pictures: Path, kind: str) -> None:
         "seconds": time.monotonic() - begun,
     }
     show(bed, "stalls")
+
+
+@pytest.mark.parametrize("kind", [*EXCHANGES] if "exchange" in RUNS else [])
+def test_exchange_between_gpus(bed: Bed, kind: str) -> None:
+    name = kind.replace(" ", "-")
+    out = bed.user.home / f"{name}.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    scripts = {}
+    for what, more in (("count", ["--count"]), ("probe", [])):
+        program = [*torchrun, str(HERE / "train_exchange.py"), str(out), *more]
+        program += ["--device=cpu", "--layers=2"] if bed.is_simulated else []
+        scripts[what] = bed.user.home / f"{what}-{name}.sh"
+        scripts[what].write_text(
+            "#!/bin/bash\nexport NCCL_NVLS_ENABLE=0 NCCL_DEBUG=WARN "
+            f"{EXCHANGES[kind]}\nexec {shlex.join(program)}\n"
+        )
+        scripts[what].chmod(0o755)
+    words = ("--gres=gpu:2", "--cpus-per-task=8", "--mem=24G", "--time=10")
+    counted_job = bed.submit(f"count-{name}", *words, str(scripts["count"]))
+    bed.finish(counted_job, patience_s=PATIENCE_S)
+    seconds = json.loads(out.read_text())
+    argv = ["csub", "probe", "--stalls", *words, str(scripts["probe"])]
+    told = bed.user.run(argv, check=False, timeout_s=PATIENCE_S)
+    RESULTS.setdefault("exchange", {})[kind] = {
+        "counted": {
+            "gpu": seconds["apart"] / seconds["ordinary"],
+            "exchange": (seconds["resident"] - seconds["apart"]) / seconds["ordinary"],
+            "seconds": seconds,
+        },
+        "told": told.stdout + told.stderr,
+    }
+    show(bed, "exchange")
 
 
 def show(bed: Bed, run: str) -> None:
