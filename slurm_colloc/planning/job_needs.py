@@ -177,6 +177,10 @@ def compute_need(
     if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
         places = policy.degree * capacity.gpus
         host_memory_mb = max(1, capacity.host_memory_mb_per_gpu * max(1, job.gpus) // places)
+    limit_mb = choose_gpu_memory_limit_mb(job, profile)
+    if job.turn_s and host_memory_mb is not None:
+        # While others have their turn its GPU memory is there.
+        host_memory_mb += limit_mb or 0
     return Need(
         index,
         job.cpus,
@@ -184,7 +188,7 @@ def compute_need(
         choose_gpu_memory_mb(job, profile),
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
-        choose_gpu_memory_limit_mb(job, profile),
+        limit_mb,
         max(1, job.gpus),
     )
 
@@ -203,7 +207,12 @@ def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
 
 
 def choose_gpu_memory_mb(job: Job, profile: UsageProfile | None) -> int | None:
-    """GPU memory that a job takes: as its user said, else from its profile; None unknown."""
+    """GPU memory that a job takes from its partners: as its user said, else from its profile.
+
+    None where that is unknown, and where they take turns.
+    """
+    if job.turn_s:
+        return None
     if job.gpu_memory_mb is not None or profile is None:
         return job.gpu_memory_mb
     return compute_gpu_memory_need_mb(profile)

@@ -42,6 +42,7 @@ from slurm_colloc.store.runner_requests import (
     KEPT,
     CoreLoan,
     DegreeRecord,
+    MovedMemory,
     WorkersAdvice,
     write_degree,
 )
@@ -72,6 +73,8 @@ class MeasuredDegree:
         count_waiting: How many wait that may start here, in other packs, too.
         list_loans: Cores that members have besides their own.
         list_advice: Members that have too few workers for the cores that there are.
+        takes_turns: GPU memory alone bounds how many run at once, and members take turns.
+        list_moved: Members whose GPU memory is in host memory, or has to stay where it is.
     """
 
     pack: PackContext
@@ -87,6 +90,8 @@ class MeasuredDegree:
     count_waiting: Callable[[], int] = lambda: 0
     list_loans: Callable[[], tuple[CoreLoan, ...]] = tuple
     list_advice: Callable[[], tuple[WorkersAdvice, ...]] = tuple
+    takes_turns: Callable[[], bool] = lambda: False
+    list_moved: Callable[[], tuple[MovedMemory, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
@@ -124,6 +129,8 @@ class MeasuredDegree:
         """Why a member waits although it has a place; None where it may start."""
         running = self.pack.members.running()
         if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
+            return None
+        if self.takes_turns():
             return None
         if self._windows.is_open:
             return WaitReason(WaitKind.MEASURING, count=len(running))
@@ -226,6 +233,8 @@ class MeasuredDegree:
 
     def _look(self, running: Sequence[Member]) -> None:
         if self._is_off or len(self.pack.members.places) < 2 or self.pack.members.takes_one:
+            return
+        if self.takes_turns():
             return
         if self.find_unwatched():
             # That nothing is watched has been said.
@@ -375,7 +384,8 @@ class MeasuredDegree:
         return replace(
             self._record,
             places=len(self.pack.members.places),
-            parked=tuple(member.number for member in self._list_parked()),
+            parked=tuple(m.number for m in running if m.is_parked or m.is_moved),
+            moved=self.list_moved(),
             # Beyond those that wait here.
             room=max(0, self.find_room() - len(self.pack.members.waiting)),
             # Figures of every moment would be written at every moment.

@@ -2,9 +2,10 @@
 
 The driver does it (CUDA's checkpoint, r570 or newer) by a thread in the process itself, which must
 not be stopped. A call may hang, so it is made here, in a process of its own that its runner can
-kill. Lines of JSON go in, `{"do": "away", "member": 3, "pids": [..]}`, or `back`, or `renew`; for
-each one but the last a line comes out: `{"member": 3, "at": "away", "pid": 17, "mb": 20480,
-"seconds": 3.1, "reason": ""}`. Once the pipe has ended, or nothing has come for as long as a pause
+kill. Lines of JSON go in, `{"do": "away", "member": 3, "pids": [..]}`, or `back`; for each of
+these a line comes out: `{"member": 3, "at": "away", "pid": 17, "mb": 20480,
+"seconds": 3.1, "reason": ""}`. `adopt` names one that another such process has moved, `renew` says
+that the runner is there. Once the pipe has ended, or nothing has come for as long as a pause
 lasts, all that was moved is brought back: its runner is gone, or hangs.
 
     move_memory.py [LIBRARY]
@@ -128,6 +129,11 @@ class Mover:
         at = "away" if member in self.away else "there"
         return {"member": member, "at": at, "seconds": time.monotonic() - began, **found}
 
+    def adopt(self, member: int, pids: list[int]) -> None:
+        """Take over what a process before this one has moved."""
+        for process in filter(None, map(identify, pids)):
+            self.away[member] = process
+
     def bring_all_back(self) -> bool:
         """Bring back what can be; True once nothing is left."""
         for member in list(self.away):
@@ -201,7 +207,9 @@ def main(argv: list[str]) -> int:
         *lines, data = (data + chunk).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            if request["do"] != "renew":
+            if request["do"] == "adopt":
+                mover.adopt(request["member"], request["pids"])
+            elif request["do"] != "renew":
                 say(mover.answer(request))
     while not mover.bring_all_back():
         time.sleep(AGAIN_S)
