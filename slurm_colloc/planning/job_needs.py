@@ -27,6 +27,7 @@ from slurm_colloc.model.usage_profile import RUN_MOST_S, Calibration, Load
 from slurm_colloc.planning.hard_limits import (
     Limits,
     Subject,
+    add_gpu_memory_margin,
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
     compute_host_memory_limit_mb,
@@ -180,7 +181,7 @@ def compute_need(
     limit_mb = choose_gpu_memory_limit_mb(job, profile)
     if job.turn_s and host_memory_mb is not None:
         # While others have their turn its GPU memory is there.
-        host_memory_mb += limit_mb or 0
+        host_memory_mb += add_gpu_memory_margin(limit_mb or 0)
     return Need(
         index,
         job.cpus,

@@ -350,7 +350,7 @@ def build_pack(
         reasons += prediction.reasons
     if closing_reason:
         reasons.append(f"takes no more members: {closing_reason}")
-    if any(need.gpu_memory_mb is None for need in needs):
+    if any((need.gpu_memory_mb or need.gpu_memory_limit_mb) is None for need in needs):
         reasons.append("GPU memory was not stated for all members and is not checked")
     elif capacity.gpu_memory_mb is None:
         reasons.append("the GPU's memory is unknown here, the stated needs are not checked")

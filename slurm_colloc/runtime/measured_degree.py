@@ -128,9 +128,7 @@ class MeasuredDegree:
     def describe(self, member: Member) -> WaitReason | None:
         """Why a member waits although it has a place; None where it may start."""
         running = self.pack.members.running()
-        if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
-            return None
-        if self.takes_turns():
+        if not self._has_places or not running or self.takes_turns():
             return None
         if self._windows.is_open:
             return WaitReason(WaitKind.MEASURING, count=len(running))
@@ -231,10 +229,13 @@ class MeasuredDegree:
             # Of those that have come something may be measured.
             self._is_off = False
 
+    @property
+    def _has_places(self) -> bool:
+        """Several members may run at once."""
+        return len(self.pack.members.places) > 1 and not self.pack.members.takes_one
+
     def _look(self, running: Sequence[Member]) -> None:
-        if self._is_off or len(self.pack.members.places) < 2 or self.pack.members.takes_one:
-            return
-        if self.takes_turns():
+        if self._is_off or self.takes_turns() or not self._has_places:
             return
         if self.find_unwatched():
             # That nothing is watched has been said.

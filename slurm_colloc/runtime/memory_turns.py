@@ -1,4 +1,4 @@
-"""Members take turns on a GPU whose memory does not hold all of them (`--oversubscribe`).
+"""Members take turns on a GPU whose memory does not hold all of them (`--take-turns`).
 
 Where a member's GPU memory is, as a state machine without effects; how long a turn is; who makes
 the driver's calls (programs/move_memory.py); whose turn ends, and who goes on.
@@ -16,10 +16,18 @@ from typing import Any
 
 from slurm_colloc.host.system.child_programs import PIPE, Child, start_program
 from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.allocation import read_host_memory_mb
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.member_progress import WindowRates
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.pause_members import MemberPauser, StepProcesses, list_wrappers_of
+from slurm_colloc.runtime.pause_members import (
+    MemberPauser,
+    StepProcesses,
+    find_parking_obstacle,
+    list_wrappers_of,
+)
 from slurm_colloc.runtime.programs.pause_lease import RENEW_S
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.store.member_states import PARKED
@@ -222,22 +230,24 @@ UNSTATED_HOST_MEMORY_MB = 8192
 
 @dataclass(eq=False, kw_only=True)
 class MemoryTurns:
-    """Lets members of a pack take turns where `--oversubscribe` was given.
+    """Lets members of a pack take turns where `--take-turns` was given.
 
     Attributes:
         pack: The attempt of the pack.
         pauser: Pauses them.
         memory: What is reserved of the GPU's memory.
-        find_obstacle: Why none of them can be moved; empty where that is possible.
-        find_member_obstacle: Why this one cannot be.
-        find_waiting: The member that would start if there were room; None for none.
+        gpu_mode: How they share the GPU.
+        rates: Reads their steps.
+        find_process_mb: What a member's process has of the GPU's memory; None where unknown.
+        find_waiting: The member that starts next, if there is room; None for none.
     """
 
     pack: PackContext
     pauser: MemberPauser
     memory: GpuMemoryRoom
-    find_obstacle: Callable[[], str]
-    find_member_obstacle: Callable[[Member], str]
+    gpu_mode: GpuMode
+    rates: WindowRates
+    find_process_mb: Callable[[Member], float | None]
     find_waiting: Callable[[], Member | None]
 
     def __post_init__(self) -> None:
@@ -308,6 +318,9 @@ class MemoryTurns:
         if self._find(wanted).where is Where.HOST and self.memory.has_room_again(wanted):
             self.pauser.resume([wanted])
             return
+        if wanted.process is None and self.memory.describe(wanted) is None:
+            # It starts in this turn of the runner.
+            return
         over = [
             member
             for member in going
@@ -336,9 +349,9 @@ class MemoryTurns:
 
     def _end_turn(self, member: Member, running: Sequence[Member]) -> None:
         obstacle = (
-            self.find_obstacle()
+            self._describe_pack()
             or self.pauser.find_obstacles([member]).get(member.number, "")
-            or self.find_member_obstacle(member)
+            or self._describe_ranks(member)
             or self._describe_host_memory(member, running)
         )
         if obstacle:
@@ -346,19 +359,33 @@ class MemoryTurns:
             return
         self._do(member, leave(self._find(member)))
 
+    def _describe_pack(self) -> str:
+        """Why nothing of this pack can be moved; empty where it can."""
+        if self.gpu_mode.mode not in (SharingMode.TIMESLICE, SharingMode.EXCLUSIVE):
+            return f"it shares by {self.gpu_mode.mode}"
+        return "its pack has several GPUs" if len(self.gpu_mode.setup.gpus) > 1 else ""
+
+    def _describe_ranks(self, member: Member) -> str:
+        count = self.rates.read(member)
+        return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
+
     def _describe_host_memory(self, member: Member, running: Sequence[Member]) -> str:
         """Why there is no host memory for a member's GPU memory; empty where there is."""
-        need_mb = self.memory.find_reserved_mb(member)
+        need_mb = self.find_process_mb(member) or self.memory.find_reserved_mb(member)
         total_mb = read_host_memory_mb(self.pack.allocation.environment)
         if total_mb is not None:
             moved_mb = sum(s.mb or 0 for s in self._states.values() if s.where is not Where.GPU)
             own_mb = sum(m.spec.job.host_memory_mb or UNSTATED_HOST_MEMORY_MB for m in running)
             left_mb = total_mb - own_mb - moved_mb
             if need_mb > left_mb:
-                return f"{need_mb} MB of host memory are needed, the pack's --mem leaves {left_mb}"
+                return (
+                    f"it needs {need_mb} MB of host memory, and the pack's --mem leaves {left_mb}"
+                )
+            # Slurm keeps that much of the node for the pack.
+            return ""
         free_mb = read_available_mb()
         if free_mb is not None and need_mb > free_mb:
-            return f"{need_mb} MB of host memory are needed, the node has {free_mb} free"
+            return f"it needs {need_mb} MB of host memory, and the node has {free_mb} free"
         return ""
 
     # -- acting -------------------------------------------------------------------------------
@@ -420,7 +447,7 @@ class MemoryTurns:
             way = "away" if state.where is Where.LEAVING else "back"
             self._took_s[way] = max(self._took_s[way], answer["seconds"])
         self.pack.journal.write(
-            "moved_gpu_memory", member=member.number, at=at, mb=answer["mb"],
+            "moved_gpu_memory", member=member.number, now=at, mb=answer["mb"],
             seconds=round(answer["seconds"], 2), reason=problem,
         )  # fmt: skip
         if at == "away":
@@ -452,9 +479,8 @@ class MemoryTurns:
 
 def read_available_mb() -> int | None:
     """The node's host memory that programs may still take, in MB; None where it is unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) // 1024
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) // 1024
     return None

@@ -42,11 +42,7 @@ from slurm_colloc.runtime.members import Member, PackMembers
 from slurm_colloc.runtime.memory_turns import MemoryTurns
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
-from slurm_colloc.runtime.pause_members import (
-    MemberPauser,
-    find_measuring_obstacle,
-    find_parking_obstacle,
-)
+from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
 from slurm_colloc.runtime.pause_windows import ProbeWindow
 from slurm_colloc.runtime.requeue_after_kill import find_killed_before
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
@@ -251,24 +247,14 @@ class RunnerParts:
             describe_door=doors.describe,
         )
 
-        def find_turn_obstacle() -> str:
-            if gpu_mode.mode not in (SharingMode.TIMESLICE, SharingMode.EXCLUSIVE):
-                return f"by {gpu_mode.mode} the driver cannot move it"
-            return find_obstacle()
-
-        def find_member_obstacle(member: Member) -> str:
-            count = rates.read(member)
-            if len(gpu_mode.setup.gpus) > 1:
-                return "its pack has several GPUs"
-            return "" if count is None else find_parking_obstacle(count.trainers, count.ranks)
-
         self.memory_turns = memory_turns = MemoryTurns(
             pack=pack,
             pauser=pauser,
             memory=memory,
-            find_obstacle=find_turn_obstacle,
-            find_member_obstacle=find_member_obstacle,
-            find_waiting=start_queue.find_for_door,
+            gpu_mode=gpu_mode,
+            rates=rates,
+            find_process_mb=progress.find_gpu_process_mb,
+            find_waiting=start_queue.find_next,
         )
         self.intake = intake = MemberIntake(
             pack=pack,

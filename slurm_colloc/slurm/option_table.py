@@ -387,7 +387,7 @@ OWN_OPTIONS: tuple[Option, ...] = (
     ),
     _own("saves", _NO, Concern.MEMBER, "with --chain: the program saves, and goes on from there"),
     Option(
-        "oversubscribe",
+        "take-turns",
         None,
         _OPT,
         Concern.MEMBER,

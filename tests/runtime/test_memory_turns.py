@@ -29,11 +29,10 @@ from slurm_colloc.runtime.memory_turns import (
     note_silence,
     note_there,
 )
+from slurm_colloc_lab.simgpu.gpu_models import A100_40
 
 from ..simgpu.conftest import Simulation, running_simulation
 from ..wait_until import wait_until
-from slurm_colloc_lab.simgpu.gpu_models import A100_40
-
 
 # ---- The states; no effects ----------------------------------------------------------------------
 

@@ -69,8 +69,8 @@ def make_simulation(
         for folder in (directory, directory / "bin", directory / "lib", directory / "nodes"):
             _make_directory(folder, 0o755)
         install_library(directory / "lib" / LIBRARY, environment or os.environ)
-        if not (directory / "lib" / CUDA_LIBRARY).exists():
-            (directory / "lib" / CUDA_LIBRARY).symlink_to(LIBRARY)
+        (directory / "lib" / CUDA_LIBRARY).unlink(missing_ok=True)
+        (directory / "lib" / CUDA_LIBRARY).hardlink_to(directory / "lib" / LIBRARY)
         if not (directory / "driver").exists():
             born_s = int(time.clock_gettime(time.CLOCK_BOOTTIME))
             write_file(directory / "driver", render_pairs({**_DRIVER, "born_s": born_s}), 0o644)

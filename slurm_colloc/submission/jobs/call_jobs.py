@@ -47,12 +47,12 @@ from slurm_colloc.submission.jobs.job_options import (
     read_host_memory_mb,
     read_input,
     read_links,
-    read_turn_s,
     read_mail,
     read_open_mode,
     read_option,
     read_output,
     read_slowdown,
+    read_turn_s,
     refuse_directories,
     stays_fast,
 )

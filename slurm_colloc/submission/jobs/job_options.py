@@ -275,19 +275,19 @@ def read_links(options: Options) -> int:
 
 
 TURN_S = 120.0
-"""The least length of a turn where `--oversubscribe` names none."""
+"""The least length of a turn where `--take-turns` names none."""
 
 
 def read_turn_s(options: Options) -> float:
-    """The least length of its turns (`--oversubscribe`); 0 where it takes none.
+    """The least length of its turns (`--take-turns`); 0 where it takes none.
 
     Raises:
         UsageProblem: It is no such number.
     """
-    if not options.flag("oversubscribe"):
+    if not options.flag("take-turns"):
         return 0.0
-    text = options.text("oversubscribe")
-    return TURN_S if text is None else parse_option(options, "oversubscribe", text, _parse_turn)
+    text = options.text("take-turns")
+    return TURN_S if text is None else parse_option(options, "take-turns", text, _parse_turn)
 
 
 def _parse_turn(text: str) -> float:

@@ -266,13 +266,13 @@ def choose_share(call: Call, settings: Settings) -> ShareRequest:
         share = ShareRequest.parse(value, origin)
         if takes_turns and share.mode is not SharingMode.TIMESLICE:
             raise UsageProblem(
-                f"--oversubscribe needs time slices, and --share is {value}: the driver cannot "
+                f"--take-turns needs time slices, and --share is {value}: the driver cannot "
                 "move GPU memory under MPS or on MIG instances",
                 hint="leave out --share, or give --share=timeslice",
             )
         return share
     if takes_turns:
-        return ShareRequest.parse(SharingMode.TIMESLICE.value, "--oversubscribe")
+        return ShareRequest.parse(SharingMode.TIMESLICE.value, "--take-turns")
     return ShareRequest.parse(settings.share, "setting share")
 
 

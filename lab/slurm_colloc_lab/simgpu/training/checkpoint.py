@@ -1,5 +1,4 @@
-"""A process's side of CUDA's checkpoint: it gives its GPU memory away, and waits; see
-nvml/cuda_checkpoint.c."""
+"""A process's side of CUDA's checkpoint (nvml/cuda_checkpoint.c): it gives its memory away."""
 
 from __future__ import annotations
 
