@@ -155,6 +155,11 @@ class Need:
     gpu_memory_limit_mb: int | None = None
     gpus: int = 1
 
+    @property
+    def takes_turns(self) -> bool:
+        """Others may have all of the GPU's memory while its own is in host memory."""
+        return self.gpu_memory_mb is None and self.gpu_memory_limit_mb is not None
+
 
 def choose_bound(asking: Job | Need, policy: Policy) -> float:
     """How much slower than alone a job may get, 1 or more: as its user said, else by the policy."""

@@ -300,6 +300,10 @@ def build_pack(
         rates = prediction.solo_steps_per_s
     surely = prediction.degree if prediction else choose_degree(needs, capacity, policy)
     degree = places or surely
+    if any(need.takes_turns for need in needs):
+        # They are all there, and have the GPU's memory one after the other.
+        sized = [replace(need, gpu_memory_mb=need.gpu_memory_limit_mb) for need in needs]
+        surely = choose_degree(sized, capacity, policy)
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     if not may_probe or degree == 1 or not is_watched(host_memory_mb):

@@ -447,7 +447,7 @@ class MemoryTurns:
             way = "away" if state.where is Where.LEAVING else "back"
             self._took_s[way] = max(self._took_s[way], answer["seconds"])
         self.pack.journal.write(
-            "moved_gpu_memory", member=member.number, now=at, mb=answer["mb"],
+            "moved_gpu_memory", member=member.number, now=at, mb=answer["mb"] or state.mb,
             seconds=round(answer["seconds"], 2), reason=problem,
         )  # fmt: skip
         if at == "away":
