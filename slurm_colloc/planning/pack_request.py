@@ -135,6 +135,8 @@ MEASURED = (
     "that leaves room"
 )
 
+TURNS = "--take-turns: where members do not fit in GPU memory together, one is in host memory"
+
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
@@ -300,10 +302,6 @@ def build_pack(
         rates = prediction.solo_steps_per_s
     surely = prediction.degree if prediction else choose_degree(needs, capacity, policy)
     degree = places or surely
-    if any(need.takes_turns for need in needs):
-        # They are all there, and have the GPU's memory one after the other.
-        sized = [replace(need, gpu_memory_mb=need.gpu_memory_limit_mb) for need in needs]
-        surely = choose_degree(sized, capacity, policy)
     host_memory_mb = _compute_host_memory_mb(needs, degree, capacity, policy)
     may_probe = prediction.may_probe if prediction else not (rates and all(rates))
     if not may_probe or degree == 1 or not is_watched(host_memory_mb):
@@ -319,7 +317,12 @@ def build_pack(
     # Members above what surely runs at once may have to wait, however much room there is.
     allowed = prediction.allowed if prediction else ()
     time_limit_s, cap_s, time_reason = compute_time(
-        needs, walls, surely, capacity, policy, allowed=allowed
+        needs,
+        walls,
+        _count_going(needs, surely, capacity, policy),
+        capacity,
+        policy,
+        allowed=allowed,
     )
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
@@ -349,7 +352,7 @@ def build_pack(
             )
         members.append(member)
     cpus = sum(heapq.nlargest(degree, _fill_up([need.cpus for need in needs], degree)))
-    reasons = _describe_size(len(needs), degree, cpus, places)
+    reasons = _describe_size(needs, degree, cpus, places)
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
@@ -383,6 +386,14 @@ def build_pack(
     )
 
 
+def _count_going(needs: Sequence[Need], surely: int, capacity: Capacity, policy: Policy) -> int:
+    """How many surely run at once: those that take turns are all there, and do not all run."""
+    if not any(need.takes_turns for need in needs):
+        return surely
+    sized = [replace(need, gpu_memory_mb=need.gpu_memory_limit_mb) for need in needs]
+    return choose_degree(sized, capacity, policy)
+
+
 def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     """A job in an allocation of its own, which gets what it asked for."""
     member = MemberPlan(
@@ -406,8 +417,10 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     )
 
 
-def _describe_size(members: int, degree: int, cpus: int, places: int | None) -> list[str]:
-    size, has = format_count(members, "member"), format_count(cpus, "CPU")
+def _describe_size(needs: Sequence[Need], degree: int, cpus: int, places: int | None) -> list[str]:
+    size, has = format_count(len(needs), "member"), format_count(cpus, "CPU")
+    if any(need.takes_turns for need in needs):
+        return [f"{size}, {degree} in turns, {has}", TURNS]
     if places:
         return [f"{size}, room for {places}, {has}", MEASURED]
     return [f"{size}, {degree} at once, {has}"]

@@ -145,7 +145,8 @@ class MeasuredDegree:
         """How many more members may start now, whatever they are like."""
         running = self.pack.members.running()
         free = len(self.pack.members.free_cpus)
-        if not (free and running) or self._windows.is_open or self._list_parked():
+        is_waited_for = any(member.is_parked or member.is_moved for member in running)
+        if not (free and running) or self._windows.is_open or is_waited_for:
             # A pack in which none runs ends, and gives its GPU to the next one.
             return 0
         most = free

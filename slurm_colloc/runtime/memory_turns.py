@@ -28,7 +28,6 @@ from slurm_colloc.runtime.pause_members import (
     find_parking_obstacle,
     list_wrappers_of,
 )
-from slurm_colloc.runtime.programs.pause_lease import RENEW_S
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.store.member_states import PARKED
 from slurm_colloc.store.runner_requests import MovedMemory
@@ -143,6 +142,8 @@ def compute_turn_s(least_s: float, away_s: float, back_s: float) -> float:
 
 # ---- Who makes the driver's calls ----------------------------------------------------------------
 
+RENEW_S = 5.0
+"""How often it is told that the runner is there."""
 ANSWER_S = 120.0
 """How long a move may take: 80 GB took 15 s each way on an H100."""
 
@@ -274,7 +275,7 @@ class MemoryTurns:
     def list_moved(self) -> tuple[MovedMemory, ...]:
         """Members whose GPU memory is not on the GPU, or has to stay there; for `csub why`."""
         return tuple(
-            MovedMemory(number, state.mb if state.where is Where.HOST else None, problem)
+            MovedMemory(number, None if state.where is Where.GPU else state.mb, problem)
             for number, state in sorted(self._states.items())
             if (problem := state.trouble or state.kept) or state.where is Where.HOST
         )
@@ -294,8 +295,10 @@ class MemoryTurns:
                 self._follow_answer(member, answer)
         now = self.pack.clock()
         late = [n for n, at in self._asked_at.items() if now - at >= ANSWER_S]
-        if late or self._moving.has_ended:
+        if late:
             self._replace_moving(running, f"the driver did not answer within {ANSWER_S:g} s")
+        elif self._moving.has_ended:
+            self._replace_moving(running, "the process that calls the driver has ended")
         if any(s.where is Where.HOST for s in self._states.values()):
             self._renew(now)
         for number in [n for n, at in self._again_at.items() if now >= at]:

@@ -237,7 +237,7 @@ class MovedMemory:
 
     Attributes:
         member: Its number.
-        mb: GPU memory that was moved, in MiB; None where none is, or that is unknown.
+        mb: GPU memory that is in host memory, in MiB; None where none is, or that is unknown.
         problem: Why it is not moved, or not brought back yet; empty where all went well.
     """
 

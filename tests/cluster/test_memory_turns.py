@@ -11,7 +11,7 @@ import pytest
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..wait_until import wait_until
-from .conftest import CsubUser, running_sandbox, user_of
+from .conftest import CsubUser, administrate, running_sandbox, user_of
 from .mps import explained, journal, runner_pid
 from .test_measured_packs import why
 
@@ -46,7 +46,7 @@ def wait_until_one_is_parked(user: CsubUser, job_id: str) -> str:
         return next((name for name in names if "moved to host memory" in why(user, name)), "")
 
     with explained(user, job_id):
-        return wait_until(find, "one is parked", patience_s=120)
+        return str(wait_until(find, "one is parked", patience_s=120))
 
 
 def test_three_of_20_gb_take_turns_on_40_gb_and_all_make_every_step(user: CsubUser) -> None:
@@ -83,20 +83,21 @@ def test_a_parked_one_that_is_cancelled_ends_and_the_others_go_on(user: CsubUser
 
 
 def test_a_driver_that_cannot_leaves_all_as_without_the_option(user: CsubUser) -> None:
-    user.run(["simgpu", "faults", "fail=cuCheckpointProcessCheckpoint:801"])
+    administrate(user, "simgpu", "faults", "fail=cuCheckpointProcessCheckpoint:801")
     try:
         user.script("train.sh", TRAIN)
         job_id = user.submit("--array=1-2", *OPTIONS, "train.sh")
 
         def is_kept() -> bool:
-            return "keeps its memory: cuCheckpointProcessCheckpoint" in why(user, f"{job_id}/1")
+            told = "keeps its GPU memory when its turn ends: cuCheckpointProcessCheckpoint"
+            return told in why(user, f"{job_id}/1")
 
         with explained(user, job_id):
             wait_until(is_kept, "it keeps its memory", patience_s=120)
             rows = user.finish(job_id, patience_s=240)
         assert {row["state"] for row in rows.values()} == {"COMPLETED"}
     finally:
-        user.run(["simgpu", "faults"])
+        administrate(user, "simgpu", "faults")
 
 
 def test_after_a_killed_runner_none_stays_checkpointed(user: CsubUser) -> None:

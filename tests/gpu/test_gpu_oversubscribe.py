@@ -72,6 +72,7 @@ def test_all_make_every_step_with_the_losses_of_undisturbed_runs(bed: Bed) -> No
         "turns",
         *asked,
         array,
+        f"--degree={MEMBERS}",
         f"--take-turns={TURN_S}",
         f"--gpu-mem={int(GB * 1024) + 1024}M",
         script,
