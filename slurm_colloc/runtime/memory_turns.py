@@ -225,8 +225,6 @@ def _close(child: Child) -> None:
 
 AGAIN_S = 5.0
 """How long after a member could not be brought back it is tried again."""
-UNSTATED_HOST_MEMORY_MB = 8192
-"""What a member that states no host memory is taken to use besides."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -241,6 +239,7 @@ class MemoryTurns:
         rates: Reads their steps.
         find_process_mb: What a member's process has of the GPU's memory; None where unknown.
         find_waiting: The member that starts next, if there is room; None for none.
+        moving: Makes the driver's calls.
     """
 
     pack: PackContext
@@ -250,11 +249,10 @@ class MemoryTurns:
     rates: WindowRates
     find_process_mb: Callable[[Member], float | None]
     find_waiting: Callable[[], Member | None]
+    moving: MovingProcess
 
     def __post_init__(self) -> None:
         self._processes = StepProcesses(str(self.pack.path))
-        log = f"{self.pack.path}/move_memory.log"
-        self._moving = MovingProcess(self.pack.allocation.own_environment, log)
         self._states: dict[int, MemoryState] = {}
         self._starts: dict[int, int] = {}
         self._since: dict[int, float] = {}
@@ -290,14 +288,14 @@ class MemoryTurns:
         """Do what is due: answers, one that does not come, the end of a turn."""
         running = {member.number: member for member in self.pack.members.with_process()}
         self._forget(running)
-        for answer in self._moving.read():
+        for answer in self.moving.read():
             if (member := running.get(answer["member"])) is not None:
                 self._follow_answer(member, answer)
         now = self.pack.clock()
         late = [n for n, at in self._asked_at.items() if now - at >= ANSWER_S]
         if late:
             self._replace_moving(running, f"the driver did not answer within {ANSWER_S:g} s")
-        elif self._moving.has_ended:
+        elif self.moving.has_ended:
             self._replace_moving(running, "the process that calls the driver has ended")
         if any(s.where is Where.HOST for s in self._states.values()):
             self._renew(now)
@@ -309,7 +307,7 @@ class MemoryTurns:
 
     def close(self) -> None:
         """The runner ends: what is left is brought back."""
-        self._moving.leave()
+        self.moving.leave()
 
     def _change_turns(self, running: Sequence[Member], now: float) -> None:
         going = [m for m in running if self._find(m).where is Where.GPU and m.end_by is None]
@@ -375,21 +373,25 @@ class MemoryTurns:
     def _describe_host_memory(self, member: Member, running: Sequence[Member]) -> str:
         """Why there is no host memory for a member's GPU memory; empty where there is."""
         need_mb = self.find_process_mb(member) or self.memory.find_reserved_mb(member)
+        limit_mb = member.spec.plan.host_memory_mb
         total_mb = read_host_memory_mb(self.pack.allocation.environment)
-        if total_mb is not None:
+        if limit_mb is not None:
+            # Its step has no more, whatever the pack has.
+            whose, left_mb = "its part of the pack's --mem", limit_mb - self._find_own_mb([member])
+        elif total_mb is not None:
             moved_mb = sum(s.mb or 0 for s in self._states.values() if s.where is not Where.GPU)
-            own_mb = sum(m.spec.job.host_memory_mb or UNSTATED_HOST_MEMORY_MB for m in running)
-            left_mb = total_mb - own_mb - moved_mb
-            if need_mb > left_mb:
-                return (
-                    f"it needs {need_mb} MB of host memory, and the pack's --mem leaves {left_mb}"
-                )
-            # Slurm keeps that much of the node for the pack.
+            whose, left_mb = "the pack's --mem", total_mb - self._find_own_mb(running) - moved_mb
+        else:
+            whose, left_mb = "the node", read_available_mb()
+        if left_mb is None or need_mb <= left_mb:
             return ""
-        free_mb = read_available_mb()
-        if free_mb is not None and need_mb > free_mb:
-            return f"it needs {need_mb} MB of host memory, and the node has {free_mb} free"
-        return ""
+        return f"it needs {need_mb:.0f} MB of host memory, and {whose} leaves {max(0, left_mb)} MB"
+
+    def _find_own_mb(self, members: Sequence[Member]) -> int:
+        """The host memory that members ask for, or use where that is more."""
+        found = self._processes.find(list_wrappers_of(members))
+        used_mb = {n: read_own_mb([p.id.pid for p in all_]) for n, all_ in found.items()}
+        return sum(max(m.spec.job.host_memory_mb or 0, used_mb.get(m.number, 0)) for m in members)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -439,7 +441,7 @@ class MemoryTurns:
         with contextlib.suppress(OSError):
             # Where it has ended it is replaced at the next turn.
             pids = self._pids.get(member.number, [])
-            self._moving.send(do=act.value, member=member.number, pids=pids)
+            self.moving.send(do=act.value, member=member.number, pids=pids)
 
     def _follow_answer(self, member: Member, answer: Mapping[str, Any]) -> None:
         self._asked_at.pop(member.number, None)
@@ -465,19 +467,29 @@ class MemoryTurns:
 
     def _replace_moving(self, running: Mapping[int, Member], problem: str) -> None:
         self.pack.journal.write("replaces_moving", reason=problem)
-        self._moving.kill()
+        self.moving.kill()
         self._asked_at.clear()
         for number, state in list(self._states.items()):
             if state.where is Where.HOST:
                 with contextlib.suppress(OSError):
-                    self._moving.send(do="adopt", member=number, pids=self._pids[number])
+                    self.moving.send(do="adopt", member=number, pids=self._pids[number])
             self._do(running[number], note_silence(state, problem))
 
     def _renew(self, now: float) -> None:
         if now >= self._renewed_at + RENEW_S:
             self._renewed_at = now
             with contextlib.suppress(OSError):
-                self._moving.send(do="renew")
+                self.moving.send(do="renew")
+
+
+def read_own_mb(pids: Sequence[int]) -> int:
+    """What processes use together in MB, shared memory counted once; those that are gone, none."""
+    total_kb = 0
+    for pid in pids:
+        # proc(5): smaps_rollup.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            total_kb += sum(int(line.split()[1]) for line in file if line.startswith(b"Pss:"))
+    return total_kb // 1024
 
 
 def read_available_mb() -> int | None:

@@ -39,7 +39,7 @@ from slurm_colloc.runtime.member_progress import (
     choose_common_bound,
 )
 from slurm_colloc.runtime.members import Member, PackMembers
-from slurm_colloc.runtime.memory_turns import MemoryTurns
+from slurm_colloc.runtime.memory_turns import MemoryTurns, MovingProcess
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
@@ -255,6 +255,7 @@ class RunnerParts:
             rates=rates,
             find_process_mb=progress.find_gpu_process_mb,
             find_waiting=start_queue.find_next,
+            moving=MovingProcess(pack.allocation.own_environment, f"{pack.path}/move_memory.log"),
         )
         self.intake = intake = MemberIntake(
             pack=pack,

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.runtime.memory_turns import (
+    ANSWER_S,
     Act,
     MemoryState,
+    MemoryTurns,
+    MovingProcess,
     Step,
     Where,
     compute_turn_s,
@@ -29,10 +33,12 @@ from slurm_colloc.runtime.memory_turns import (
     note_silence,
     note_there,
 )
+from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc_lab.simgpu.gpu_models import A100_40
 
 from ..simgpu.conftest import Simulation, running_simulation
 from ..wait_until import wait_until
+from .degree_stage import Counters, Stage
 
 # ---- The states; no effects ----------------------------------------------------------------------
 
@@ -137,6 +143,164 @@ def test_one_that_failed_is_never_moved_again() -> None:
 def test_moving_costs_at_most_a_twentieth_of_a_turn() -> None:
     assert compute_turn_s(120.0, 2.0, 2.0) == 120.0
     assert compute_turn_s(120.0, 15.0, 10.0) == pytest.approx(500.0)
+
+
+# ---- Whose turn it is; the driver is played ------------------------------------------------------
+
+
+class PlayedMoving(MovingProcess):
+    """The process that makes the calls, as a test wants it to answer."""
+
+    def __init__(self) -> None:
+        super().__init__({}, "")
+        self.answers: list[dict[str, Any]] = []
+        self.problem = ""
+        self.is_silent = False
+        self.kills = 0
+        self.asked: list[tuple[str, int]] = []
+
+    def send(self, **request: Any) -> None:
+        if request["do"] == "renew":
+            return
+        self.asked.append((request["do"], request["member"]))
+        if request["do"] == "adopt" or self.is_silent:
+            return
+        is_away = (request["do"] == "away") != bool(self.problem)
+        self.answers.append(
+            {
+                "member": request["member"],
+                "at": "away" if is_away else "there",
+                "pid": 0,
+                "mb": 20_000,
+                "seconds": 1.0,
+                "reason": self.problem,
+            }
+        )
+
+    def read(self) -> list[dict[str, Any]]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+class Turns:
+    """A pack of which one member at a time fits, with turns of 10 s."""
+
+    def __init__(self, folder: Path, process: StartedProcess, *, members: int = 3) -> None:
+        self.stage = stage = Stage(
+            folder, process, members=members, usable_mb=38_000, known_mb=20_000, enforces=False
+        )
+        for member in stage.members.by_number.values():
+            job = replace(member.spec.job, turn_s=10.0, gpu_memory_mb=20_000)
+            plan = replace(member.spec.plan, host_memory_mb=50_000)
+            member.spec = replace(member.spec, job=job, plan=plan)
+        self.moving = PlayedMoving()
+        self.turns = MemoryTurns(
+            pack=stage.context,
+            pauser=stage.pauser,
+            memory=stage.memory,
+            gpu_mode=stage.gpu_mode,
+            rates=Counters(stage),
+            find_process_mb=lambda _: 20_000.0,
+            find_waiting=stage.start_queue.find_next,
+            moving=self.moving,
+        )
+        stage.measured_degree.takes_turns = lambda: True
+        stage.start_all()
+
+    def pass_time(self, seconds: float, *, is_going_on: bool = True) -> None:
+        end = self.stage.now + seconds
+        while self.stage.now < end:
+            self.stage.now += 0.5
+            self.turns.work(is_going_on=is_going_on)
+            self.stage.start_all()
+
+    @property
+    def going(self) -> list[int]:
+        return [m.number for m in self.stage.members.running() if m.paused_at is None]
+
+    def keeps(self) -> list[str]:
+        return [moved.problem for moved in self.turns.list_moved() if moved.mb is None]
+
+
+@pytest.fixture
+def turns(tmp_path: Path, process: StartedProcess) -> Turns:
+    return Turns(tmp_path, process)
+
+
+def test_each_starts_in_turn_and_then_goes_on_in_turn(turns: Turns) -> None:
+    seen = []
+    for _ in range(5):
+        assert len(turns.going) == 1
+        seen += turns.going
+        turns.pass_time(21.0)
+    # A turn is 20 times as long as the second that each way took.
+    assert seen[:3] == [1, 2, 3]
+    assert set(seen[3:]) <= {1, 2}
+    assert turns.keeps() == []
+
+
+def test_one_that_cannot_be_moved_runs_to_its_end_and_then_the_next_one_starts(
+    turns: Turns,
+) -> None:
+    turns.moving.problem = "not supported (801)"
+    # It is undone: the answer to `away` is `there`.
+    turns.pass_time(60.0)
+    assert (turns.going, turns.keeps()) == ([1], ["not supported (801)"])
+    assert turns.moving.asked.count(("away", 1)) == 1
+    turns.moving.problem = ""
+    turns.stage.end(1)
+    turns.pass_time(1.0)
+    assert turns.going == [2]
+
+
+def test_one_that_is_ended_comes_back_first_and_the_others_make_room(turns: Turns) -> None:
+    turns.pass_time(12.0)
+    (away,) = [m for m in turns.stage.members.running() if m.paused_at is not None]
+    turns.moving.problem = "out of memory (2)"
+    turns.stage.pauser.resume([away])
+    turns.moving.problem = ""
+    turns.pass_time(8.0)
+    assert away.paused_at is None
+    assert not away.is_moved
+    assert turns.going == [away.number]
+
+
+def test_a_driver_that_hangs_costs_its_process_and_the_member_keeps_its_memory(
+    turns: Turns,
+) -> None:
+    turns.moving.is_silent = True
+    turns.pass_time(ANSWER_S + 15.0)
+    assert turns.moving.kills == 1
+    assert turns.going == [1]
+    assert turns.moving.asked == [("away", 1), ("back", 1)]
+    turns.moving.is_silent = False
+    turns.moving.answers.append(
+        {"member": 1, "at": "there", "pid": 0, "mb": None, "seconds": 1.0, "reason": ""}
+    )
+    turns.pass_time(30.0)
+    assert turns.keeps() == [f"the driver did not answer within {ANSWER_S:g} s"]
+    assert turns.going == [1]
+
+
+def test_without_host_memory_for_it_none_is_moved(turns: Turns) -> None:
+    for member in turns.stage.members.by_number.values():
+        member.spec = replace(member.spec, plan=replace(member.spec.plan, host_memory_mb=5000))
+    turns.pass_time(30.0)
+    assert turns.moving.asked == []
+    (told,) = turns.keeps()
+    assert told.startswith("it needs 20000 MB of host memory, and its part of the pack's --mem")
+
+
+def test_as_the_pack_ends_all_come_back(turns: Turns) -> None:
+    turns.pass_time(12.0)
+    assert [m.is_moved for m in turns.stage.members.running()] == [True, False]
+    turns.stage.measured_degree.stop()
+    turns.pass_time(2.0, is_going_on=False)
+    assert ("back", 1) in turns.moving.asked
+    assert not any(m.is_moved or m.paused_at for m in turns.stage.members.running())
 
 
 # ---- The process that makes the calls, on a simulated GPU ----------------------------------------
