@@ -22,16 +22,20 @@ import signal
 import sys
 import time
 
-from slurm_colloc.host.nvml.nvml_child import ask, load_bindings, read_processes, start_nvml
+from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 LOCK_MS = 5000
 """How long a process may take until all its calls into CUDA are held."""
+
+NVML_S = 30.0
+"""How long NVML may take to say who has GPU memory."""
 
 AGAIN_S = 2.0
 """How long after it could not be brought back, as where there is no room, it is tried again."""
@@ -111,7 +115,6 @@ class Mover:
     def __init__(self, library: str) -> None:
         self._library = library
         self._driver: Driver | None = None
-        self._nvml: Any = None
         self.away: dict[int, ProcessId] = {}
         """The process of each member whose GPU memory is in host memory."""
 
@@ -143,7 +146,7 @@ class Mover:
 
     def _move_away(self, member: int, pids: list[int], found: dict[str, Any]) -> None:
         driver = self._driver = self._driver or Driver(self._library)
-        sizes = {pid: mb for pid, mb in self._list_sizes().items() if pid in pids}
+        sizes = self._list_sizes(pids)
         if len(sizes) != 1:
             count = "none" if not sizes else f"{len(sizes)}"
             raise DriverError(f"{count} of its processes have GPU memory, and one must")
@@ -172,20 +175,17 @@ class Mover:
             driver.bring_back(process.pid)
         self.away.pop(member, None)
 
-    def _list_sizes(self) -> dict[int, int | None]:
-        """GPU memory in MiB of each process that NVML shows on the GPUs that are seen here."""
-        if self._nvml is None:
-            self._nvml, problem = load_bindings()
-            if problem := problem or start_nvml(self._nvml, []):
-                raise DriverError(problem)
-        sizes: dict[int, int | None] = {}
-        for index in range(ask(self._nvml, "nvmlDeviceGetCount") or 0):
-            handle = ask(self._nvml, "nvmlDeviceGetHandleByIndex", index)
-            found = read_processes(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-            for process in found or ():
-                if process["pid"] in sizes:
-                    raise DriverError("it uses several GPUs")
-                sizes[process["pid"]] = process["gpu_memory_mb"]
+    @staticmethod
+    def _list_sizes(pids: Sequence[int]) -> dict[int, int | None]:
+        """GPU memory in MiB of those of some processes that NVML shows on GPUs seen here."""
+        answer = probe_gpus(NVML_S)
+        if answer.problem:
+            raise DriverError(answer.problem)
+        listed = (process for gpu in answer.gpus for process in gpu.processes or ())
+        found = [process for process in listed if process.pid in pids]
+        sizes = {process.pid: process.gpu_memory_mb for process in found}
+        if len(sizes) < len(found):
+            raise DriverError("it uses several GPUs")
         return sizes
 
 
