@@ -375,6 +375,7 @@ class MemoryTurns:
         need_mb = self.find_process_mb(member) or self.memory.find_reserved_mb(member)
         limit_mb = member.spec.plan.host_memory_mb
         total_mb = read_host_memory_mb(self.pack.allocation.environment)
+        left_mb: int | None
         if limit_mb is not None:
             # Its step has no more, whatever the pack has.
             whose, left_mb = "its part of the pack's --mem", limit_mb - self._find_own_mb([member])
