@@ -157,7 +157,12 @@ class PlayedMoving(MovingProcess):
         self.problem = ""
         self.is_silent = False
         self.kills = 0
+        self.is_dead = False
         self.asked: list[tuple[str, int]] = []
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_dead
 
     def send(self, **request: Any) -> None:
         if request["do"] == "renew":
@@ -183,6 +188,7 @@ class PlayedMoving(MovingProcess):
 
     def kill(self) -> None:
         self.kills += 1
+        self.is_dead = False
 
 
 class Turns:
@@ -283,6 +289,17 @@ def test_a_driver_that_hangs_costs_its_process_and_the_member_keeps_its_memory(
     turns.pass_time(30.0)
     assert turns.keeps() == [f"the driver did not answer within {ANSWER_S:g} s"]
     assert turns.going == [1]
+
+
+def test_where_the_process_that_calls_was_killed_another_one_knows_what_is_away(
+    turns: Turns,
+) -> None:
+    turns.pass_time(12.0)
+    turns.moving.is_dead = True
+    turns.pass_time(1.0)
+    assert turns.moving.asked == [("away", 1), ("adopt", 1)]
+    turns.pass_time(60.0)
+    assert turns.keeps() == []
 
 
 def test_without_host_memory_for_it_none_is_moved(turns: Turns) -> None:
