@@ -390,6 +390,8 @@ def _count_going(needs: Sequence[Need], surely: int, capacity: Capacity, policy:
     """How many surely run at once: those that take turns are all there, and do not all run."""
     if not any(need.takes_turns for need in needs):
         return surely
+    if capacity.gpu_memory_mb is None:
+        return 1
     sized = [replace(need, gpu_memory_mb=need.gpu_memory_limit_mb) for need in needs]
     return choose_degree(sized, capacity, policy)
 

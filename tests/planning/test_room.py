@@ -131,3 +131,8 @@ def test_members_that_take_turns_share_whatever_they_need_of_the_gpus_memory() -
     assert pack.request.time_limit_s is not None
     assert pack.request.time_limit_s >= 2 * 600
     assert {member.gpu_memory_limit_mb for member in pack.members} == {50_000}
+    unknown = dataclasses.replace(large, gpu_memory_mb=None)
+    (pack,) = make(2, policy=policy, capacity=unknown, turn_s=120.0, **asked)
+    assert pack.request is not None
+    assert pack.request.time_limit_s is not None
+    assert pack.request.time_limit_s >= 2 * 600
