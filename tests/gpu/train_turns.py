@@ -39,7 +39,8 @@ def main() -> None:
         memory[(step * 7919) % blocks].mul_(0.5)
         print(f"loss {step} {loss.item().hex()}", flush=True)
         time.sleep(max(0.0, arguments.step_s - (time.monotonic() - began)))
-    print(f"sum {memory.double().sum().item().hex()}", flush=True)
+    total = torch.stack([block.double().sum() for block in memory]).sum()
+    print(f"sum {total.item().hex()}", flush=True)
 
 
 if __name__ == "__main__":
