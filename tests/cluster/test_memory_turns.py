@@ -10,9 +10,8 @@ import pytest
 
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 
-from ..bed import CsubUser, running_sandbox, user_of
+from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
-from .conftest import administrate
 from .mps import explained, journal, runner_pid
 from .test_measured_packs import why
 
