@@ -449,6 +449,10 @@ class MemoryTurns:
         state, at, problem = self._find(member), answer["at"], answer["reason"]
         if answer["pid"]:
             self._pids[member.number] = [answer["pid"]]
+        if answer["mb"] == 0:
+            # There was nothing to move yet: its turn begins anew.
+            self._do(member, note_there(state, problem))
+            return
         if not problem and state.where in (Where.LEAVING, Where.RETURNING):
             way = "away" if state.where is Where.LEAVING else "back"
             self._took_s[way] = max(self._took_s[way], answer["seconds"])

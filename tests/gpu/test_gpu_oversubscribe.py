@@ -64,8 +64,8 @@ def test_all_make_every_step_with_the_losses_of_undisturbed_runs(bed: Bed) -> No
     script = write_training(bed)
     asked = ("--gres=gpu:1", "-c1", "--mem=6G", "--time=30", "--join=never")
     array = f"--array=1-{MEMBERS}"
-    # Undisturbed: one after the other would take too long, so the first two tell.
-    alone = bed.submit("alone", *asked, "--array=1-2%1", "--share=timeslice", script)
+    # Undisturbed: all would take too long, so the first two tell; both have room.
+    alone = bed.submit("alone", *asked, "--array=1-2", "--share=timeslice", script)
     bed.finish(alone, patience_s=200)
     began = time.time()
     job_id = bed.submit(

@@ -155,6 +155,7 @@ class PlayedMoving(MovingProcess):
         super().__init__({}, "")
         self.answers: list[dict[str, Any]] = []
         self.problem = ""
+        self.has_memory = True
         self.is_silent = False
         self.kills = 0
         self.is_dead = False
@@ -170,13 +171,13 @@ class PlayedMoving(MovingProcess):
         self.asked.append((request["do"], request["member"]))
         if request["do"] == "adopt" or self.is_silent:
             return
-        is_away = (request["do"] == "away") != bool(self.problem)
+        is_away = self.has_memory and (request["do"] == "away") != bool(self.problem)
         self.answers.append(
             {
                 "member": request["member"],
                 "at": "away" if is_away else "there",
                 "pid": 0,
-                "mb": 20_000,
+                "mb": 20_000 if self.has_memory else 0,
                 "seconds": 1.0,
                 "reason": self.problem,
             }
@@ -259,6 +260,17 @@ def test_one_that_cannot_be_moved_runs_to_its_end_and_then_the_next_one_starts(
     turns.moving.problem = ""
     turns.stage.end(1)
     turns.pass_time(1.0)
+    assert turns.going == [2]
+
+
+def test_the_turn_of_one_without_gpu_memory_begins_anew(turns: Turns) -> None:
+    # A program that loads its libraries for longer than a turn.
+    turns.moving.has_memory = False
+    turns.pass_time(25.0)
+    assert (turns.going, turns.keeps()) == ([1], [])
+    assert turns.moving.asked == [("away", 1), ("away", 1)]
+    turns.moving.has_memory = True
+    turns.pass_time(10.0)
     assert turns.going == [2]
 
 
@@ -401,7 +413,8 @@ def test_none_or_several_processes_with_gpu_memory_are_left_alone(
     answer = moving.ask("away", pids=pids)
     assert answer["at"] == "there"
     assert answer["reason"] == "2 of its processes have GPU memory, and one must"
-    assert moving.ask("away", pids=[os.getpid()])["reason"].startswith("none of its processes")
+    answer = moving.ask("away", pids=[os.getpid()])
+    assert (answer["at"], answer["mb"], answer["reason"]) == ("there", 0, "")
 
 
 @pytest.mark.parametrize("call", ["Lock", "Checkpoint"])

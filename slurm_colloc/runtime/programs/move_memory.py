@@ -147,9 +147,12 @@ class Mover:
     def _move_away(self, member: int, pids: list[int], found: dict[str, Any]) -> None:
         driver = self._driver = self._driver or Driver(self._library)
         sizes = self._list_sizes(pids)
+        if not sizes:
+            # It has only begun.
+            found["mb"] = 0
+            return
         if len(sizes) != 1:
-            count = "none" if not sizes else f"{len(sizes)}"
-            raise DriverError(f"{count} of its processes have GPU memory, and one must")
+            raise DriverError(f"{len(sizes)} of its processes have GPU memory, and one must")
         found["pid"], found["mb"] = pid, _ = next(iter(sizes.items()))
         process = identify(pid)
         if process is None:
