@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_colloc.model.mig_profiles import LAYOUT
-
 COMMENT_MAX_BYTES = 1024
 """A longer comment is refused by Slurm at submission, and holds no token for us."""
 
@@ -20,6 +18,28 @@ PACK_TOKEN = "[csub-pack={submission}]"
 
 GROUPINGS = ("all", "each")
 """One daemon for all GPUs of the job, or one for each."""
+
+# ---- What a MIG layout looks like, for code that only has to recognize one; pure -----------------
+#
+# hooks/prolog.sh and site-config/job_submit.lua know the same grammar.
+
+WORDS_MAX = 7
+"""No GPU has more compute slices."""
+
+LAYOUT_MAX_CHARACTERS = 160
+"""Seven of the longest words have 132."""
+
+ATTRIBUTE = r"\+me\.all|\+me|-me|\+gfx"
+"""What may follow a profile's size: media engines, all of them or none, graphics."""
+
+PROFILE_WORD = rf"[12347]g(?:\.[1-9][0-9]{{0,2}}gb)?(?:{ATTRIBUTE})?"
+"""A profile's name, its memory left out or not."""
+
+WORD = rf"(?:[123467]c\.)?{PROFILE_WORD}"
+LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
+"""A whole layout."""
+
+# ---- The token ----------------------------------------------------------------------------------
 
 _MODE = rf"mps|off|mig={LAYOUT}"
 _POWER = "[1-9][0-9]{1,3}"

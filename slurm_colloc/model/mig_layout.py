@@ -1,7 +1,6 @@
 """Where the instances of a layout lie on a GPU: exact, by NVML's placements; pure.
 
-Also: the words of a MIG layout, as in `--share=mig=3g+2g+1g+1g`; a seat of the MIG layout that a
-pack is planned with; a value.
+Also: the words of a MIG layout, as in `--share=mig=3g+2g+1g+1g`.
 
 That no more than seven compute slices are used follows from the placements. An instance is put as
 far back as it goes: what stays free is at the front, where the large profiles begin.
@@ -14,14 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.mig_profiles import (
-    ATTRIBUTE,
-    LAYOUT_MAX_CHARACTERS,
-    WORDS_MAX,
-    InstanceProfile,
-    PlacedInstance,
-    Placement,
-)
+from slurm_colloc.model.comment_token import ATTRIBUTE, LAYOUT_MAX_CHARACTERS, WORDS_MAX
+from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance, Placement
 from slurm_colloc.model.printable import escape_controls
 
 
@@ -223,38 +216,3 @@ def resolve_word(word: LayoutWord, profiles: Sequence[InstanceProfile]) -> Insta
             hint=f"its profiles are {escape_controls(names)}",
         )
     return min(fits, key=lambda profile: (profile.memory_mb, profile.profile_id))
-
-
-# ---- A seat of the MIG layout that a pack is planned with; a value -------------------------------
-
-
-@dataclass(frozen=True)
-class PlannedSeat:
-    """One seat of a planned MIG layout: a compute instance, mostly of a GPU instance of its own.
-
-    Attributes:
-        word: As the layout names it, `3g`.
-        profile: The profile of its GPU instance by the tables; NVML's on the node is what counts.
-        instance: The number of its GPU instance in the layout.
-        start: The first memory slice of that.
-        size: Its memory slices.
-        memory_mb: Its memory (MiB); None where the GPU is not known.
-        sms: What it computes with.
-        gpu_slices: Memory slices of the whole GPU.
-        places: Members that have it at once: more than one share it by MPS.
-    """
-
-    word: str
-    profile: str
-    instance: int
-    start: int
-    size: int
-    memory_mb: int | None
-    sms: int
-    gpu_slices: int
-    places: int = 1
-
-
-def name_seat(word: str, number: int) -> PlannedSeat:
-    """A seat of which only its word is left, in a plan that is taken up again."""
-    return PlannedSeat(word, word, number, 0, 0, None, 0, 0)

@@ -1,7 +1,6 @@
 """What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure.
 
-Also: what a MIG layout looks like, for code that only has to recognize one; MIG profiles by GPU
-model, for where no GPU can be asked: before a node is known.
+Also: MIG profiles by GPU model, for where no GPU can be asked: before a node is known.
 
 Names, sizes and placements are NVML's on the GPU itself: they differ between boards and drivers
 (3g.40gb became 3g.39gb and back). Memory slices are counted from 0.
@@ -13,30 +12,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_colloc.model.comment_token import ATTRIBUTE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-# ---- What a MIG layout looks like, for code that only has to recognize one; pure -----------------
-#
-# hooks/prolog.sh and site-config/job_submit.lua know the same grammar.
-
-WORDS_MAX = 7
-"""No GPU has more compute slices."""
-
-LAYOUT_MAX_CHARACTERS = 160
-"""Seven of the longest words have 132."""
-
-ATTRIBUTE = r"\+me\.all|\+me|-me|\+gfx"
-"""What may follow a profile's size: media engines, all of them or none, graphics."""
-
-PROFILE_WORD = rf"[12347]g(?:\.[1-9][0-9]{{0,2}}gb)?(?:{ATTRIBUTE})?"
-"""A profile's name, its memory left out or not."""
-
-WORD = rf"(?:[123467]c\.)?{PROFILE_WORD}"
-LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
-"""A whole layout."""
 
 
 # ---- What a GPU can be cut into: MIG profiles, where they may lie, and what lies where; pure -----

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from slurm_colloc.errors import NoPackPossible
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.mig_layout import PlannedSeat
 from slurm_colloc.model.mig_layout import place as find_places
-from slurm_colloc.model.plan import PackPlan, Policy, SharingMode, UsageProfile
+from slurm_colloc.model.plan import PackPlan, PlannedSeat, Policy, SharingMode, UsageProfile
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.planning.choose_layout import (
     SeatedLayout,

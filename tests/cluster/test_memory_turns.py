@@ -104,9 +104,11 @@ def test_after_a_killed_runner_none_stays_checkpointed(user: CsubUser) -> None:
     user.script("train.sh", TRAIN, directives="#SBATCH --no-requeue")
     job_id = user.submit("--array=1-2", *OPTIONS, "train.sh")
     wait_until_one_is_parked(user, job_id)
+    outputs = [user.home / f"slurm-{job_id}_{number}.out" for number in (1, 2)]
+    # A step that is just being launched ends with its runner.
+    wait_until(lambda: all(p.exists() and p.read_text() for p in outputs), "both run")
     os.kill(runner_pid(user, job_id), signal.SIGKILL)
     # What is not requeued runs to its end: the parked one once the other has ended.
-    outputs = [user.home / f"slurm-{job_id}_{number}.out" for number in (1, 2)]
     with explained(user, job_id):
         wait_until(
             lambda: all(f"step {STEPS} " in path.read_text() for path in outputs),

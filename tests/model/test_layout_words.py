@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.comment_token import LAYOUT, LAYOUT_MAX_CHARACTERS, WORD
 from slurm_colloc.model.mig_layout import (
     LayoutWord,
     group_words,
@@ -16,7 +17,7 @@ from slurm_colloc.model.mig_layout import (
     render_layout,
     resolve,
 )
-from slurm_colloc.model.mig_profiles import LAYOUT, LAYOUT_MAX_CHARACTERS, MIG_TABLES, WORD
+from slurm_colloc.model.mig_profiles import MIG_TABLES
 
 H100 = MIG_TABLES["H100-80"]
 

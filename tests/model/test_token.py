@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from slurm_colloc.model.comment_token import (
     COMMENT_MAX_BYTES,
     GROUPINGS,
+    WORD,
     Token,
     append_token,
     parse_token,
     render_token,
 )
-from slurm_colloc.model.mig_profiles import WORD
 
 # Any text, surrogates that no encoding has included, and pieces that come near a token.
 PIECES = st.sampled_from(

@@ -16,8 +16,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
 from slurm_colloc.model.job_values import add_condition, expand_array_id
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
-from slurm_colloc.model.mig_layout import PlannedSeat
-from slurm_colloc.model.plan import PackRequest, Policy
+from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.planning.join_fit import compute_reason_not_to_join

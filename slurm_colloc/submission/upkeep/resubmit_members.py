@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from slurm_colloc.errors import NotFound
 from slurm_colloc.model.job_ids import LARGEST_TASK_ID
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.mig_layout import name_seat
-from slurm_colloc.model.plan import PackPlan
+from slurm_colloc.model.plan import PackPlan, name_seat
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
