@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.errors import CollocError, SlurmError, SlurmNoAnswer
 from slurm_colloc.model.chain import (
     HOLD_SHARE,
     ChainRecord,
@@ -24,6 +24,7 @@ from slurm_colloc.model.chain import (
     choose_lead,
     choose_step,
     judge_turn,
+    list_unrecorded,
 )
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -36,7 +37,7 @@ from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.accounting import read_history
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, parse_moment
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, find_marked, parse_moment
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
@@ -289,6 +290,8 @@ class ChainLinks:
         if is_over:
             if link is not None:
                 slurm.cancel(link.job_id)
+            if others := self._list_unrecorded(slurm):
+                slurm.cancel(*others)
             return
         # Slurm may have been quicker than this runner.
         is_timeout = ending is not None and ending.state is MemberState.TIMEOUT
@@ -337,6 +340,8 @@ class ChainLinks:
             if self._limit_s is not None and now >= self._lead_at:
                 self._lead_at = now + LEAD_S
                 self._lead = self._find_lead(slurm, fields, self._limit_s)
+                if link is None:
+                    self._find_successor(slurm)
             if link is not None:
                 self._judge_successor(link, slurm.read_job(link.job_id))
         except SlurmError as error:
@@ -408,20 +413,44 @@ class ChainLinks:
     def _submit(self, slurm: SlurmAccess) -> bool:
         self._submit_at = self.pack.clock() + 4 * ASK_S
         try:
-            script, words, environment = self._build_request()
-            job_id = slurm.submit(
-                script, words, environment=environment, directory=self.pack.record.submit_directory
-            )
+            if not self._find_successor(slurm):
+                self._ask_sbatch(slurm)
         except (CollocError, OSError) as error:
             self._tell_problem(f"its successor could not be submitted: {error}")
             return False
-        if self.pack.record.is_array:
-            job_id = f"{job_id}_{self.pack.record.index}"
-        link = Link(job_id, time.time(), self._lead.seconds, self._lead.why)
+        return True
+
+    def _ask_sbatch(self, slurm: SlurmAccess) -> None:
+        script, words, environment = self._build_request()
+        directory, index = self.pack.record.submit_directory, self.pack.record.array_index
+        try:
+            job_id = slurm.submit(script, words, environment=environment, directory=directory)
+        except SlurmNoAnswer:
+            if not self._find_successor(slurm):
+                raise
+            return
+        name = job_id if index is None else f"{job_id}_{index}"
+        self._add(Link(name, time.time(), self._lead.seconds, self._lead.why))
+
+    def _find_successor(self, slurm: SlurmAccess) -> bool:
+        """Find again what was submitted, but not written down; there is one successor."""
+        found = self._list_unrecorded(slurm)
+        if not found:
+            return False
+        self._add(Link(found[0], why="found by its comment"))
+        if found[1:]:
+            slurm.cancel(*found[1:])
+        return True
+
+    def _add(self, link: Link) -> None:
         self._write(replace(self._chain, links=(*self._chain.links, link), problem=""))
         self._successor = Successor.WAITS
-        self.pack.journal.write("successor", job=job_id, reason=self._lead.why)
-        return True
+        self.pack.journal.write("successor", job=link.job_id, reason=link.why)
+
+    def _list_unrecorded(self, slurm: SlurmAccess) -> list[str]:
+        record = self.pack.record
+        marked = find_marked(slurm.list_jobs(), record.submission, record.array_index)
+        return list_unrecorded(self._chain, marked)
 
     def _save(self, left_s: float) -> None:
         """Have the members save, as at a time limit: `--signal` now, TERM after it."""

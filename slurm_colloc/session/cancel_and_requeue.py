@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
+from slurm_colloc.model.chain import ChainRecord, list_unrecorded
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.member_survey import survey_packs
@@ -25,6 +26,7 @@ from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.report.terminal_tables import render_lines
 from slurm_colloc.session.session import Session, freeze, note, say
+from slurm_colloc.slurm.slurm_commands import find_marked
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
@@ -328,7 +330,7 @@ def _cancel_packs(
             for view in ending:
                 held.enter_context(being_cancelled(session.state.pack_path(view.record.pack_id)))
             if ending:
-                ids = [job for view in ending for job in _list_links(session, view)]
+                ids = [job for view in ending for job in _list_jobs(session, view)]
                 session.slurm.cancel(*dict.fromkeys(ids))
     except SlurmError:
         if len(views) > 1:
@@ -338,13 +340,21 @@ def _cancel_packs(
     return left
 
 
-def _list_links(session: Session, view: PackView) -> list[str]:
-    """The Slurm jobs of a pack: of a chain also the one that is to follow."""
+def _list_jobs(session: Session, view: PackView) -> list[str]:
+    """The Slurm jobs of a pack: of a chain also those that are to follow."""
     if not view.record.chain:
         return [view.job_id]
-    successor = read_chain(session.state.pack_path(view.record.pack_id)).find_successor(view.job_id)
-    # That first: a link whose predecessor ends would take its turn.
-    return [*([successor.job_id] if successor else []), view.job_id]
+    record, chain = view.record, ChainRecord()
+    try:
+        chain = read_chain(session.state.pack_path(record.pack_id))
+    except StateError as problem:
+        note(f"{view.shown_id} is cancelled, with what Slurm shows of its chain: {problem}")
+    marked = find_marked(session.slurm.list_jobs(), record.submission, record.array_index)
+    link = chain.find_successor(view.job_id)
+    coming = [link.job_id] if link is not None else []
+    coming += [name for name in list_unrecorded(chain, marked) if name != view.job_id]
+    # Those first: a link whose predecessor ends would take its turn.
+    return [*coming, view.job_id]
 
 
 def _cancel_members(

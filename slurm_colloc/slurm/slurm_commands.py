@@ -266,6 +266,24 @@ def find_job_of(jobs: Mapping[str, SlurmJob], job_id: str, submission: str) -> S
     return None if job is None or is_of_submission(job.comment, submission) is False else job
 
 
+def find_marked(
+    jobs: Mapping[str, SlurmJob], submission: str, index: int | None
+) -> dict[str, SlurmJobState]:
+    """The Slurm jobs of a pack by their comment, however they were submitted, with their states.
+
+    Args:
+        jobs: What squeue shows.
+        submission: The submission's id.
+        index: The pack's element of an array; None where it is none.
+    """
+    return {
+        job_id: job.state
+        for job_id, job in jobs.items()
+        if is_of_submission(job.comment, submission)
+        and (index is None or job_id.partition("_")[2] == str(index))
+    }
+
+
 def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobState:
     """State of a job that squeue does not show by its id.
 

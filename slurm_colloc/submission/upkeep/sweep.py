@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
-from slurm_colloc.model.comment_token import is_of_submission
+from slurm_colloc.model.chain import list_unrecorded
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import format_count
@@ -24,6 +24,7 @@ from slurm_colloc.slurm.slurm_commands import (
     SlurmJob,
     compute_hidden_state,
     find_job_of,
+    find_marked,
 )
 from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, find_submission
 from slurm_colloc.store.atomic_files import hold_lock
@@ -164,18 +165,20 @@ def _goes_on(
         Whether another job has taken the place of the pack's, which is over.
     """
     path = state.pack_path(record.pack_id)
-    job = find_job(record, job_id, jobs)
-    successor = read_chain(path).find_successor(job_id)
-    if successor is None or successor.job_id not in jobs:
+    job, chain = find_job(record, job_id, jobs), read_chain(path)
+    marked = find_marked(jobs, record.submission, record.array_index)
+    link, coming = chain.find_successor(job_id), list_unrecorded(chain, marked)
+    successor = link.job_id if link is not None else next(iter(coming), "")
+    if successor not in jobs:
         return False
     if job is not None and job.state is SlurmJobState.CANCELLED:
         # One that is over, or not to be cancelled now, finds nothing left when it comes up.
         with contextlib.suppress(SlurmError):
-            slurm.cancel(successor.job_id)
+            slurm.cancel(successor)
         return False
     with hold_lock(path / "lock", 0) as locked:
         if locked and read_slurm_job_id(path) == job_id:
-            state.pass_on(record, successor.job_id)
+            state.pass_on(record, successor)
     return True
 
 
@@ -291,9 +294,4 @@ def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> st
 
 
 def _find_by_mark(record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
-    for element_id, job in jobs.items():
-        if is_of_submission(job.comment, record.submission):
-            index = element_id.partition("_")[2]
-            if not record.is_array or index == str(record.index):
-                return element_id
-    return None
+    return next(iter(find_marked(jobs, record.submission, record.array_index)), None)
