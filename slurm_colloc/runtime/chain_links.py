@@ -174,7 +174,21 @@ class _TurnWait:
                 forget_kill(self._pack, kill.restarts)
             state = State(self._pack.parent.parent, self._record.cluster)
             state.pass_on(self._record, self._own)
+        with contextlib.suppress(SlurmError):
+            # What was submitted twice would hold an allocation for nothing.
+            if others := find_unrecorded(self._slurm, self._record, chain):
+                self._slurm.cancel(*others)
         return True
+
+
+def find_unrecorded(slurm: SlurmAccess, record: PackRecord, chain: ChainRecord) -> list[str]:
+    """Ask Slurm for jobs of a pack that are no link of it yet, oldest first.
+
+    Raises:
+        SlurmError: Slurm did not answer.
+    """
+    marked = find_marked(slurm.list_jobs(), record.submission, record.array_index)
+    return list_unrecorded(chain, marked)
 
 
 def has_open_members(pack: Path) -> bool:
@@ -290,7 +304,7 @@ class ChainLinks:
         if is_over:
             if link is not None:
                 slurm.cancel(link.job_id)
-            if others := self._list_unrecorded(slurm):
+            if others := find_unrecorded(slurm, self.pack.record, self._chain):
                 slurm.cancel(*others)
             return
         # Slurm may have been quicker than this runner.
@@ -340,8 +354,6 @@ class ChainLinks:
             if self._limit_s is not None and now >= self._lead_at:
                 self._lead_at = now + LEAD_S
                 self._lead = self._find_lead(slurm, fields, self._limit_s)
-                if link is None:
-                    self._find_successor(slurm)
             if link is not None:
                 self._judge_successor(link, slurm.read_job(link.job_id))
         except SlurmError as error:
@@ -434,7 +446,7 @@ class ChainLinks:
 
     def _find_successor(self, slurm: SlurmAccess) -> bool:
         """Find again what was submitted, but not written down; there is one successor."""
-        found = self._list_unrecorded(slurm)
+        found = find_unrecorded(slurm, self.pack.record, self._chain)
         if not found:
             return False
         self._add(Link(found[0], why="found by its comment"))
@@ -446,11 +458,6 @@ class ChainLinks:
         self._write(replace(self._chain, links=(*self._chain.links, link), problem=""))
         self._successor = Successor.WAITS
         self.pack.journal.write("successor", job=link.job_id, reason=link.why)
-
-    def _list_unrecorded(self, slurm: SlurmAccess) -> list[str]:
-        record = self.pack.record
-        marked = find_marked(slurm.list_jobs(), record.submission, record.array_index)
-        return list_unrecorded(self._chain, marked)
 
     def _save(self, left_s: float) -> None:
         """Have the members save, as at a time limit: `--signal` now, TERM after it."""
