@@ -125,3 +125,37 @@ def test_where_slurm_takes_no_second_job_this_one_is_requeued(user: CsubUser) ->
     wait_until(lambda: len(user.output("starts.a").split()) == 2, "again", patience_s=240.0)
     assert set(user.output("starts.a").split()) == {job_id}
     user.csub("cancel", job_id, "--yes")
+
+
+SBATCH = """\
+#!/bin/bash
+# Stands before the real sbatch. Runners get no answer, and the first is killed, where asked for.
+case " $* " in *--test-only*) exec @sbatch@ "$@" ;; esac
+answer=$(@sbatch@ "$@") || exit
+echo $answer >> @home@/submitted
+case $(wc -l < @home@/submitted) in
+    1) echo $answer ;;
+    2) [ @kill@ = no ] || kill -KILL $PPID ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("words", [("train.sh a 75",), ("train.sh a 75", "train.sh b 70")])
+@pytest.mark.parametrize("kill", ["no", "yes"])
+def test_a_successor_whose_id_is_not_known_is_found_again(
+    user: CsubUser, words: tuple[str, ...], kill: str
+) -> None:
+    user.script("train.sh", STEPS)
+    folder = user.home / "bin"
+    folder.mkdir()
+    text = SBATCH.replace("@sbatch@", user.find("sbatch")).replace("@kill@", kill)
+    (folder / "sbatch").write_text(text.replace("@home@", str(user.home)))
+    (folder / "sbatch").chmod(0o755)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    job_id = user.submit("pack", "--chain=4", "--gres=gpu:1", "--time=1", *words)
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    links = check_links(user, job_id)
+    # None was submitted a second time.
+    assert user.output("submitted").split() == [link["job_id"] for link in links]
+    wait_until(lambda: not list_jobs(user), "no successor is left")
