@@ -368,7 +368,10 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     if record is not None and record.started_at is not None:
         elapsed = compute_elapsed_s(member, facts.now)
         where = f"ran on {format_where(member)}"
-        parts.append(where if elapsed is None else f"{where} for {format_elapsed(elapsed)}")
+        if elapsed is not None:
+            last = " in its last start" if record.starts > 1 else ""
+            where += f" for {format_elapsed(elapsed)}{last}"
+        parts.append(where)
     else:
         parts.append("it never started")
     if record is not None and record.ended_at is not None:

@@ -678,11 +678,11 @@ def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
     view = look(state, "ABSENT")
     assert line(view, 1) == (
         "4711/1 FAILED: MPS fault: culprit: exit code 1: its fault on the GPU came again when it "
-        "ran apart; ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+        "ran apart; ran on n1:0 for 59:00 in its last start; ended 10:29:00; started 2 times"
     )
     assert line(view, 2) == ("4711/2 FAILED: exit code 3; ran on n1:0 for 59:00; ended 10:29:00")
     assert line(view, 3) == (
-        "4711/3 COMPLETED: ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+        "4711/3 COMPLETED: ran on n1:0 for 59:00 in its last start; ended 10:29:00; started 2 times"
     )
     explained = explain_member(view, view.members[0], Facts(NOW))
     assert "  End:       MPS fault: culprit\n" in explained
