@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 
-from slurm_colloc.errors import CollocError, SlurmError, SlurmNoAnswer
+from slurm_colloc.errors import CollocError, SlurmError, SlurmNoAnswer, StateError
 from slurm_colloc.model.chain import (
     HOLD_SHARE,
     ChainRecord,
@@ -127,7 +128,7 @@ class _TurnWait:
 
     def _judge(self, current: str) -> Turn:
         return judge_turn(
-            read_chain(self._pack),
+            read_links(self._pack),
             own=self._own,
             current=current,
             state=self._ask(current),
@@ -155,7 +156,7 @@ class _TurnWait:
             self._ask_at = 0.0
             if self._judge(current) is not Turn.RUN:
                 return False
-            chain, now = read_chain(self._pack), time.time()
+            chain, now = read_links(self._pack), time.time()
             place = chain.find(self._own)
             if place is None:
                 # The one before it was killed before it could write down what it had submitted.
@@ -179,6 +180,24 @@ class _TurnWait:
             if others := find_unrecorded(self._slurm, self._record, chain):
                 self._slurm.cancel(*others)
         return True
+
+
+def read_links(pack: Path) -> ChainRecord:
+    """Read chain.json; what is damaged is moved away, and said: a training is not lost by it.
+
+    Raises:
+        StateError: It cannot be read now.
+    """
+    try:
+        return read_chain(pack)
+    except StateError as problem:
+        if problem.__cause__ is None or isinstance(problem.__cause__, OSError):
+            raise
+        os.replace(pack / "chain.json", pack / "chain.damaged")
+        told = f"{problem.message}; it is chain.damaged now, and links before this one do not count"
+        sys.stderr.write(f"csub: {told}\n")
+        Journal(pack).write("chain", problem=told)
+        return ChainRecord()
 
 
 def find_unrecorded(slurm: SlurmAccess, record: PackRecord, chain: ChainRecord) -> list[str]:
@@ -234,7 +253,7 @@ class ChainLinks:
         self._chain = ChainRecord()
         self._place = 0
         if self.pack.record.chain:
-            self._chain = read_chain(self.pack.path)
+            self._chain = read_links(self.pack.path)
             self._place = self._chain.find(self.pack.allocation.job_id) or 0
         self._ask_at = self._lead_at = self._submit_at = 0.0
         self._end_at: float | None = None

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import CollocError, SlurmError, SlurmUnreachable, StateError, UsageProblem
 from slurm_colloc.host.system.node_processes import ProcessId, is_alive
-from slurm_colloc.model.chain import ChainRecord, list_unrecorded
 from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, is_guest
 from slurm_colloc.model.quantities import format_elapsed
 from slurm_colloc.report.member_survey import survey_packs
@@ -26,7 +25,6 @@ from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s
 from slurm_colloc.report.terminal_tables import render_lines
 from slurm_colloc.session.session import Session, freeze, note, say
-from slurm_colloc.slurm.slurm_commands import find_marked
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
@@ -37,10 +35,10 @@ from slurm_colloc.store.member_states import (
     remove_environment,
     was_left,
 )
-from slurm_colloc.store.pack_directory import list_members, read_chain
+from slurm_colloc.store.pack_directory import list_members
 from slurm_colloc.store.runner_requests import Action, Request, write_request
 from slurm_colloc.store.written_ends import is_of_another_host, read_runner
-from slurm_colloc.submission.upkeep.ended_packs import OVER
+from slurm_colloc.submission.upkeep.ended_packs import OVER, list_successors
 
 if TYPE_CHECKING:
     from slurm_colloc.session.selection import Choice
@@ -344,15 +342,15 @@ def _list_jobs(session: Session, view: PackView) -> list[str]:
     """The Slurm jobs of a pack: of a chain also those that are to follow."""
     if not view.record.chain:
         return [view.job_id]
-    record, chain = view.record, ChainRecord()
-    try:
-        chain = read_chain(session.state.pack_path(record.pack_id))
-    except StateError as problem:
-        note(f"{view.shown_id} is cancelled, with what Slurm shows of its chain: {problem}")
-    marked = find_marked(session.slurm.list_jobs(), record.submission, record.array_index)
-    link = chain.find_successor(view.job_id)
-    coming = [link.job_id] if link is not None else []
-    coming += [name for name in list_unrecorded(chain, marked) if name != view.job_id]
+    coming, problem = list_successors(
+        session.state.pack_path(view.record.pack_id),
+        view.record,
+        view.job_id,
+        session.slurm.list_jobs(),
+    )
+    if problem:
+        told = "is cancelled, with the next link that Slurm shows"
+        note(f"{view.shown_id} {told}: {problem}")
     # Those first: a link whose predecessor ends would take its turn.
     return [*coming, view.job_id]
 

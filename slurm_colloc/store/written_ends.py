@@ -123,9 +123,7 @@ def write_down_ends(pack: Path) -> None:
             write_state(pack, number, replace(end, attempt=max(attempt, 1)))
 
 
-def read_run_times(
-    folder: str, names: Iterable[str]
-) -> dict[tuple[int, int], tuple[float, float]]:
+def read_run_times(folder: str, names: Iterable[str]) -> dict[tuple[int, int], tuple[float, float]]:
     """When the starts of a member began and ended, by attempt and start; those that are told.
 
     Args:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
-from slurm_colloc.model.chain import list_unrecorded
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import format_count
@@ -32,7 +31,6 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     is_local_alive,
     is_unanswered,
-    read_chain,
     read_ended,
     read_slurm_job_id,
     write_record,
@@ -45,6 +43,7 @@ from slurm_colloc.submission.upkeep.ended_packs import (
     close_books,
     list_held,
     list_never_started,
+    list_successors,
 )
 
 UNANSWERED_S = 600.0
@@ -134,7 +133,8 @@ def sweep(
                 continue
             last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
             chained = record.chain and last is not None
-            last = None if chained and _goes_on(state, slurm, record, job_id, jobs) else last
+            goes_on = chained and _goes_on(state, slurm, record, job_id, jobs=jobs, notes=notes)
+            last = None if goes_on else last
             if last is SlurmJobState.ABSENT:
                 absent[job_id] = record
             elif last is not None:
@@ -157,19 +157,25 @@ def sweep(
 
 
 def _goes_on(
-    state: State, slurm: SlurmAccess, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob]
+    state: State,
+    slurm: SlurmAccess,
+    record: PackRecord,
+    job_id: str,
+    *,
+    jobs: Mapping[str, SlurmJob],
+    notes: list[str],
 ) -> bool:
     """Pass a chain on whose runner was killed before it could do so itself.
 
     Returns:
         Whether another job has taken the place of the pack's, which is over.
     """
-    path = state.pack_path(record.pack_id)
-    job, chain = find_job(record, job_id, jobs), read_chain(path)
-    marked = find_marked(jobs, record.submission, record.array_index)
-    link, coming = chain.find_successor(job_id), list_unrecorded(chain, marked)
-    successor = link.job_id if link is not None else next(iter(coming), "")
-    if successor not in jobs:
+    path, job = state.pack_path(record.pack_id), find_job(record, job_id, jobs)
+    coming, problem = list_successors(path, record, job_id, jobs)
+    if problem:
+        notes.append(f"{problem}: {record.name} goes on in the next link that Slurm shows, if any")
+    successor = next((name for name in coming if name in jobs), None)
+    if successor is None:
         return False
     if job is not None and job.state is SlurmJobState.CANCELLED:
         # One that is over, or not to be cancelled now, finds nothing left when it comes up.
