@@ -32,7 +32,7 @@ from slurm_colloc.submission.plan.plan_call import compute_measure_s, may_measur
 
 
 def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str:
-    """How many GPUs a pack is to have: a number, `node` or `auto`.
+    """How many GPUs a pack is to have, as in Policy.
 
     Raises:
         UsageProblem: It is none of these, the jobs of the call ask for different ones, or a pack
@@ -62,7 +62,7 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
                 f"the settings have gpus_per_pack = {asked!r}: {obstacle}",
                 hint="add --gpus-per-pack=1",
             )
-    return "1"
+    return "set" if obstacle == _CHAIN and asked == "auto" else "1"
 
 
 def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> int:
