@@ -33,6 +33,7 @@ from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.runtime.allocation import read_allocation
 from slurm_colloc.runtime.collect_ends import EndCollector, SlurmDecision
 from slurm_colloc.runtime.guarded_steps import Journal, insist
+from slurm_colloc.runtime.member_dependencies import hand_over
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.verdict import PackVerdict
@@ -335,6 +336,7 @@ class ChainLinks:
         if link is None:
             self._requeue(slurm)
             return
+        hand_over(self.pack, slurm, link.job_id)
         # Where the lock is not to be had, the successor finds by itself that it may go on.
         with hold_lock(self.pack.path / "lock", LOCK_WAIT_S) as locked:
             if locked:
