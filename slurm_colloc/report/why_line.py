@@ -121,7 +121,7 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
         clauses.append(f"its GPU is slow: {facts.slow_gpu}")
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
-    if facts.chain and not member.is_final:
+    if facts.chain and (not member.is_final or member.state is MemberState.TIMEOUT):
         clauses.append(facts.chain)
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last recorded: {facts.unreachable}")

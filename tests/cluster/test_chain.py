@@ -54,6 +54,8 @@ def check_links(user: CsubUser, job_id: str) -> list[dict[str, Any]]:
 def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: CsubUser) -> None:
     user.script("train.sh", STEPS)
     job_id = user.submit("--chain=4", "--gres=gpu:1", "--time=1", "train.sh", "a", "80")
+    user.script("after.sh", "cat step.a > seen")
+    after = user.submit(f"--dependency=afterok:{job_id}", "--gres=gpu:1", "--time=1", "after.sh")
     rows = user.finish(job_id, patience_s=PATIENCE_S)
     assert {number: row["state"] for number, row in rows.items()} == {1: "COMPLETED"}
     links = check_links(user, job_id)
@@ -62,6 +64,9 @@ def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: Csub
     assert user.output("saves.a") == "saved\n"
     # The second one has written to the first one's file.
     assert user.output(f"slurm-{job_id}.out").splitlines()[-1] == "finished at 80"
+    # What waits for it has waited for its last link.
+    assert user.finish(after)[1]["state"] == "COMPLETED"
+    assert user.output("seen") == "80\n"
     report = user.csub("report", job_id).stdout
     assert "2 links of at most 4; interrupted in all 0:" in " ".join(report.split())
 
