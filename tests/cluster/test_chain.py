@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -69,6 +70,8 @@ def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: Csub
     assert user.output("seen") == "80\n"
     report = user.csub("report", job_id).stdout
     assert "2 links of at most 4; interrupted in all 0:" in " ".join(report.split())
+    # Nothing was measured, and both links count.
+    assert re.match(r"1 job ran alone on its GPU for [1-9]\d* min", report)
 
 
 def test_slurms_own_signal_to_a_batch_script_does_not_end_a_chain(user: CsubUser) -> None:

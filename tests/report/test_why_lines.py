@@ -664,6 +664,17 @@ def test_a_member_that_is_to_run_again_says_why_and_what_it_waits_for(
     assert explained[3].startswith("  Means:     A fault on the GPU ended all clients of MPS")
 
 
+def test_a_chain_that_its_time_limit_has_ended_says_at_which_link(state: State) -> None:
+    begin_attempt(state.pack_path("s.0"), 1)
+    for number, end in ((1, MemberState.TIMEOUT), (2, MemberState.COMPLETED)):
+        write(state, number, end, started_at=HOUR_AGO, ended_at=NOW - 60)
+    view = look(state, "ABSENT")
+    for number, told in ((1, "; link 5 of at most 5"), (2, "")):
+        member = view.members[number - 1]
+        why = str(explain_why(view, member, Facts(NOW, chain="link 5 of at most 5")))
+        assert why.endswith(f"ended 10:29:00{told}")
+
+
 def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
     begin_attempt(state.pack_path("s.0"), 1)
     common: dict[str, Any] = {"started_at": HOUR_AGO, "ended_at": NOW - 60}
