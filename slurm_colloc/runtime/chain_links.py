@@ -39,6 +39,7 @@ from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.accounting import read_history
+from slurm_colloc.slurm.run_command import QUERY_TIMEOUT_S
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, find_marked, parse_moment
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
@@ -457,7 +458,14 @@ class ChainLinks:
         script, words, environment = self._build_request()
         directory, index = self.pack.record.submit_directory, self.pack.record.array_index
         try:
-            job_id = slurm.submit(script, words, environment=environment, directory=directory)
+            job_id = slurm.submit(
+                script,
+                words,
+                environment=environment,
+                directory=directory,
+                # The runner waits no longer for this than for other answers.
+                timeout_s=QUERY_TIMEOUT_S,
+            )
         except SlurmNoAnswer:
             if not self._find_successor(slurm):
                 raise

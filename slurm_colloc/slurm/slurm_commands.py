@@ -325,6 +325,7 @@ class SlurmAccess:
         directory: str,
         inherited: Sequence[int] = (),
         held: HeldInterrupts | None = None,
+        timeout_s: float = SUBMIT_TIMEOUT_S,
     ) -> str:
         """Submit a batch script with sbatch, so with the site's plugins; returns the job id.
 
@@ -335,6 +336,7 @@ class SlurmAccess:
             directory: The submission directory.
             inherited: Descriptors that sbatch keeps open until it ends.
             held: Interrupts that are held back meanwhile.
+            timeout_s: When to give up.
 
         Raises:
             SlurmRefused, SlurmUnreachable: See run_slurm.
@@ -342,7 +344,7 @@ class SlurmAccess:
         output = run_slurm(
             ["sbatch", "--parsable", *options, script],
             environment=environment,
-            timeout_s=SUBMIT_TIMEOUT_S,
+            timeout_s=timeout_s,
             inherited=inherited,
             held=held,
             directory=directory,
