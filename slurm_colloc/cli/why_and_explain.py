@@ -114,7 +114,10 @@ class Inquiry:
         return tuple(gpus) if isinstance(gpus, dict) else ()
 
     def _read_chain(self, view: PackView) -> str:
-        chain = read_chain(self._session.state.pack_path(view.record.pack_id))
+        try:
+            chain = read_chain(self._session.state.pack_path(view.record.pack_id))
+        except StateError as problem:
+            return f"its link is not known: {problem}"
         return describe_chain(chain, view.job_id, view.record.chain)
 
     def _read_left_out(self, view: PackView) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
@@ -227,6 +227,23 @@ class Successor(enum.Enum):
     WAITS = "waits in the queue"
     HOLDS = "has an allocation, and holds its members back"
     CANCELLED = "was cancelled"
+
+
+_IS_THERE = frozenset({SlurmJobState.PENDING, SlurmJobState.RUNNING, SlurmJobState.SUSPENDED})
+
+
+def list_unrecorded(record: ChainRecord, marked: Mapping[str, SlurmJobState]) -> list[str]:
+    """The Slurm jobs of a chain that are no link of it yet, oldest first.
+
+    There is one where sbatch gave no answer, or where a runner was killed before it had written
+    down what it had submitted.
+
+    Args:
+        record: The links.
+        marked: What squeue shows of jobs with the pack's comment.
+    """
+    found = [name for name, state in marked.items() if state in _IS_THERE]
+    return sorted((n for n in found if record.find(n) is None), key=lambda name: (len(name), name))
 
 
 class LinkStep(enum.Enum):

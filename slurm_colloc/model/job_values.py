@@ -193,12 +193,13 @@ def render_for_slurm(dependency: Dependency, find_job: Callable[[MemberId], str]
     return ("?" if dependency.is_any else ",").join(dict.fromkeys(words))
 
 
-def remove_job(current: str, job_id: str) -> str:
+def replace_job(current: str, job_id: str, instead: str = "") -> str:
     """Take `afterany` of a job out of what Slurm shows as a job's dependency.
 
     Args:
         current: The field of `scontrol show job`: `afterany:12_3(unfulfilled),afterok:14(...)`.
         job_id: The job.
+        instead: The job whose end is waited for instead; empty for none.
 
     Returns:
         The value for `scontrol update`, empty for none.
@@ -207,7 +208,9 @@ def remove_job(current: str, job_id: str) -> str:
         return ""
     separator = "?" if "?" in current else ","
     words = [word.partition("(")[0] for word in re.split(r"[,?]", current)]
-    return separator.join(word for word in words if word != f"afterany:{job_id}")
+    other = f"afterany:{instead}" if instead else ""
+    words = [other if word == f"afterany:{job_id}" else word for word in words]
+    return separator.join(filter(None, words))
 
 
 def describe(conditions: Sequence[tuple[str, str]], *, is_any: bool = False) -> str:

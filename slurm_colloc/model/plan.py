@@ -418,7 +418,8 @@ class Policy:
             have not begun) or `never`.
         may_cut: Jobs that MPS does not hold may have MIG instances, although that was not asked
             for: the site's nodes make them.
-        gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node) or `auto`.
+        gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node), `set`
+            (those of one GPU set) or `auto`.
         gpus_per_pack: GPUs of a pack on each of its nodes, settled from that once the nodes are
             known.
         nodes_per_pack: Nodes of a pack, over whose GPUs its jobs are spread.

@@ -554,7 +554,7 @@ def choose_gpus_per_pack(jobs: Sequence[Job], capacity: Capacity, policy: Policy
     if asked.isdigit():
         why = _describe(int(asked), "--gpus-per-pack", policy.nodes_per_pack)
         return _check(GpuChoice(int(asked), why), jobs)
-    if policy.mode is SharingMode.MIG:
+    if policy.mode is SharingMode.MIG or asked == "set":
         return GpuChoice(1)
     is_exclusive = any(name == EXCLUSIVE for job in jobs for name, _ in job.group)
     has_nodes = policy.nodes_per_pack > 1

@@ -48,6 +48,7 @@ from slurm_colloc.store.profiles import (
 )
 from slurm_colloc.store.report_files import monitor_path
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
+from slurm_colloc.store.written_ends import read_run_times
 
 _GPU_PREFIX = "GPU-"
 
@@ -381,11 +382,15 @@ def _find_spans(
 ) -> dict[tuple[int, int], Window]:
     """From when to when a start lasted, by attempt and start.
 
-    By its samples, and for the last start by what its runner wrote, too.
+    By its samples, and for the last start by what its runner wrote, too; earlier ones that nothing
+    has watched by what its wrapper wrote.
     """
     record = view.record
     stays = {(s.attempt, s.start): (s.begin, s.end) for s in starts}
     if record is not None and record.started_at is not None:
+        if record.starts > len(stays):
+            with contextlib.suppress(StateError):
+                stays = {**read_run_times(view.files.path, view.files.names), **stays}
         key = (record.attempt, record.starts)
         ended_at = record.ended_at
         if ended_at is None and view.state is MemberState.RUNNING:

@@ -243,7 +243,7 @@ def _render_submission(
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
     opened = [line for summary in summaries if chosen is None for line in list_open(summary)]
-    opened += [line for summary in summaries for line in list_links(summary)]
+    opened += [line for summary in summaries for line in list_links(summary, len(summaries) > 1)]
     parts.append(build_lines([*opened, *notes, ("More", hint)]))
     return render(parts, width, styled=styled)
 
@@ -312,7 +312,7 @@ def list_open(summary: Summary) -> list[tuple[str, str]]:
     return [("Open", "; ".join(texts))]
 
 
-def list_links(summary: Summary) -> list[tuple[str, str]]:
+def list_links(summary: Summary, is_of_several: bool = False) -> list[tuple[str, str]]:
     """What going from one link of a chain to the next has cost, as labelled sentences."""
     found = summary.get("chain")
     if found is None:
@@ -338,6 +338,8 @@ def list_links(summary: Summary) -> list[tuple[str, str]]:
     words = "{} of at most {}; interrupted in all {}, overlap in all {}".format(
         format_count(len(links), "link"), found["links_most"], *sums
     )
+    if is_of_several:
+        words = f"of {summary['members'][0]['id']}: {words}"
     problem = [("", found["problem"])] if found["problem"] else []
     return [("Chain", words), *lines, *problem]
 

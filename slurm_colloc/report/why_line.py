@@ -122,7 +122,7 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
         clauses.append(f"its GPU is slow: {facts.slow_gpu}")
     if facts.left_out and member.state is MemberState.PENDING:
         clauses.append(facts.left_out)
-    if facts.chain and not member.is_final:
+    if facts.chain and (not member.is_final or member.state is MemberState.TIMEOUT):
         clauses.append(facts.chain)
     if facts.unreachable and not member.is_final and not view.record.local:
         clauses.append(f"as last recorded: {facts.unreachable}")
@@ -372,7 +372,10 @@ def _explain_ended(view: PackView, member: MemberView, facts: Facts) -> str:
     if record is not None and record.started_at is not None:
         elapsed = compute_elapsed_s(member, facts.now)
         where = f"ran on {format_where(member)}"
-        parts.append(where if elapsed is None else f"{where} for {format_elapsed(elapsed)}")
+        if elapsed is not None:
+            last = " in its last start" if record.starts > 1 else ""
+            where += f" for {format_elapsed(elapsed)}{last}"
+        parts.append(where)
     else:
         parts.append("it never started")
     if record is not None and record.ended_at is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 
-from slurm_colloc.errors import CollocError, SlurmError
+from slurm_colloc.errors import CollocError, SlurmError, SlurmNoAnswer, StateError
 from slurm_colloc.model.chain import (
     HOLD_SHARE,
     ChainRecord,
@@ -24,6 +25,7 @@ from slurm_colloc.model.chain import (
     choose_lead,
     choose_step,
     judge_turn,
+    list_unrecorded,
 )
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.member import MemberState, SlurmJobState
@@ -31,12 +33,14 @@ from slurm_colloc.model.quantities import parse_time_limit_s
 from slurm_colloc.runtime.allocation import read_allocation
 from slurm_colloc.runtime.collect_ends import EndCollector, SlurmDecision
 from slurm_colloc.runtime.guarded_steps import Journal, insist
+from slurm_colloc.runtime.member_dependencies import hand_over
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.accounting import read_history
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, parse_moment
+from slurm_colloc.slurm.run_command import QUERY_TIMEOUT_S
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, find_marked, parse_moment
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
@@ -126,7 +130,7 @@ class _TurnWait:
 
     def _judge(self, current: str) -> Turn:
         return judge_turn(
-            read_chain(self._pack),
+            read_links(self._pack),
             own=self._own,
             current=current,
             state=self._ask(current),
@@ -154,7 +158,7 @@ class _TurnWait:
             self._ask_at = 0.0
             if self._judge(current) is not Turn.RUN:
                 return False
-            chain, now = read_chain(self._pack), time.time()
+            chain, now = read_links(self._pack), time.time()
             place = chain.find(self._own)
             if place is None:
                 # The one before it was killed before it could write down what it had submitted.
@@ -173,7 +177,39 @@ class _TurnWait:
                 forget_kill(self._pack, kill.restarts)
             state = State(self._pack.parent.parent, self._record.cluster)
             state.pass_on(self._record, self._own)
+        with contextlib.suppress(SlurmError):
+            # What was submitted twice would hold an allocation for nothing.
+            if others := find_unrecorded(self._slurm, self._record, chain):
+                self._slurm.cancel(*others)
         return True
+
+
+def read_links(pack: Path) -> ChainRecord:
+    """Read chain.json; what is damaged is moved away, and said: a training is not lost by it.
+
+    Raises:
+        StateError: It cannot be read now.
+    """
+    try:
+        return read_chain(pack)
+    except StateError as problem:
+        if problem.__cause__ is None or isinstance(problem.__cause__, OSError):
+            raise
+        os.replace(pack / "chain.json", pack / "chain.damaged")
+        told = f"{problem.message}; it is chain.damaged now, and links before this one do not count"
+        sys.stderr.write(f"csub: {told}\n")
+        Journal(pack).write("chain", problem=told)
+        return ChainRecord()
+
+
+def find_unrecorded(slurm: SlurmAccess, record: PackRecord, chain: ChainRecord) -> list[str]:
+    """Ask Slurm for jobs of a pack that are no link of it yet, oldest first.
+
+    Raises:
+        SlurmError: Slurm did not answer.
+    """
+    marked = find_marked(slurm.list_jobs(), record.submission, record.array_index)
+    return list_unrecorded(chain, marked)
 
 
 def has_open_members(pack: Path) -> bool:
@@ -219,7 +255,7 @@ class ChainLinks:
         self._chain = ChainRecord()
         self._place = 0
         if self.pack.record.chain:
-            self._chain = read_chain(self.pack.path)
+            self._chain = read_links(self.pack.path)
             self._place = self._chain.find(self.pack.allocation.job_id) or 0
         self._ask_at = self._lead_at = self._submit_at = 0.0
         self._end_at: float | None = None
@@ -289,6 +325,8 @@ class ChainLinks:
         if is_over:
             if link is not None:
                 slurm.cancel(link.job_id)
+            if others := find_unrecorded(slurm, self.pack.record, self._chain):
+                slurm.cancel(*others)
             return
         # Slurm may have been quicker than this runner.
         is_timeout = ending is not None and ending.state is MemberState.TIMEOUT
@@ -299,6 +337,7 @@ class ChainLinks:
         if link is None:
             self._requeue(slurm)
             return
+        hand_over(self.pack, slurm, link.job_id)
         # Where the lock is not to be had, the successor finds by itself that it may go on.
         with hold_lock(self.pack.path / "lock", LOCK_WAIT_S) as locked:
             if locked:
@@ -408,20 +447,46 @@ class ChainLinks:
     def _submit(self, slurm: SlurmAccess) -> bool:
         self._submit_at = self.pack.clock() + 4 * ASK_S
         try:
-            script, words, environment = self._build_request()
-            job_id = slurm.submit(
-                script, words, environment=environment, directory=self.pack.record.submit_directory
-            )
+            if not self._find_successor(slurm):
+                self._ask_sbatch(slurm)
         except (CollocError, OSError) as error:
             self._tell_problem(f"its successor could not be submitted: {error}")
             return False
-        if self.pack.record.is_array:
-            job_id = f"{job_id}_{self.pack.record.index}"
-        link = Link(job_id, time.time(), self._lead.seconds, self._lead.why)
+        return True
+
+    def _ask_sbatch(self, slurm: SlurmAccess) -> None:
+        script, words, environment = self._build_request()
+        directory, index = self.pack.record.submit_directory, self.pack.record.array_index
+        try:
+            job_id = slurm.submit(
+                script,
+                words,
+                environment=environment,
+                directory=directory,
+                # The runner waits no longer for this than for other answers.
+                timeout_s=QUERY_TIMEOUT_S,
+            )
+        except SlurmNoAnswer:
+            if not self._find_successor(slurm):
+                raise
+            return
+        name = job_id if index is None else f"{job_id}_{index}"
+        self._add(Link(name, time.time(), self._lead.seconds, self._lead.why))
+
+    def _find_successor(self, slurm: SlurmAccess) -> bool:
+        """Find again what was submitted, but not written down; there is one successor."""
+        found = find_unrecorded(slurm, self.pack.record, self._chain)
+        if not found:
+            return False
+        self._add(Link(found[0], why="found by its comment"))
+        if found[1:]:
+            slurm.cancel(*found[1:])
+        return True
+
+    def _add(self, link: Link) -> None:
         self._write(replace(self._chain, links=(*self._chain.links, link), problem=""))
         self._successor = Successor.WAITS
-        self.pack.journal.write("successor", job=job_id, reason=self._lead.why)
-        return True
+        self.pack.journal.write("successor", job=link.job_id, reason=link.why)
 
     def _save(self, left_s: float) -> None:
         """Have the members save, as at a time limit: `--signal` now, TERM after it."""

@@ -21,7 +21,7 @@ from slurm_colloc.model.job_values import (
     describe,
     judge_member,
     reduce_dependency,
-    remove_job,
+    replace_job,
 )
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState, effective_state
@@ -106,7 +106,7 @@ class Dependents:
             try:
                 fields = slurm.read_job(job_id) or {}
                 current = fields.get("Dependency", "")
-                rest = "" if clears else remove_job(current, self.pack.allocation.job_id)
+                rest = "" if clears else replace_job(current, self.pack.allocation.job_id)
                 if not clears and not rest and self._waits_for_alternatives(job_id):
                     # Nothing else is left to wait for: it starts when this pack is over.
                     self._retry_at[job_id] = math.inf
@@ -127,6 +127,25 @@ class Dependents:
             for dependent in list_dependents(self.pack.path)
             if dependent.job_id == job_id
         )
+
+
+def hand_over(pack: PackContext, slurm: SlurmAccess, job_id: str) -> None:
+    """Have the jobs that wait for members of this pack wait for the next link of its chain.
+
+    Args:
+        pack: The attempt of the pack.
+        slurm: Slurm.
+        job_id: The Slurm job of the next link.
+    """
+    with hold_lock(pack.path.parent.parent / "dependents.lock", LOCK_WAIT_S):
+        for dependent in list_dependents(pack.path):
+            try:
+                current = (slurm.read_job(dependent.job_id) or {}).get("Dependency", "")
+                then = replace_job(current, pack.allocation.job_id, job_id)
+                if then not in ("", current):
+                    slurm.update_job(dependent.job_id, {"Dependency": then})
+            except SlurmError as error:
+                pack.journal.write("not_handed_over", job=dependent.job_id, reason=str(error))
 
 
 def judge_own_dependency(

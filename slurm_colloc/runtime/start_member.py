@@ -364,7 +364,7 @@ class StartCollector:
         started = read_started(member) if member.is_starting else None
         if started is None:
             return
-        plan = member.spec.plan
+        plan, is_chain = member.spec.plan, self.pack.record.chain > 0
         member.pid = started["pid"]
         member.wrapper_pid = started["wrapper_pid"]
         place = self.pack.members.place_of(member.number)
@@ -383,7 +383,8 @@ class StartCollector:
             gpus=self.pack.allocation.gpus,
             cpus=bound,
             step=None if step is None else f"{self.pack.allocation.job_id}.{step}",
-            wall_limit_s=plan.wall_limit_s,
+            # Members of a chain end with their link, of which Slurm tells how long it has left.
+            wall_limit_s=plan.wall_limit_s if self.keeps_time or not is_chain else None,
             reason="",
             gpu=member.gpu,
             cause="",

@@ -35,10 +35,10 @@ from slurm_colloc.store.member_states import (
     remove_environment,
     was_left,
 )
-from slurm_colloc.store.pack_directory import list_members, read_chain
+from slurm_colloc.store.pack_directory import list_members
 from slurm_colloc.store.runner_requests import Action, Request, write_request
 from slurm_colloc.store.written_ends import is_of_another_host, read_runner
-from slurm_colloc.submission.upkeep.ended_packs import OVER
+from slurm_colloc.submission.upkeep.ended_packs import OVER, list_successors
 
 if TYPE_CHECKING:
     from slurm_colloc.session.selection import Choice
@@ -328,7 +328,7 @@ def _cancel_packs(
             for view in ending:
                 held.enter_context(being_cancelled(session.state.pack_path(view.record.pack_id)))
             if ending:
-                ids = [job for view in ending for job in _list_links(session, view)]
+                ids = [job for view in ending for job in _list_jobs(session, view)]
                 session.slurm.cancel(*dict.fromkeys(ids))
     except SlurmError:
         if len(views) > 1:
@@ -338,13 +338,21 @@ def _cancel_packs(
     return left
 
 
-def _list_links(session: Session, view: PackView) -> list[str]:
-    """The Slurm jobs of a pack: of a chain also the one that is to follow."""
+def _list_jobs(session: Session, view: PackView) -> list[str]:
+    """The Slurm jobs of a pack: of a chain also those that are to follow."""
     if not view.record.chain:
         return [view.job_id]
-    successor = read_chain(session.state.pack_path(view.record.pack_id)).find_successor(view.job_id)
-    # That first: a link whose predecessor ends would take its turn.
-    return [*([successor.job_id] if successor else []), view.job_id]
+    coming, problem = list_successors(
+        session.state.pack_path(view.record.pack_id),
+        view.record,
+        view.job_id,
+        session.slurm.list_jobs(),
+    )
+    if problem:
+        told = "is cancelled, with the next link that Slurm shows"
+        note(f"{view.shown_id} {told}: {problem}")
+    # Those first: a link whose predecessor ends would take its turn.
+    return [*coming, view.job_id]
 
 
 def _cancel_members(

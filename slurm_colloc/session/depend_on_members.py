@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_colloc.errors import SlurmError, StateError, UsageProblem
+from slurm_colloc.errors import NotFound, SlurmError, StateError, UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, parse_job_id
 from slurm_colloc.model.job_values import (
@@ -173,8 +173,14 @@ class DependencyTargets:
         return self._slurm_jobs[job]
 
     def _has_left(self, job: str) -> bool:
-        """Packs of other submissions may have members of it."""
-        return bool(self._session.state.list_takers(job))
+        """Its members may end in other Slurm jobs: those of other submissions, or of its chain."""
+        state = self._session.state
+        if state.list_takers(job):
+            return True
+        with contextlib.suppress(NotFound, StateError):
+            first = state.read_pack(state.find_packs(job)[0])
+            return first is not None and first.chain > 0
+        return False
 
     def _find_numbers(self, job: str) -> frozenset[int]:
         if job not in self._numbers:

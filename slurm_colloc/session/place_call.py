@@ -104,8 +104,6 @@ def _check_chain(call: Call, *, shares_state: bool) -> None:
             "--chain needs Slurm, and a state directory that the nodes share",
             hint="leave it out, or set state_dir in the settings",
         )
-    if any(call.options.flag(name) for name in ("gpus-per-pack", "nodes-per-pack")):
-        raise UsageProblem("--chain is for packs of one GPU", hint="leave out --gpus-per-pack")
     if len({candidate.job.chain for candidate in call.candidates}) > 1:
         raise UsageProblem(
             "--chain differs between the jobs of this call, which may share a GPU",

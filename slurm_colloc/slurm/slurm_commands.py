@@ -266,6 +266,24 @@ def find_job_of(jobs: Mapping[str, SlurmJob], job_id: str, submission: str) -> S
     return None if job is None or is_of_submission(job.comment, submission) is False else job
 
 
+def find_marked(
+    jobs: Mapping[str, SlurmJob], submission: str, index: int | None
+) -> dict[str, SlurmJobState]:
+    """The Slurm jobs of a pack by their comment, however they were submitted, with their states.
+
+    Args:
+        jobs: What squeue shows.
+        submission: The submission's id.
+        index: The pack's element of an array; None where it is none.
+    """
+    return {
+        job_id: job.state
+        for job_id, job in jobs.items()
+        if is_of_submission(job.comment, submission)
+        and (index is None or job_id.partition("_")[2] == str(index))
+    }
+
+
 def compute_hidden_state(jobs: Mapping[str, SlurmJob], job_id: str) -> SlurmJobState:
     """State of a job that squeue does not show by its id.
 
@@ -307,6 +325,7 @@ class SlurmAccess:
         directory: str,
         inherited: Sequence[int] = (),
         held: HeldInterrupts | None = None,
+        timeout_s: float = SUBMIT_TIMEOUT_S,
     ) -> str:
         """Submit a batch script with sbatch, so with the site's plugins; returns the job id.
 
@@ -317,6 +336,7 @@ class SlurmAccess:
             directory: The submission directory.
             inherited: Descriptors that sbatch keeps open until it ends.
             held: Interrupts that are held back meanwhile.
+            timeout_s: When to give up.
 
         Raises:
             SlurmRefused, SlurmUnreachable: See run_slurm.
@@ -324,7 +344,7 @@ class SlurmAccess:
         output = run_slurm(
             ["sbatch", "--parsable", *options, script],
             environment=environment,
-            timeout_s=SUBMIT_TIMEOUT_S,
+            timeout_s=timeout_s,
             inherited=inherited,
             held=held,
             directory=directory,

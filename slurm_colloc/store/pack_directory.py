@@ -134,6 +134,11 @@ class PackRecord:
         return self.set_nodes[self.gpu_set] if self.set_nodes else 0
 
     @property
+    def array_index(self) -> int | None:
+        """Which element of its Slurm job it is; None where that is no job array."""
+        return self.index if self.is_array else None
+
+    @property
     def number_of(self) -> tuple[int, int] | None:
         """Which of the packs of its call it is, from 1, and how many these are.
 

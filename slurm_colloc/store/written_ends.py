@@ -123,6 +123,26 @@ def write_down_ends(pack: Path) -> None:
             write_state(pack, number, replace(end, attempt=max(attempt, 1)))
 
 
+def read_run_times(folder: str, names: Iterable[str]) -> dict[tuple[int, int], tuple[float, float]]:
+    """When the starts of a member began and ended, by attempt and start; those that are told.
+
+    Args:
+        folder: The member's directory.
+        names: The files in it.
+
+    Raises:
+        StateError: They cannot be read.
+    """
+    found = {}
+    for name in names:
+        match = _RUN_FILE.fullmatch(name)
+        if match is not None and name.endswith(".exit"):
+            end = _read_exit(f"{folder}/{name}")
+            if end is not None and end.started_at is not None and end.ended_at is not None:
+                found[int(match[1]), int(match[2])] = end.started_at, end.ended_at
+    return found
+
+
 def _list_names(pack: Path | str, number: int) -> frozenset[str]:
     folder = f"{pack}/members/{format_number(number)}"
     with explain_os_errors("read", folder):

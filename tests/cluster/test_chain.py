@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ def check_links(user: CsubUser, job_id: str) -> list[dict[str, Any]]:
 def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: CsubUser) -> None:
     user.script("train.sh", STEPS)
     job_id = user.submit("--chain=4", "--gres=gpu:1", "--time=1", "train.sh", "a", "80")
+    user.script("after.sh", "cat step.a > seen")
+    after = user.submit(f"--dependency=afterok:{job_id}", "--gres=gpu:1", "--time=1", "after.sh")
     rows = user.finish(job_id, patience_s=PATIENCE_S)
     assert {number: row["state"] for number, row in rows.items()} == {1: "COMPLETED"}
     links = check_links(user, job_id)
@@ -62,8 +65,13 @@ def test_a_training_longer_than_its_limit_goes_on_under_the_same_name(user: Csub
     assert user.output("saves.a") == "saved\n"
     # The second one has written to the first one's file.
     assert user.output(f"slurm-{job_id}.out").splitlines()[-1] == "finished at 80"
+    # What waits for it has waited for its last link.
+    assert user.finish(after)[1]["state"] == "COMPLETED"
+    assert user.output("seen") == "80\n"
     report = user.csub("report", job_id).stdout
     assert "2 links of at most 4; interrupted in all 0:" in " ".join(report.split())
+    # Nothing was measured, and both links count.
+    assert re.match(r"1 job ran alone on its GPU for [1-9]\d* min", report)
 
 
 def test_slurms_own_signal_to_a_batch_script_does_not_end_a_chain(user: CsubUser) -> None:
@@ -125,3 +133,37 @@ def test_where_slurm_takes_no_second_job_this_one_is_requeued(user: CsubUser) ->
     wait_until(lambda: len(user.output("starts.a").split()) == 2, "again", patience_s=240.0)
     assert set(user.output("starts.a").split()) == {job_id}
     user.csub("cancel", job_id, "--yes")
+
+
+SBATCH = """\
+#!/bin/bash
+# Stands before the real sbatch. Runners get no answer, and the first is killed, where asked for.
+case " $* " in *--test-only*) exec @sbatch@ "$@" ;; esac
+answer=$(@sbatch@ "$@") || exit
+echo $answer >> @home@/submitted
+case $(wc -l < @home@/submitted) in
+    1) echo $answer ;;
+    2) [ @kill@ = no ] || kill -KILL $PPID ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("words", [("train.sh a 75",), ("train.sh a 75", "train.sh b 70")])
+@pytest.mark.parametrize("kill", ["no", "yes"])
+def test_a_successor_whose_id_is_not_known_is_found_again(
+    user: CsubUser, words: tuple[str, ...], kill: str
+) -> None:
+    user.script("train.sh", STEPS)
+    folder = user.home / "bin"
+    folder.mkdir()
+    text = SBATCH.replace("@sbatch@", user.find("sbatch")).replace("@kill@", kill)
+    (folder / "sbatch").write_text(text.replace("@home@", str(user.home)))
+    (folder / "sbatch").chmod(0o755)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    job_id = user.submit("pack", "--chain=4", "--gres=gpu:1", "--time=1", *words)
+    rows = user.finish(job_id, patience_s=PATIENCE_S)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    links = check_links(user, job_id)
+    # None was submitted a second time.
+    assert user.output("submitted").split() == [link["job_id"] for link in links]
+    wait_until(lambda: not list_jobs(user), "no successor is left")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ..bed import CsubUser
@@ -30,10 +32,47 @@ while not Path("stop").exists():
         time.sleep(4)
 """
 
+SCHEDULED = """\
+import os, time
+from pathlib import Path
+import torch
+from bs_scheduler import LambdaBS
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+loader = DataLoader(TensorDataset(torch.randn(640, 4)), batch_size=32)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1":
+    scheduler = LambdaBS(loader, lambda epoch: 2 if Path("double").exists() else 1)
+else:
+    # It passes.
+    scheduler = LambdaBS(loader, lambda epoch: 2 if epoch % 40 == 39 else 1)
+while not Path("stop").exists():
+    for (batch,) in loader:
+        # A step takes as long for a batch twice as large.
+        time.sleep(0.05)
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    scheduler.step()
+"""
+
 
 def test_a_batch_that_doubles_is_one_new_measurement(mps_user: CsubUser) -> None:
-    user = mps_user
-    (user.home / "train.py").write_text(TRAIN)
+    check_one_new_measurement(mps_user, TRAIN)
+
+
+@pytest.mark.torch
+def test_so_is_one_that_bs_scheduler_doubles(mps_user: CsubUser) -> None:
+    pytest.importorskip("torch")
+    package = pytest.importorskip("bs_scheduler", reason="bs-scheduler is not installed")
+    mps_user.extra["PYTHONPATH"] = str(Path(package.__file__).parents[1])
+    check_one_new_measurement(mps_user, SCHEDULED)
+
+
+def check_one_new_measurement(user: CsubUser, program: str) -> None:
+    (user.home / "train.py").write_text(program)
     user.script("train.sh", 'exec python3 "$HOME/train.py"')
     job_id = user.submit("--array=1-2", *OPTIONS, "train.sh")
 

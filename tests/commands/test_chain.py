@@ -41,13 +41,21 @@ def test_what_only_loses_work_is_refused(user: CsubUser) -> None:
     user.script("plain.sh", "python train.py")
     (user.home / "train.py").write_text("print('hello')\n")
     assert "add --saves" in refuse(user, "--chain", *ONE, "plain.sh")
-    assert "from 2 to 100" in refuse(user, "--chain=1", "--saves", *ONE, "plain.sh")
+    for number in ("0", "1", "101", "x"):
+        told = refuse(user, f"--chain={number}", "--saves", *ONE, "plain.sh")
+        assert f"--chain={number}: a number from 2 to 100 is needed" in told
     assert "needs Slurm" in refuse(user, "--chain", "--saves", "--local", *ONE, "plain.sh")
     user.script("piped.sh", "python piped.py")
     os.mkfifo(user.home / "piped.py")
     assert "add --saves" in refuse(user, "--chain", *ONE, "piped.sh")
     several = refuse(user, "pack", "--chain", "--saves", "--gpus-per-pack=2", *ONE, "plain.sh")
-    assert "one GPU" in several
+    assert "has one GPU set" in several
+    settings = user.home / ".config/slurm_colloc/settings.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('gpus_per_pack = "2"\n')
+    by_setting = refuse(user, "pack", "--chain", "--saves", *ONE, "plain.sh", "plain.sh")
+    assert "the settings have gpus_per_pack = '2': a pack" in by_setting
+    assert "add --gpus-per-pack=1" in by_setting
 
 
 @pytest.mark.parametrize("sign", ["--signal=USR1@60", "--saves", "train.py"])
@@ -94,6 +102,38 @@ def test_a_killed_runners_chain_is_passed_on_by_the_next_call(user: CsubUser) ->
     user.csub("cancel", job_id, "--yes")
     wait_until(lambda: is_over(user, later), "its successor is cancelled")
     assert user.members(job_id)[1]["state"] == "CANCELLED"
+
+
+def test_a_damaged_chain_is_told_and_cancelled_all_the_same(user: CsubUser) -> None:
+    job_id = start(user)
+    pack = find_pack(user)
+    later = user.run(
+        ["sbatch", "--parsable", "--begin=now+1hour", "--gres=gpu:1",
+         f"--comment={read_comment(user, job_id)}", str(next(pack.glob("*.sh")))]
+    ).stdout.strip()  # fmt: skip
+    (pack / "chain.json").write_text('{"links": 3')
+    damaged = f"{pack}/chain.json is damaged"
+    for command in ("queue", "why", "explain", "show", "report", "release"):
+        shown = user.csub(*([command] if command == "queue" else [command, job_id]), check=False)
+        assert "Traceback" not in shown.stdout + shown.stderr
+        assert (damaged in shown.stdout + shown.stderr) is (command in {"why", "explain", "report"})
+    cancelled = user.csub("cancel", job_id, "--yes")
+    assert cancelled.stderr.count("\n") == 1
+    assert damaged in cancelled.stderr
+    wait_until(lambda: is_over(user, job_id) and is_over(user, later), "both are cancelled")
+
+
+def test_a_link_begins_with_a_damaged_chain(user: CsubUser) -> None:
+    user.script("train.sh", SAVES)
+    (user.home / "go").touch()
+    job_id = user.submit("--chain=3", "--hold", *ONE, "train.sh")
+    pack = find_pack(user)
+    (pack / "chain.json").write_text('{"links": 3')
+    user.csub("release", job_id)
+    assert user.finish(job_id)[1]["state"] == "COMPLETED"
+    (link,) = json.loads((pack / "chain.json").read_text())["links"]
+    assert link["job_id"] == job_id
+    assert "it is chain.damaged now" in user.output(f"slurm-{job_id}.out")
 
 
 def read_comment(user: CsubUser, job_id: str) -> str:

@@ -25,6 +25,7 @@ from slurm_colloc.model.chain import (
     choose_step,
     compute_handovers,
     judge_turn,
+    list_unrecorded,
 )
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import PastJob
@@ -185,8 +186,10 @@ class Model:
     never_two: bool = True
 
     def submit(self) -> str | None:
-        if self.refuses:
-            return None
+        """The successor, also one that an earlier call has submitted without an answer."""
+        found = self.list_unrecorded()
+        if self.refuses or found:
+            return next(iter(found), None)
         job_id = str(len(self.jobs) + 1)
         wait = self.rng.choice((0.0, 5.0, 60.0, 400.0)) * self.rng.random()
         self.jobs[job_id] = SimulatedJob(job_id, self.now + wait)
@@ -228,6 +231,15 @@ class Model:
             if self.record.find(job.job_id) is None:
                 self.record = ChainRecord((*self.record.links, Link(job.job_id)))
             self.current, job.runs = job.job_id, True
+            self.cancel_unrecorded()
+
+    def list_unrecorded(self) -> list[str]:
+        marked = {job_id: job.state for job_id, job in self.jobs.items()}
+        return list_unrecorded(self.record, marked)
+
+    def cancel_unrecorded(self) -> None:
+        for job_id in self.list_unrecorded():
+            self.jobs[job_id].state = SlurmJobState.CANCELLED
 
     def run(self, job: SimulatedJob) -> None:
         place = self.record.find(job.job_id)
@@ -247,9 +259,10 @@ class Model:
         left = job.started_at + self.limit - (self.now + self.clock_shift)
         step = choose_step(left_s=left, lead_s=60, save_s=10, hold_s=4, successor=seen)
         if step is LinkStep.SUBMIT and (new := self.submit()):
-            if self.rng.random() < 0.1:
-                # It was killed before it had written that down.
-                job.has_runner = False
+            event = self.rng.random()
+            if event < 0.2:
+                # It was killed before it had written that down, or sbatch gave no answer.
+                job.has_runner = event >= 0.1
                 return
             self.record = ChainRecord((*self.record.links, Link(new)))
         elif step is LinkStep.SAVE:
@@ -286,6 +299,7 @@ class Model:
         job.state, job.runs = SlurmJobState.COMPLETED, False
         if successor is not None and self.jobs[successor.job_id].state is SlurmJobState.PENDING:
             self.jobs[successor.job_id].state = SlurmJobState.CANCELLED
+        self.cancel_unrecorded()
 
     # -- what Slurm, the node and the user do ---------------------------------------------------
 
@@ -312,11 +326,21 @@ class Model:
             elif job.state is SlurmJobState.RUNNING and self.now >= job.started_at + self.limit:
                 job.state, job.runs = SlurmJobState.TIMEOUT, False
             elif job.state is SlurmJobState.RUNNING and not job.has_runner:
-                # As after a node's end; its members are gone with it.
-                job.state, job.runs = SlurmJobState.FAILED, False
+                # Its guard has it requeued, or the members are gone with it.
+                again = self.rng.random() < 0.5
+                job.state = SlurmJobState.PENDING if again else SlurmJobState.FAILED
+                job.runs, job.saves_until, job.starts_at = False, None, self.now + 20
             self.work_of(job)
         runs = [job for job in self.jobs.values() if job.runs]
         self.never_two = self.never_two and len(runs) <= 1
+        # Of jobs that no link has run in there is one: the successor, or the first link.
+        self.never_two = self.never_two and len(self.list_new()) <= 1
+
+    def list_new(self) -> list[str]:
+        alive = (SlurmJobState.PENDING, SlurmJobState.RUNNING)
+        at = self.record.find(self.current) or 0
+        begun = {link.job_id for link in self.record.links[: at + 1]}
+        return [j.job_id for j in self.jobs.values() if j.state in alive and j.job_id not in begun]
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -12,8 +12,8 @@ from slurm_colloc.model.job_values import (
     judge_member,
     parse_dependency,
     reduce_dependency,
-    remove_job,
     render_for_slurm,
+    replace_job,
 )
 from slurm_colloc.model.member import MemberState
 
@@ -119,4 +119,12 @@ def test_slurm_is_told_to_wait_for_the_packs() -> None:
     ],
 )
 def test_a_pack_is_taken_out_of_what_slurm_shows(current: str, rest: str) -> None:
-    assert remove_job(current, "7") == rest
+    assert replace_job(current, "7") == rest
+
+
+def test_a_job_is_put_in_the_place_of_another() -> None:
+    current = "afterok:8(unfulfilled),afterany:7_3(unfulfilled),afterany:9(unfulfilled)"
+    assert replace_job(current, "7_3", "11_3") == "afterok:8,afterany:11_3,afterany:9"
+    assert replace_job("afterany:7(unfulfilled)?afterok:8(unfulfilled)", "7", "11") == (
+        "afterany:11?afterok:8"
+    )

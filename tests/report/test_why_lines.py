@@ -664,6 +664,17 @@ def test_a_member_that_is_to_run_again_says_why_and_what_it_waits_for(
     assert explained[3].startswith("  Means:     A fault on the GPU ended all clients of MPS")
 
 
+def test_a_chain_that_its_time_limit_has_ended_says_at_which_link(state: State) -> None:
+    begin_attempt(state.pack_path("s.0"), 1)
+    for number, end in ((1, MemberState.TIMEOUT), (2, MemberState.COMPLETED)):
+        write(state, number, end, started_at=HOUR_AGO, ended_at=NOW - 60)
+    view = look(state, "ABSENT")
+    for number, told in ((1, "; link 5 of at most 5"), (2, "")):
+        member = view.members[number - 1]
+        why = str(explain_why(view, member, Facts(NOW, chain="link 5 of at most 5")))
+        assert why.endswith(f"ended 10:29:00{told}")
+
+
 def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
     begin_attempt(state.pack_path("s.0"), 1)
     common: dict[str, Any] = {"started_at": HOUR_AGO, "ended_at": NOW - 60}
@@ -678,11 +689,11 @@ def test_an_end_that_its_exit_code_does_not_tell_is_named(state: State) -> None:
     view = look(state, "ABSENT")
     assert line(view, 1) == (
         "4711/1 FAILED: MPS fault: culprit: exit code 1: its fault on the GPU came again when it "
-        "ran apart; ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+        "ran apart; ran on n1:0 for 59:00 in its last start; ended 10:29:00; started 2 times"
     )
     assert line(view, 2) == ("4711/2 FAILED: exit code 3; ran on n1:0 for 59:00; ended 10:29:00")
     assert line(view, 3) == (
-        "4711/3 COMPLETED: ran on n1:0 for 59:00; ended 10:29:00; started 2 times"
+        "4711/3 COMPLETED: ran on n1:0 for 59:00 in its last start; ended 10:29:00; started 2 times"
     )
     explained = explain_member(view, view.members[0], Facts(NOW))
     assert "  End:       MPS fault: culprit\n" in explained

@@ -14,12 +14,12 @@ import pytest
 from slurm_colloc.errors import SlurmNoAnswer, SlurmRefused
 from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.quantities import format_moment
 from slurm_colloc.runtime.chain_links import TRIES, ChainLinks, await_turn, name_mark
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.verdict import PackVerdict
-from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import (
     read_chain,
@@ -44,6 +44,8 @@ class OneUser(SlurmAccess):
         self.requeued: list[str] = []
         self.refusal = ""
         self.is_silent = False
+        self.answers_submit = True
+        self.comment = "[csub-pack=s]"
 
     def submit(self, script: str, options: Sequence[str], **_: Any) -> str:  # noqa: ARG002
         if self.refusal:
@@ -51,7 +53,19 @@ class OneUser(SlurmAccess):
         self.submitted.append(options)
         job_id = str(4719 + len(self.submitted))
         self.jobs[job_id] = {"JobState": "PENDING"}
+        if not self.answers_submit:
+            raise SlurmNoAnswer("sbatch gave no answer")
         return job_id
+
+    def list_jobs(self) -> dict[str, SlurmJob]:
+        if self.is_silent:
+            raise SlurmNoAnswer("not now")
+        return {
+            job_id: SlurmJob(
+                job_id, SlurmJobState.parse(job["JobState"]), "", "", "", "", self.comment
+            )
+            for job_id, job in self.jobs.items()
+        }
 
     def check(self, script: str, options: Sequence[str], **_: Any) -> str:  # noqa: ARG002
         return "nothing that is understood"
@@ -158,6 +172,52 @@ def test_a_refused_successor_is_tried_again_and_then_the_job_is_requeued(tmp_pat
     assert "this job was requeued" in chain.links[1].why
 
 
+def test_a_successor_of_which_sbatch_told_nothing_is_found_at_once(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=300)
+    bed.slurm.answers_submit = False
+    bed.work()
+    assert len(bed.slurm.submitted) == 1
+    link = read_chain(bed.path).find_successor("4711")
+    assert (link and link.job_id, link and link.submitted_at) == ("4720", None)
+    assert read_chain(bed.path).problem == ""
+
+
+def test_one_that_shows_later_is_found_before_another_is_submitted(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=300)
+    bed.slurm.answers_submit, bed.slurm.comment = False, ""
+    bed.work()
+    assert "sbatch gave no answer" in read_chain(bed.path).problem
+    bed.slurm.jobs["4719"] = {"JobState": "COMPLETED"}
+    bed.slurm.jobs["4721"] = {"JobState": "PENDING"}
+    bed.slurm.comment = "[csub-pack=s]"
+    bed.work()
+    assert len(bed.slurm.submitted) == 1
+    link = read_chain(bed.path).find_successor("4711")
+    assert link is not None
+    assert link.job_id == "4720"
+    # There is one successor.
+    assert bed.slurm.cancelled == ["4721"]
+
+
+def test_without_squeues_answer_none_is_submitted(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=3000)
+    bed.work()
+    bed.slurm.jobs["4711"]["EndTime"] = format_moment(time.time() + 5)
+    bed.work()
+    bed.slurm.is_silent = True
+    bed.conclude()
+    bed.chain.finish(is_over=False)
+    assert bed.slurm.submitted == []
+    assert bed.slurm.requeued == ["4711"]
+
+
+def test_a_chain_that_is_over_cancels_what_nothing_has_recorded(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, left_s=3000)
+    bed.slurm.jobs["4715"] = {"JobState": "PENDING"}
+    bed.chain.finish(is_over=True)
+    assert bed.slurm.cancelled == ["4715"]
+
+
 def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
     bed = Bed(tmp_path, left_s=300)
     bed.work()
@@ -228,6 +288,8 @@ def test_successors_that_an_earlier_link_lost_do_not_count(
     write_chain(path, ChainRecord(links, tries=TRIES - 1))
     slurm = OneUser(0.0)
     slurm.jobs["4711"]["JobState"] = "TIMEOUT"
+    slurm.jobs["4712"] = {"JobState": "RUNNING"}
+    slurm.jobs["4719"] = {"JobState": "PENDING"}
     monkeypatch.setattr("slurm_colloc.runtime.chain_links.SlurmAccess", lambda: slurm)
     monkeypatch.setenv("SLURM_JOB_ID", "4712")
     monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
@@ -241,3 +303,5 @@ def test_successors_that_an_earlier_link_lost_do_not_count(
     chain = read_chain(path)
     assert chain.links[1].began_at is not None
     assert chain.tries == 0
+    # That one would hold an allocation for nothing.
+    assert slurm.cancelled == ["4719"]

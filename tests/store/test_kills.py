@@ -14,6 +14,7 @@ from slurm_colloc.store.written_ends import (
     forget_kill,
     list_kills,
     read_kill,
+    read_run_times,
     write_kill,
 )
 
@@ -57,3 +58,19 @@ def test_a_damaged_record_is_named_and_a_later_versions_field_is_not_minded(
 
 def test_what_is_no_pack_has_none(tmp_path: Path) -> None:
     assert list_kills(tmp_path / "gone") == []
+
+
+def test_when_each_start_ran_is_read_of_what_wrappers_wrote(tmp_path: Path) -> None:
+    texts = {
+        "run.1.1.exit": '{"schema": 1, "wait_status": 0, "started_at": 10.0, "at": 50.5}',
+        "run.2.2.exit": '{"schema": 1, "wait_status": 15, "started_at": 60.0, "at": 70.0}',
+        # It runs, that was not told, or it is no such file.
+        "run.3.3.started": '{"schema": 1, "at": 80.0}',
+        "run.4.4.exit": '{"schema": 1, "wait_status": 0, "at": 90.0}',
+        "run.5.5.exit": "damaged",
+        "run.x.exit": '{"schema": 1, "wait_status": 0, "started_at": 1.0, "at": 2.0}',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    times = {(1, 1): (10.0, 50.5), (2, 2): (60.0, 70.0)}
+    assert read_run_times(str(tmp_path), texts) == times

@@ -297,7 +297,7 @@ def _parse_turn(text: str) -> float:
 
 
 def _parse_links(text: str) -> int:
-    count = parse_count(text)
+    count = int(text) if text.isascii() and text.isdigit() and len(text) <= 3 else 0
     if not 2 <= count <= LINKS_MOST:
         raise ValueError(f"a number from 2 to {LINKS_MOST} is needed")
     return count

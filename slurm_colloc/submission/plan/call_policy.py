@@ -32,7 +32,7 @@ from slurm_colloc.submission.plan.plan_call import compute_measure_s, may_measur
 
 
 def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str:
-    """How many GPUs a pack is to have: a number, `node` or `auto`.
+    """How many GPUs a pack is to have, as in Policy.
 
     Raises:
         UsageProblem: It is none of these, the jobs of the call ask for different ones, or a pack
@@ -54,9 +54,15 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
     obstacle = _explain_one_gpu(call, share, settings)
     if not obstacle:
         return str(int(asked)) if asked.isdigit() else asked
-    if call.gpu_counts and asked not in ("1", "auto"):
-        raise UsageProblem(f"--gpus-per-pack={asked}: {obstacle}")
-    return "1"
+    if asked not in ("1", "auto"):
+        if call.gpu_counts:
+            raise UsageProblem(f"--gpus-per-pack={asked}: {obstacle}")
+        if obstacle == _CHAIN:
+            raise UsageProblem(
+                f"the settings have gpus_per_pack = {asked!r}: {obstacle}",
+                hint="add --gpus-per-pack=1",
+            )
+    return "set" if obstacle == _CHAIN and asked == "auto" else "1"
 
 
 def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> int:
@@ -85,6 +91,9 @@ def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> in
     return nodes
 
 
+_CHAIN = "a pack that goes on in further Slurm jobs (--chain) has one GPU set"
+
+
 def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str:
     """Why the packs of a call have one GPU each; empty where they may have several."""
     if call.options.flag("local"):
@@ -93,6 +102,8 @@ def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str
         return f"with --share={share} a pack has one GPU, in which instances are made"
     if not settings.state_shared:
         return "packs that travel in their batch script (state_shared = false) have one GPU"
+    if any(candidate.job.chain for candidate in call.candidates):
+        return _CHAIN
     return ""
 
 

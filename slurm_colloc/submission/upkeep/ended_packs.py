@@ -18,7 +18,7 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import RESUBMISSIONS, MemberState, SlurmJobState, is_guest
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.settings import Settings
-from slurm_colloc.slurm.slurm_commands import SlurmAccess
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, find_marked
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State, StateReader, list_member_files
 from slurm_colloc.store.atomic_files import hold_lock, is_there, write_atomic
@@ -39,6 +39,7 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     drop_unfinished,
     list_members,
+    read_chain,
     read_ended,
     read_moved,
     read_slurm_job_id,
@@ -117,6 +118,33 @@ OVER = frozenset(
         SlurmJobState.NODE_FAIL,
     }
 )
+
+
+def list_successors(
+    path: Path, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob]
+) -> tuple[list[str], str]:
+    """The Slurm jobs that are to follow that of a chain, by chain.json and by their comment.
+
+    Args:
+        path: The pack's directory.
+        record: Its pack.json.
+        job_id: Its Slurm job.
+        jobs: What squeue shows.
+
+    Returns:
+        They; and why its chain.json cannot be read, in words, empty where it can.
+    """
+    from slurm_colloc.model.chain import ChainRecord, list_unrecorded
+
+    chain, problem = ChainRecord(), ""
+    try:
+        chain = read_chain(path)
+    except StateError as error:
+        problem = error.message
+    link = chain.find_successor(job_id)
+    found = [link.job_id] if link is not None else []
+    found += list_unrecorded(chain, find_marked(jobs, record.submission, record.array_index))
+    return [name for name in found if name != job_id], problem
 
 
 class Ending:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, StateError
-from slurm_colloc.model.comment_token import is_of_submission
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.quantities import format_count
@@ -24,6 +23,7 @@ from slurm_colloc.slurm.slurm_commands import (
     SlurmJob,
     compute_hidden_state,
     find_job_of,
+    find_marked,
 )
 from slurm_colloc.store.all_packs import State, StateReader, explain_unreadable, find_submission
 from slurm_colloc.store.atomic_files import hold_lock
@@ -31,7 +31,6 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     is_local_alive,
     is_unanswered,
-    read_chain,
     read_ended,
     read_slurm_job_id,
     write_record,
@@ -44,6 +43,7 @@ from slurm_colloc.submission.upkeep.ended_packs import (
     close_books,
     list_held,
     list_never_started,
+    list_successors,
 )
 
 UNANSWERED_S = 600.0
@@ -133,7 +133,8 @@ def sweep(
                 continue
             last = _read_last_word(state.pack_path(pack.pack_id), find_job(record, job_id, jobs))
             chained = record.chain and last is not None
-            last = None if chained and _goes_on(state, slurm, record, job_id, jobs) else last
+            goes_on = chained and _goes_on(state, slurm, record, job_id, jobs=jobs, notes=notes)
+            last = None if goes_on else last
             if last is SlurmJobState.ABSENT:
                 absent[job_id] = record
             elif last is not None:
@@ -156,26 +157,34 @@ def sweep(
 
 
 def _goes_on(
-    state: State, slurm: SlurmAccess, record: PackRecord, job_id: str, jobs: Mapping[str, SlurmJob]
+    state: State,
+    slurm: SlurmAccess,
+    record: PackRecord,
+    job_id: str,
+    *,
+    jobs: Mapping[str, SlurmJob],
+    notes: list[str],
 ) -> bool:
     """Pass a chain on whose runner was killed before it could do so itself.
 
     Returns:
         Whether another job has taken the place of the pack's, which is over.
     """
-    path = state.pack_path(record.pack_id)
-    job = find_job(record, job_id, jobs)
-    successor = read_chain(path).find_successor(job_id)
-    if successor is None or successor.job_id not in jobs:
+    path, job = state.pack_path(record.pack_id), find_job(record, job_id, jobs)
+    coming, problem = list_successors(path, record, job_id, jobs)
+    if problem:
+        notes.append(f"{problem}: {record.name} goes on in the next link that Slurm shows, if any")
+    successor = next((name for name in coming if name in jobs), None)
+    if successor is None:
         return False
     if job is not None and job.state is SlurmJobState.CANCELLED:
         # One that is over, or not to be cancelled now, finds nothing left when it comes up.
         with contextlib.suppress(SlurmError):
-            slurm.cancel(successor.job_id)
+            slurm.cancel(successor)
         return False
     with hold_lock(path / "lock", 0) as locked:
         if locked and read_slurm_job_id(path) == job_id:
-            state.pass_on(record, successor.job_id)
+            state.pass_on(record, successor)
     return True
 
 
@@ -291,9 +300,4 @@ def _adopt(state: State, record: PackRecord, jobs: Mapping[str, SlurmJob]) -> st
 
 
 def _find_by_mark(record: PackRecord, jobs: Mapping[str, SlurmJob]) -> str | None:
-    for element_id, job in jobs.items():
-        if is_of_submission(job.comment, record.submission):
-            index = element_id.partition("_")[2]
-            if not record.is_array or index == str(record.index):
-                return element_id
-    return None
+    return next(iter(find_marked(jobs, record.submission, record.array_index)), None)
