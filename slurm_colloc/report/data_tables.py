@@ -164,12 +164,12 @@ def build_pack_rows(summaries: Iterable[Summary]) -> list[Row]:
     return [_build_row(summary, PACK_COLUMNS) for summary in summaries]
 
 
-def _build_row(part: Mapping[str, Any], columns: Sequence[DataColumn]) -> Row:
+def _build_row(part: Mapping[str, object], columns: Sequence[DataColumn]) -> Row:
     return {column.name: _read(part, column) for column in columns}
 
 
-def _read(part: Mapping[str, Any], column: DataColumn) -> Any:
-    value: Any = part
+def _read(part: Mapping[str, object], column: DataColumn) -> Any:
+    value: object = part
     for key in column.path:
         if not isinstance(value, Mapping):
             return None

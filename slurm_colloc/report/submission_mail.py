@@ -107,7 +107,7 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
 _STATES = frozenset(MemberState)
 
 
-def _format_exit(code: int | None, signal: int | None) -> str:
+def _format_exit(code: float | None, signal: float | None) -> str:
     return "" if code is None else f"{code}:{signal or 0}"
 
 

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict, final
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
@@ -35,6 +35,7 @@ Moment = Annotated[float, lambda value: 0 <= value < 1e11]
 AttributionWord = Annotated[str, frozenset(Attribution).__contains__]
 
 
+@final
 class SummaryPart(TypedDict):
     """A member's part of something, and how it was obtained."""
 
@@ -140,23 +141,7 @@ class SummaryMetric(TypedDict):
     source: str
 
 
-class SummaryIdentity(TypedDict):
-    """Which job a member was, where it ran and how it ended.
-
-    What it was is None where what was kept of the job is damaged.
-    """
-
-    script: str | None
-    arguments: list[str] | None
-    directory: str | None
-    node: str | None
-    gpu_uuids: list[str]
-    mode: str | None
-    exit_code: Number | None
-    exit_signal: Number | None
-
-
-class SummaryMember(SummaryIdentity):
+class SummaryMember(TypedDict):
     """A member."""
 
     member: Count
@@ -168,6 +153,14 @@ class SummaryMember(SummaryIdentity):
     accepted_slowdown: Number | None
     state: str
     cause: str | None
+    script: str | None
+    arguments: list[str] | None
+    directory: str | None
+    node: str | None
+    gpu_uuids: list[str]
+    mode: str | None
+    exit_code: Number | None
+    exit_signal: Number | None
     started_at: Moment | None
     ended_at: Moment | None
     started_time: NotRequired[object]

@@ -24,7 +24,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.records import is_number
 from slurm_colloc.report.pack_samples import read_columns
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
     MEMBER_COLUMNS,
@@ -108,8 +108,8 @@ class TrackerValues:
 
 
 def build_values(
-    summary: Mapping[str, Any],
-    member: Mapping[str, Any],
+    summary: Summary,
+    member: SummaryMember,
     readings: Sequence[Mapping[str, Any]],
     gpu: Sequence[Mapping[str, Any]],
 ) -> TrackerValues:
@@ -140,10 +140,10 @@ def build_values(
         "csub.cause": _clean(member["cause"] or ""),
         "csub.exit_code": "" if member["exit_code"] is None else str(member["exit_code"]),
     }
-    begin = float(member["started_at"])
+    begin = member["started_at"] or 0.0
     return TrackerValues(
         name=str(member["id"]),
-        number=int(member["member"]),
+        number=member["member"],
         parameters=parameters,
         tags={name: value for name, value in tags.items() if value},
         figures=dict(_list_figures(summary, member)),
@@ -158,11 +158,9 @@ def _clean(text: str) -> str:
     return cut(escape_controls(text), _VALUE_MOST)
 
 
-def _list_figures(
-    summary: Mapping[str, Any], member: Mapping[str, Any]
-) -> Iterator[tuple[str, float]]:
+def _list_figures(summary: Summary, member: SummaryMember) -> Iterator[tuple[str, float]]:
     for name, path in _FIGURES:
-        value: Any = member
+        value: object = member
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if is_number(value):
