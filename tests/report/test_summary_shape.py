@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary_file import fits_summary, read_summary, summary_path
 
 from ..recordings.recorded import H200
-from .generated import Truth, make_pack, write_stops
+from .generated import Truth, build_summary, make_pack, write_stops
 from .situations import SITUATIONS, is_there
 
 BAD: tuple[Any, ...] = (
