@@ -114,7 +114,7 @@ class Side:
     @property
     def modes(self) -> tuple[str, ...]:
         """How its members shared the GPU."""
-        return tuple(sorted({str(member["mode"]) for member in self.members if member["mode"]}))
+        return tuple(sorted({member["mode"] for member in self.members if member["mode"]}))
 
 
 def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]) -> Side:
@@ -172,7 +172,7 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
 
 
 def _name(member: SummaryMember) -> str:
-    return posixpath.basename(member["script"] or str(member["name"]))
+    return posixpath.basename(member["script"] or member["name"])
 
 
 def _identify(member: SummaryMember) -> tuple[str, tuple[str, ...]]:
@@ -252,13 +252,13 @@ def _build_pairs(first: Side, second: Side, pairs: Sequence[JobPair], width: int
     ]
     rows = [
         (
-            str(pair.first["id"]),
-            str(pair.second["id"]),
+            pair.first["id"],
+            pair.second["id"],
             shlex.join(pair.second["arguments"] or ()),
             format_figure(pair.first["rate"]["steps_per_s"]),
             format_figure(pair.second["rate"]["steps_per_s"]),
             UNKNOWN if pair.rate_ratio is None else f"{pair.rate_ratio:.2f}",
-            str(pair.second["state"]),
+            pair.second["state"],
         )
         for pair in pairs
     ]

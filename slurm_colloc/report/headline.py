@@ -58,7 +58,7 @@ def tell_guests(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> s
     for summary in summaries:
         host = str(summary["submission"] or "")
         for member in summary["members"]:
-            is_guest = host and str(member["id"]).partition("/")[0] != host
+            is_guest = host and member["id"].partition("/")[0] != host
             if is_guest and member["started_at"] is not None and member["id"] in ids:
                 hosts.setdefault(host, []).append(member["id"])
     told = []
@@ -101,7 +101,7 @@ def list_last_tries(members: Iterable[SummaryMember]) -> list[SummaryMember]:
     A retry is a member of its own, which says what it tries again.
     """
     members = list(members)
-    ids = {str(member["id"]): member for member in members}
+    ids = {member["id"]: member for member in members}
     last: dict[str, SummaryMember] = {}
 
     def began(member: SummaryMember) -> tuple[bool, float]:
@@ -113,9 +113,9 @@ def list_last_tries(members: Iterable[SummaryMember]) -> list[SummaryMember]:
         while (of := first["retry_of"]) in ids and of not in seen:
             seen.add(of)
             first = ids[of]
-        last[str(first["retry_of"] or first["id"])] = member
-    chosen = {str(member["id"]) for member in last.values()}
-    return [member for member in members if str(member["id"]) in chosen]
+        last[first["retry_of"] or first["id"]] = member
+    chosen = {member["id"] for member in last.values()}
+    return [member for member in members if member["id"] in chosen]
 
 
 def _tell_retries(members: Sequence[SummaryMember], last: Sequence[SummaryMember]) -> list[str]:

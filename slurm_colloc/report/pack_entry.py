@@ -102,22 +102,19 @@ def build_entry(summary: Summary) -> dict[str, Any]:
     Args:
         summary: It.
     """
-    pack_id, window = str(summary["pack_id"]), summary["window"]
+    pack_id, window = summary["pack_id"], summary["window"]
     if window is None:
         return {"pack": pack_id}
-    pack, setup = summary["pack"], summary["setup"]
+    pack = summary["pack"]
     members = [member for member in summary["members"] if member["started_at"] is not None]
     gpus = {uuid for member in members for uuid in member["gpu_uuids"]}
-    mode = (setup["mode"] if setup else "") or next(
-        (member["mode"] for member in members if member["mode"]), "exclusive"
-    )
     sm = summary["gpu_use"].get("sm_active")
     hours, chain = pack["gpu_hours_saved"], summary["chain"]
     entry = PackEntry(
         pack=pack_id,
         ended_at=window["to"],
         gpu=summary["gpu"]["model"],
-        mode="exclusive" if len(members) == 1 else mode,
+        mode=_find_mode(summary, members),
         shared=has_shared([summary]),
         gpu_s=(window["to"] - window["from"]) * max(1, len(gpus)),
         saved_s=None if hours is None else hours * 3600,
@@ -129,6 +126,12 @@ def build_entry(summary: Summary) -> dict[str, Any]:
         overlap_s=(chain["overlap_s"] if chain else None) or 0.0,
     )
     return asdict(entry)
+
+
+def _find_mode(summary: Summary, members: list[SummaryMember]) -> str:
+    """How those that ran shared the GPU; of some that do not say so, as the first that does."""
+    told = [summary["setup"]["mode"] if summary["setup"] else "", *(m["mode"] for m in members)]
+    return next(filter(None, told), "exclusive") if len(members) != 1 else "exclusive"
 
 
 def _divide(members: list[SummaryMember]) -> Iterator[ScriptPart]:
@@ -206,8 +209,6 @@ def build_fleet_record(summary: Summary, view: PackView) -> FleetRecord | None:
     names = ("sm_active", "utilization", "gpu_memory_mb")
     sm, busy, memory = map(summary["gpu_use"].get, names)
     hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
-    setup = summary["setup"]
-    mode = (setup["mode"] if setup else "") or members[0]["mode"] or "exclusive"
     return FleetRecord(
         job_id=summary["job"],
         cluster=view.record.cluster,
@@ -216,7 +217,7 @@ def build_fleet_record(summary: Summary, view: PackView) -> FleetRecord | None:
         gpu_model=summary["gpu"]["model"],
         gpu_uuid=summary["gpu"]["uuid"],
         gpu_memory_mb=summary["gpu"]["memory_mb"],
-        mode="exclusive" if len(members) == 1 else mode,
+        mode=_find_mode(summary, members),
         gpus=gpus,
         started_at=window["from"],
         ended_at=window["to"],

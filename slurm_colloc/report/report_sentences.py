@@ -188,7 +188,7 @@ def build_sentences(
         lines += _tell_gpu_memory(chosen)
         lines += _tell_stalls(chosen)
         lines += _tell_interference(window["from"], chosen)
-        job = str(chosen[0]["id"]).partition("/")[0] if chosen else summary["job"]
+        job = chosen[0]["id"].partition("/")[0] if chosen else summary["job"]
         return [*lines, ("Pack", f"csub report {job} shows all {pack['members']} members")]
     if pack["members"] > 1:
         lines.append(("Together", _tell_speed(pack)))

@@ -188,10 +188,10 @@ def group_submissions(found: Sequence[Found]) -> list[list[Found]]:
 
 def name_submission(summary: Summary, numbers: Collection[int] | None) -> str:
     """The id of the submission that is told of: some members may have run in another's pack."""
-    jobs = {str(member["id"]).partition("/")[0] for member in choose_members(summary, numbers)}
+    jobs = {member["id"].partition("/")[0] for member in choose_members(summary, numbers)}
     if len(jobs) == 1:
         return jobs.pop()
-    return summary["submission"] or str(summary["job"] or summary["pack_id"])
+    return summary["submission"] or summary["job"] or summary["pack_id"]
 
 
 def choose_ids(found: Sequence[Found]) -> list[str] | None:
@@ -217,7 +217,7 @@ def list_members(found: Sequence[Found], best: str = "") -> list[SummaryMember]:
     """
     members = [member for summary, numbers in found for member in choose_members(summary, numbers)]
     if any(summary["gpu_sets"] for summary, _ in found):
-        members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
+        members.sort(key=lambda member: (len(member["id"]), member["id"]))
     ranking = choose_ranking(members, best)
     return members if ranking is None else ranking.sort(members, lambda member: member)
 
@@ -279,7 +279,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
         ),
     ]
     # Those that it has taken over, and not those that another has taken from it.
-    ran = [str(m["id"]) for m in choose_members(summary, chosen) if m["started_at"] is not None]
+    ran = [m["id"] for m in choose_members(summary, chosen) if m["started_at"] is not None]
     if ran:
         lines.append(("Ran here", name_members(ran)))
     if setup is None:
@@ -391,8 +391,8 @@ def _build_rows(
     # Arguments tell members apart that have one name.
     named = not any(calls) or len({member["name"] for member in members}) > 1
     table: list[tuple[Column, Callable[[SummaryMember], str], bool]] = [
-        (Column("MEMBER", is_number=False), lambda m: str(m["id"]), True),
-        (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), named),
+        (Column("MEMBER", is_number=False), lambda m: m["id"], True),
+        (Column("NAME", is_number=False, gives_way=True), lambda m: m["name"], named),
         (
             Column("ARGUMENTS", is_number=False, gives_way=True),
             lambda m: arguments[id(m)],
@@ -406,7 +406,7 @@ def _build_rows(
             )
             for name in metrics[: _METRICS_WIDE if wide else 1]
         ),
-        (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
+        (Column("STATE", is_number=False), lambda m: m["state"], True),
         (
             Column("INSTANCE", is_number=False),
             find_instance_word,
@@ -511,7 +511,7 @@ def _build_unknown(
     for member in members:
         own = [f"{of} unknown: {w}" for of, w in member["unknown"].items() if w not in told]
         for note in own + member["notes"]:
-            by_note.setdefault(note, []).append(str(member["id"]))
+            by_note.setdefault(note, []).append(member["id"])
     notes = [("Note", f"{name_members(who)}: {note}") for note, who in by_note.items()]
     if len(notes) > _NOTES_MOST:
         rest = len(notes) - _NOTES_MOST

@@ -404,7 +404,7 @@ def has_several(summaries: Sequence[Summary]) -> bool:
     """Whether a Slurm job of theirs has more than one GPU."""
     by_job: dict[str, set[str]] = {}
     for summary, gpu in list_gpus(summaries):
-        by_job.setdefault(str(summary["job"] or summary["pack_id"]), set()).add(gpu["uuid"])
+        by_job.setdefault(summary["job"] or summary["pack_id"], set()).add(gpu["uuid"])
     return any(len(uuids) > 1 for uuids in by_job.values())
 
 
@@ -432,8 +432,8 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
         (Column("MEMBERS", is_number=False, gives_way=True), _name_members, _count_members, True),
         (
             Column("AT\nMOST"),
-            lambda row: str(_count_most(row[0])),
-            lambda all_rows: str(sum(_count_most(one) for one in _list_packs(all_rows))),
+            lambda row: str(row[0]["pack"]["members_most"]),
+            lambda all_rows: str(sum(one["pack"]["members_most"] for one in _list_packs(all_rows))),
             True,
         ),
         (
@@ -543,7 +543,7 @@ def _add_up(link: str) -> Callable[[Sequence[_Row]], str]:
 
 def _name_members(row: _Row) -> str:
     summary, gpu = row
-    ids = {member["member"]: str(member["id"]) for member in summary["members"]}
+    ids = {member["member"]: member["id"] for member in summary["members"]}
     names = [ids[number] for number in gpu["members"] if number in ids]
     told = name_members(names) if names else "none"
     return told if len(told) <= _MEMBERS_WIDTH else f"{len(names)} members"
@@ -560,12 +560,7 @@ def _count_members(rows: Sequence[_Row]) -> str:
 
 
 def _list_packs(rows: Sequence[_Row]) -> list[Summary]:
-    return list({str(summary["pack_id"]): summary for summary, _ in rows}.values())
-
-
-def _count_most(summary: Summary) -> int:
-    """How many ran at once at most."""
-    return summary["pack"]["members_most"]
+    return list({summary["pack_id"]: summary for summary, _ in rows}.values())
 
 
 def _read_degree(summary: Summary) -> str:

@@ -130,8 +130,8 @@ def build_values(
         _clean(name): _clean(value) for name, value in list(known.items())[:_PARAMETERS_MOST]
     }
     tags = {
-        "csub.member": str(member["id"]),
-        "csub.state": str(member["state"]),
+        "csub.member": member["id"],
+        "csub.state": member["state"],
         "csub.script": _clean(member["script"] or ""),
         "csub.arguments": _clean(shlex.join(arguments)),
         "csub.node": _clean(member["node"] or ""),
@@ -142,7 +142,7 @@ def build_values(
     }
     begin = member["started_at"] or 0.0
     return TrackerValues(
-        name=str(member["id"]),
+        name=member["id"],
         number=member["member"],
         parameters=parameters,
         tags={name: value for name, value in tags.items() if value},
@@ -150,7 +150,7 @@ def build_values(
         series=_build_series(begin, member["ended_at"], readings, gpu),
         started_at=begin,
         ended_at=member["ended_at"],
-        state=str(member["state"]),
+        state=member["state"],
     )
 
 
@@ -274,7 +274,7 @@ def track_pack(
             continue
         if member["ended_at"] is None:
             # Its own run is being written.
-            yield str(member["id"]), "still runs: call it again when it has ended"
+            yield member["id"], "still runs: call it again when it has ended"
             continue
         values = build_values(summary, member, by_number.get(member["member"], []), gpu)
         try:

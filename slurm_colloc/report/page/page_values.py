@@ -97,8 +97,8 @@ def list_facts(sources: Sequence[PageSource]) -> list[Fact]:
 
 def _count_jobs(members: Sequence[SummaryMember]) -> Fact:
     """How they stand; of one that was tried again its last try counts."""
-    last = {str(member["retry_of"] or member["id"]): member for member in members}
-    counts = Counter(str(member["state"]) for member in last.values())
+    last = {member["retry_of"] or member["id"]: member for member in members}
+    counts = Counter(member["state"] for member in last.values())
     told = [f"{count} {escape_controls(state)}" for state, count in counts.most_common()]
     more = ", ..." if len(told) > _STATES_TOLD else ""
     bad = any(state in ENDS for state in counts)
@@ -168,7 +168,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
     """
     members = [member for source in sources for member in source.members]
     calls = dict(zip((id(m) for m in members), tell_members_apart(members), strict=True))
-    tries = {str(m["retry_of"]): m for m in members if m["retry_of"]}
+    tries = {m["retry_of"]: m for m in members if m["retry_of"]}
     groups: dict[tuple[str, str, str], list[SummaryMember]] = {}
     for source in sources:
         for member in source.members:
@@ -179,7 +179,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
             groups.setdefault(key, []).append(member)
     return [
         FailureRow(
-            who=escape_controls(name_members([str(member["id"]) for member in own])),
+            who=escape_controls(name_members([member["id"] for member in own])),
             call=escape_controls(cut(calls[id(own[0])], _CALL_MOST)) if len(own) == 1 else "",
             how=f"{how}{_tell_after(own)}",
             line=line,
@@ -216,7 +216,7 @@ def _list_spans(members: Sequence[SummaryMember]) -> list[float]:
 
 def _tell_again(member: SummaryMember, tries: Mapping[str, SummaryMember]) -> str:
     """How its last try stands, where it was tried again."""
-    last = tries.get(str(member["retry_of"] or member["id"]))
+    last = tries.get(member["retry_of"] or member["id"])
     if last is None or last is member:
         return ""
     return f"tried again as {escape_controls(str(last['id']))}: {escape_controls(last['state'])}"
@@ -296,7 +296,7 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
     members = list_members([(source.summary, source.chosen) for source in sources], best)
     ranking = choose_ranking(members, best)
     metrics = choose_columns(members, ranking)
-    shown = {str(member["id"]) for member in members[:ROWS_MOST]}
+    shown = {member["id"] for member in members[:ROWS_MOST]}
     points, drawn = _choose_points(sources)
     parts, drawing, bands = [], [], []
     for place, source in enumerate(sources):
@@ -392,15 +392,14 @@ def _build_rows(members: Sequence[SummaryMember], metrics: Sequence[str]) -> lis
 
 
 def _build_row(member: SummaryMember, arguments: str, metrics: Sequence[str]) -> MemberRow:
-    bound = member["accepted_slowdown"]
     code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
     solo, memory, sm = member["solo"], member["gpu_memory_mb"], member["sm_share"]
     return MemberRow(
-        id=escape_controls(str(member["id"])),
+        id=escape_controls(member["id"]),
         name=escape_controls(cut(member["name"], _NAME_MOST)),
         arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
-        state=escape_controls(str(member["state"])),
+        state=escape_controls(member["state"]),
         metrics=tuple(format_metric(member, name) for name in metrics),
         elapsed=say_span(max(0.0, *spans)) if (spans := _list_spans([member])) else "",
         steps=UNKNOWN if member["steps"] is None else f"{member['steps']:,.0f}",
@@ -408,7 +407,7 @@ def _build_row(member: SummaryMember, arguments: str, metrics: Sequence[str]) ->
         alone=format_figure(solo["steps_per_s"] if solo else None),
         slowdown=format_slowdown(member["slowdown"]),
         predicted=format_slowdown(member["predicted_slowdown"]),
-        over=bool(bound and member["slowdown"] and member["slowdown"] > bound * 1.005),
+        over=bool(find_over_bound([member])),
         gpu_memory=format_mb_figure(memory["peak"] if memory else None),
         sm=format_share(sm["value"] if sm else None),
         cpus=format_figure(member["cpu_cores"], 2),
@@ -513,7 +512,7 @@ def _build_drawing(
     calls = tell_members_apart(members)
     summary = source.summary
     return {
-        "job": str(summary["job"] or summary["pack_id"]),
+        "job": summary["job"] or summary["pack_id"],
         "begin": series.begin,
         "length": round(end - series.begin, 1),
         "step": series.step_s,
@@ -524,9 +523,9 @@ def _build_drawing(
         "instances": build_instance_drawings(summary, series),
         "members": [
             {
-                "id": escape_controls(str(member["id"])),
+                "id": escape_controls(member["id"]),
                 "label": escape_controls(cut(call or member["name"], _NAME_MOST)),
-                "state": escape_controls(str(member["state"])),
+                "state": escape_controls(member["state"]),
                 "bands": [list(band) for band in bands.get(member["member"], ())],
                 "alone": solo["steps_per_s"] if (solo := member["solo"]) else None,
                 "accepted": member["accepted_slowdown"],
@@ -548,7 +547,7 @@ def _list_planned(members: Sequence[SummaryMember]) -> list[tuple[str, str, str,
         wanted, instance = (escape_controls(kind or "") for kind in kinds)
         if predicted is not None or wanted:
             came = format_slowdown(member["together_slowdown"] or member["slowdown"])
-            who = escape_controls(str(member["id"]))
+            who = escape_controls(member["id"])
             found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
 

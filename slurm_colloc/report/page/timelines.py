@@ -454,8 +454,8 @@ def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> Ti
     ]
     if len(parts) < 2:
         return None
-    windows = [window for _, _, window, _ in begun]
-    first, last = min(w["from"] for w in windows), max(w["to"] for w in windows)
+    first = min(window["from"] for *_, window, _ in begun)
+    last = max(window["to"] for *_, window, _ in begun)
     length = max(last - first, 1e-3)
     most = max((count for *_, edges in parts for _, count in edges), default=0)
     lanes: dict[str, list[_Lane]] = {}
