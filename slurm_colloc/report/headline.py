@@ -568,8 +568,7 @@ def _tell_room(summaries: Sequence[Summary], *, final: bool) -> str:
 
 def count_room(summaries: Sequence[Summary]) -> int:
     """How many more members like these would fit; 0 where none, or where it was not measured."""
-    degrees = [summary["degree"] for summary in summaries]
-    return sum(degree["room"] or 0 for degree in degrees if degree is not None)
+    return sum(s["degree"]["room"] or 0 for s in summaries if s["degree"] is not None)
 
 
 def _tell_coverage(summaries: Sequence[Summary]) -> str:

@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, final
 
@@ -494,7 +494,7 @@ def fits_summary(value: object) -> typing.TypeGuard[Summary]:
 def _make_check(hint: Any) -> Callable[[Any], bool]:
     """What tells whether a value of JSON is of a type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
+    if origin in (Annotated, NotRequired):
         holds = (_make_check(inner[0]), *inner[1:])
         return lambda value: all(fits(value) for fits in holds)
     if origin in (typing.Union, types.UnionType):
@@ -507,24 +507,17 @@ def _make_check(hint: Any) -> Callable[[Any], bool]:
             and all(map(each, value.values() if origin is dict else value))
         )
     if typing.is_typeddict(hint):
-        return _make_fields_check(hint)
+        fields = [
+            (name, _make_check(kind), typing.get_origin(kind) is NotRequired)
+            for name, kind in typing.get_type_hints(hint, include_extras=True).items()
+        ]
+        return lambda value: (
+            isinstance(value, dict)
+            and all(fits(value[n]) if n in value else may_miss for n, fits, may_miss in fields)
+        )
     if hint in (int, float):
         return lambda value: is_number(value) and isinstance(value, (int, hint))
     return lambda value: isinstance(value, hint)
-
-
-def _make_fields_check(hint: Any) -> Callable[[Any], bool]:
-    fields = {}
-    for name, kind in typing.get_type_hints(hint, include_extras=True).items():
-        may_miss = typing.get_origin(kind) is NotRequired
-        fields[name] = _make_check(typing.get_args(kind)[0] if may_miss else kind), may_miss
-    return lambda value: (
-        isinstance(value, dict)
-        and all(
-            fits(value[name]) if name in value else may_miss
-            for name, (fits, may_miss) in fields.items()
-        )
-    )
 
 
 # ---- The summary that a pack's end has left: where it lies, and reading it; light to load --------
@@ -547,6 +540,14 @@ def read_summary(pack: Path) -> Summary | None:
     if value is None or value.get("schema") != SUMMARY_SCHEMA or not fits_summary(value):
         return None
     return value if value.get("final") is True and value.get("attempt") == attempt else None
+
+
+def read_path(part: Mapping[str, object], path: Iterable[str]) -> object:
+    """What stands there in a part of a summary; None where it has no such fields."""
+    value: object = part
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def choose_members(summary: Summary, numbers: Collection[int] | None) -> list[SummaryMember]:

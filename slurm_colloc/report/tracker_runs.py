@@ -24,7 +24,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.records import is_number
 from slurm_colloc.report.pack_samples import read_columns
-from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members
+from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members, read_path
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
     MEMBER_COLUMNS,
@@ -160,10 +160,7 @@ def _clean(text: str) -> str:
 
 def _list_figures(summary: Summary, member: SummaryMember) -> Iterator[tuple[str, float]]:
     for name, path in _FIGURES:
-        value: object = member
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if is_number(value):
+        if is_number(value := read_path(member, path)):
             yield f"{PREFIX}{name}", float(value)
     for name in ("gpu_hours_saved", "stp"):
         value = summary["pack"].get(name)
