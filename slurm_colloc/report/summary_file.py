@@ -26,7 +26,7 @@ from slurm_colloc.store.report_files import report_directory
 # ---- The fields of summary.json ------------------------------------------------------------------
 #
 # A file may be damaged, or another user's: a value is checked by these types, and then believed.
-# What no report reads is an `object` that may be missing; other fields are passed over.
+# What no report is made of is an `object` that may be missing; unknown fields are passed over.
 
 Number = Annotated[float, lambda value: abs(value) < 1e18]
 Count = Annotated[int, lambda value: 0 <= value < 1e18]
