@@ -129,7 +129,7 @@ def build_entry(summary: Summary) -> dict[str, Any]:
 
 
 def _find_mode(summary: Summary, members: list[SummaryMember]) -> str:
-    """How those that ran shared the GPU; of some that do not say so, as the first that does."""
+    """How those that ran shared the GPU: as the node was prepared, else as the first says."""
     told = [summary["setup"]["mode"] if summary["setup"] else "", *(m["mode"] for m in members)]
     return next(filter(None, told), "exclusive") if len(members) != 1 else "exclusive"
 
