@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass
@@ -22,10 +21,8 @@ from slurm_colloc.report.headline import (
     is_never_on_gpu,
     list_last_tries,
 )
+from slurm_colloc.report.summary_file import Summary, SummaryMember
 from slurm_colloc.report.terminal_tables import format_figure, format_mb_figure, format_share
-
-Member = dict[str, Any]
-Summary = dict[str, Any]
 
 _WAIT_LEAST = 0.3
 """Waiting for data for less of the time is left alone."""
@@ -107,12 +104,12 @@ _Told = Iterator[tuple[str, float | None, str]]
 _ToldOfAll = Iterator[tuple[str, str]]
 
 
-def _ended_badly(_summary: Summary, member: Member) -> _Told:
+def _ended_badly(_summary: Summary, member: SummaryMember) -> _Told:
     if member["cause"] == EndCause.CUDA_OUT_OF_MEMORY.value:
         yield "ran out of GPU memory", None, "csub --gpu-mem=SIZE SCRIPT keeps as much free for it"
     elif member["state"] == MemberState.OUT_OF_MEMORY.value:
         asked = member["request"]["host_memory_mb"]
-        had = f" ({format_mb(asked)})" if asked else ""
+        had = f" ({format_mb(int(asked))})" if asked else ""
         yield f"ran out of host memory{had}", None, "submit it again with a larger --mem"
     elif member["state"] == MemberState.TIMEOUT.value:
         yield "reached its time limit", None, "submit it again with a longer --time"
@@ -124,7 +121,7 @@ def _ended_badly(_summary: Summary, member: Member) -> _Told:
         yield "was lost with its runner", None, f"csub explain {member['id']} says what is known"
 
 
-def _never_on_gpu(summary: Summary, member: Member) -> _Told:
+def _never_on_gpu(summary: Summary, member: SummaryMember) -> _Told:
     if member["started_at"] is not None and is_never_on_gpu(summary, member):
         yield (
             "never used the GPU",
@@ -133,11 +130,11 @@ def _never_on_gpu(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _waits_for_data(summary: Summary, member: Member) -> _Told:
+def _waits_for_data(summary: Summary, member: SummaryMember) -> _Told:
     wait = member["stall"]["data"]
     if wait is None or wait < _WAIT_LEAST:
         return
-    for told in (summary["degree"] or {"workers": ()})["workers"]:
+    for told in summary["degree"]["workers"] if summary["degree"] else ():
         if told["member"] == member["member"]:
             from slurm_colloc.report.speed_words import describe_workers
 
@@ -155,15 +152,15 @@ def _waits_for_data(summary: Summary, member: Member) -> _Told:
     yield "waited for data {share} of the time", wait, act
 
 
-def _ask_for_less(members: Iterable[Member]) -> Iterator[Advice]:
+def _ask_for_less(members: Iterable[SummaryMember]) -> Iterator[Advice]:
     """What has asked for the same memory needs as much as the one that used most."""
-    groups: dict[float, list[Member]] = {}
+    groups: dict[float, list[SummaryMember]] = {}
     for member in members:
         asked = member["request"]["host_memory_mb"]
         if asked and member["host_memory_peak_mb"] and member["state"] in _WHOLE_RUN:
             groups.setdefault(asked, []).append(member)
     for asked, own in groups.items():
-        used = max(member["host_memory_peak_mb"] for member in own)
+        used = max(member["host_memory_peak_mb"] or 0.0 for member in own)
         if asked < _MEMORY_TIMES * used or asked - used < _MEMORY_LEAST_MB:
             continue
         enough_mb = max(1024, math.ceil(used * _MARGIN / 1024) * 1024)
@@ -178,11 +175,13 @@ def _ask_for_less(members: Iterable[Member]) -> Iterator[Advice]:
 _WHOLE_RUN = (MemberState.COMPLETED.value, MemberState.RUNNING.value, MemberState.TIMEOUT.value)
 
 
-def _counts_no_steps(summary: Summary, member: Member) -> _Told:
-    if member["started_at"] is None or member["steps"] is not None or not _was_watched(summary):
+def _counts_no_steps(summary: Summary, member: SummaryMember) -> _Told:
+    started, window = member["started_at"], summary["window"]
+    if started is None or member["steps"] is not None or not _was_watched(summary):
         return
-    end = member["ended_at"] or summary["window"]["to"]
-    if end - member["started_at"] < _LONG_S:
+    # One that has just started may not have been looked at yet.
+    end = member["ended_at"] or (window["to"] if window else started)
+    if end - started < _LONG_S:
         return
     if member["unmatched_lines"] is not None:
         yield (
@@ -198,7 +197,7 @@ def _counts_no_steps(summary: Summary, member: Member) -> _Told:
     )
 
 
-def _too_short(summary: Summary, member: Member) -> _Told:
+def _too_short(summary: Summary, member: SummaryMember) -> _Told:
     # What ended badly has a note of its own.
     is_whole = member["state"] == MemberState.COMPLETED.value and summary["final"]
     if member["steps"] and member["rate"]["steps_per_s"] is None and is_whole:
@@ -209,7 +208,7 @@ def _too_short(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _no_rate_alone(summary: Summary, member: Member) -> _Told:
+def _no_rate_alone(summary: Summary, member: SummaryMember) -> _Told:
     if (
         summary["pack"]["overlap_s"] > 0
         and member["request"]["gpus"] != 0
@@ -223,13 +222,13 @@ def _no_rate_alone(summary: Summary, member: Member) -> _Told:
         )
 
 
-def _over_bound(summary: Summary, member: Member) -> _Told:
+def _over_bound(summary: Summary, member: SummaryMember) -> _Told:
     if find_over_bound([member]):
         bound = format_figure(member["accepted_slowdown"])
         most = summary["pack"]["members_most"]
-        degree = summary["degree"] or {}
+        degree = summary["degree"]
         # Without a curve nothing was measured, and the record says one.
-        best = degree["degree"] if degree.get("curve") else most
+        best = degree["degree"] if degree and degree["curve"] else most
         if best < most:
             remedy = f"their pack has found since that {best} at once is best; packs begin so now"
         else:
@@ -247,7 +246,7 @@ def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
     found = [summary["coverage"] for summary in summaries if summary["coverage"] is not None]
     first = next((coverage for coverage in found if coverage["not_watched"]), None)
     # A pack that travels in its batch script cannot be measured at all.
-    acts = {
+    acts: dict[str | None, str] = {
         Unwatched.HOST_MEMORY: "with a larger --mem it is measured",
         Unwatched.SETTING: "csub config monitor true turns the monitor on",
     }
@@ -276,9 +275,9 @@ def _has_room(summaries: Sequence[Summary]) -> _ToldOfAll:
         )
 
 
-def _takes_power(_summary: Summary, member: Member) -> _Told:
+def _takes_power(_summary: Summary, member: SummaryMember) -> _Told:
     power = member.get("power")
-    if power is not None:
+    if power is not None and None not in power.values():
         finding = f"would take {{share}} of its energy per step at {power['limit_w']:.0f} W"
         finding += f", {power['slowdown']:.2f} times as long"
         act = "csub --goal=energy asks for that, where the site lets root set it"
@@ -305,7 +304,7 @@ def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:
 
 
 def _on_slow_gpu(summaries: Sequence[Summary]) -> _ToldOfAll:
-    slow = dict.fromkeys(gpu["slow"] for s in summaries for gpu in s["gpus"] if gpu.get("slow"))
+    slow = dict.fromkeys(gpu["slow"] for s in summaries for gpu in s["gpus"] if gpu["slow"])
     for told in slow:
         yield told, "csub --avoid-slow keeps jobs off its node; show it to the administrators"
 
@@ -324,7 +323,7 @@ def _fell_back(summaries: Sequence[Summary]) -> _ToldOfAll:
         )
 
 
-_OF_MEMBERS: tuple[Callable[[Summary, Member], _Told], ...] = (
+_OF_MEMBERS: tuple[Callable[[Summary, SummaryMember], _Told], ...] = (
     _never_on_gpu, _ended_badly, _over_bound, _waits_for_data, _counts_no_steps, _too_short,
     _no_rate_alone, _takes_power,
 )  # fmt: skip

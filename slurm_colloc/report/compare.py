@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import list_last_tries
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -27,9 +27,6 @@ from slurm_colloc.report.terminal_tables import (
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-
-_Member = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Side:
     """
 
     name: str
-    members: tuple[_Member, ...]
+    members: tuple[SummaryMember, ...]
     summaries: tuple[Summary, ...]
     retries: int = 0
 
@@ -81,7 +78,7 @@ class Side:
         windows = [summary["window"] for summary in self.summaries if summary["window"]]
         if not windows:
             return None
-        return float(max(w["to"] for w in windows) - min(w["from"] for w in windows))
+        return max(w["to"] for w in windows) - min(w["from"] for w in windows)
 
     @property
     def gpu_hours(self) -> float | None:
@@ -92,8 +89,9 @@ class Side:
     @property
     def energy_kwh(self) -> float | None:
         """Of its packs' GPUs; None where that of one is not known."""
-        found = [summary["energy_j"] for summary in self.summaries]
-        return None if not found or None in found else sum(found) / 3.6e6
+        known = [s["energy_j"] for s in self.summaries if s["energy_j"] is not None]
+        is_whole = len(known) == len(self.summaries) > 0
+        return sum(known) / 3.6e6 if is_whole else None
 
     @property
     def steps_per_s(self) -> Mean:
@@ -116,7 +114,7 @@ class Side:
     @property
     def modes(self) -> tuple[str, ...]:
         """How its members shared the GPU."""
-        return tuple(sorted({str(member["mode"]) for member in self.members if member["mode"]}))
+        return tuple(sorted({member["mode"] for member in self.members if member["mode"]}))
 
 
 def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]) -> Side:
@@ -140,8 +138,8 @@ class JobPair:
         second: The member of the second.
     """
 
-    first: _Member
-    second: _Member
+    first: SummaryMember
+    second: SummaryMember
 
     @property
     def rate_ratio(self) -> float | None:
@@ -162,7 +160,7 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
         _name(a) == _name(b) for a, b in zip(first.members, second.members, strict=True)
     ):
         return [JobPair(first.members[0], second.members[0])], 0, 0
-    waiting: dict[tuple[str, tuple[str, ...]], list[_Member]] = {}
+    waiting: dict[tuple[str, tuple[str, ...]], list[SummaryMember]] = {}
     for member in second.members:
         waiting.setdefault(_identify(member), []).append(member)
     pairs = []
@@ -173,11 +171,11 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
     return pairs, len(first.members) - len(pairs), len(second.members) - len(pairs)
 
 
-def _name(member: _Member) -> str:
-    return posixpath.basename(member["script"] or str(member["name"]))
+def _name(member: SummaryMember) -> str:
+    return posixpath.basename(member["script"] or member["name"])
 
 
-def _identify(member: _Member) -> tuple[str, tuple[str, ...]]:
+def _identify(member: SummaryMember) -> tuple[str, tuple[str, ...]]:
     return _name(member), tuple(member["arguments"] or ())
 
 
@@ -254,13 +252,13 @@ def _build_pairs(first: Side, second: Side, pairs: Sequence[JobPair], width: int
     ]
     rows = [
         (
-            str(pair.first["id"]),
-            str(pair.second["id"]),
-            shlex.join(pair.second.get("arguments") or ()),
+            pair.first["id"],
+            pair.second["id"],
+            shlex.join(pair.second["arguments"] or ()),
             format_figure(pair.first["rate"]["steps_per_s"]),
             format_figure(pair.second["rate"]["steps_per_s"]),
             UNKNOWN if pair.rate_ratio is None else f"{pair.rate_ratio:.2f}",
-            str(pair.second["state"]),
+            pair.second["state"],
         )
         for pair in pairs
     ]
@@ -326,8 +324,8 @@ def build_comparison_json(
             {
                 "first": pair.first["id"],
                 "second": pair.second["id"],
-                "script": pair.second.get("script"),
-                "arguments": pair.second.get("arguments"),
+                "script": pair.second["script"],
+                "arguments": pair.second["arguments"],
                 "first_steps_per_s": pair.first["rate"]["steps_per_s"],
                 "second_steps_per_s": pair.second["rate"]["steps_per_s"],
                 "rate_ratio": pair.rate_ratio,

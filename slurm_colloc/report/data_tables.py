@@ -21,7 +21,7 @@ from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.printable import escape_controls, render_csv_lines
 from slurm_colloc.model.records import is_number
 from slurm_colloc.report.report_view import choose_ranking, list_metric_names, read_metric
-from slurm_colloc.report.summary_file import Summary, choose_members, format_time
+from slurm_colloc.report.summary_file import Summary, choose_members, format_time, read_path
 from slurm_colloc.store.atomic_files import write_atomic
 
 if TYPE_CHECKING:
@@ -164,17 +164,8 @@ def build_pack_rows(summaries: Iterable[Summary]) -> list[Row]:
     return [_build_row(summary, PACK_COLUMNS) for summary in summaries]
 
 
-def _build_row(part: Mapping[str, Any], columns: Sequence[DataColumn]) -> Row:
-    return {column.name: _read(part, column) for column in columns}
-
-
-def _read(part: Mapping[str, Any], column: DataColumn) -> Any:
-    value: Any = part
-    for key in column.path:
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return _take(value, column.kind)
+def _build_row(part: Mapping[str, object], columns: Sequence[DataColumn]) -> Row:
+    return {column.name: _take(read_path(part, column.path), column.kind) for column in columns}
 
 
 def _take(value: Any, kind: ColumnKind) -> Any:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from slurm_colloc.metrics.sharing_cost import complete_solo_times
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.quantities import format_count
+from slurm_colloc.report.summary_file import Summary, SummaryMember
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
 
 # ----
 # What a report says of single members after its first sentence: who waits, failed, moved; pure.
-
-Member = dict[str, Any]
-"""A member's part of a summary."""
 
 _NAMED_MOST = 3
 _GPU_USED_MB = 1.0
@@ -38,13 +35,13 @@ BAD_STATES = frozenset(ENDS)
 """States of members that did not end well."""
 
 
-def is_never_on_gpu(summary: dict[str, Any], member: Member) -> bool:
+def is_never_on_gpu(summary: Summary, member: SummaryMember) -> bool:
     """Whether a member had a GPU, and was looked at, and never had memory on it."""
-    peak = (member["gpu_memory_mb"] or {}).get("peak")
+    peak = memory["peak"] if (memory := member["gpu_memory_mb"]) else None
     return summary["gpu"]["uuid"] is not None and peak is not None and peak < _GPU_USED_MB
 
 
-def tell_waiting(members: Sequence[Member]) -> str:
+def tell_waiting(members: Sequence[SummaryMember]) -> str:
     """How many have not started yet; empty where none waits."""
     waiting = sum(
         not member["starts"] and member["state"] == MemberState.PENDING.value for member in members
@@ -54,14 +51,14 @@ def tell_waiting(members: Sequence[Member]) -> str:
     return f"{waiting} {'has' if waiting == 1 else 'have'} not started yet."
 
 
-def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+def tell_guests(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> str:
     """Who was taken over by a pack of another submission, and by which."""
     ids = {member["id"] for member in ran}
     hosts: dict[str, list[str]] = {}
     for summary in summaries:
         host = str(summary["submission"] or "")
         for member in summary["members"]:
-            is_guest = host and str(member["id"]).partition("/")[0] != host
+            is_guest = host and member["id"].partition("/")[0] != host
             if is_guest and member["started_at"] is not None and member["id"] in ids:
                 hosts.setdefault(host, []).append(member["id"])
     told = []
@@ -76,7 +73,7 @@ def tell_guests(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
     return " ".join(told)
 
 
-def tell_ends(every: Sequence[Member]) -> str:
+def tell_ends(every: Sequence[SummaryMember]) -> str:
     """Who did not end well: a count for each way to end, and the first few by name."""
     told = []
     members = list_last_tries(every)
@@ -98,16 +95,16 @@ def tell_ends(every: Sequence[Member]) -> str:
     return " ".join([*told, *_tell_retries(every, members)])
 
 
-def list_last_tries(members: Iterable[Mapping[str, Any]]) -> list[Any]:
+def list_last_tries(members: Iterable[SummaryMember]) -> list[SummaryMember]:
     """Members without those that were tried again: of each job the last try is what counts.
 
     A retry is a member of its own, which says what it tries again.
     """
     members = list(members)
-    ids = {str(member["id"]): member for member in members}
-    last: dict[str, Mapping[str, Any]] = {}
+    ids = {member["id"]: member for member in members}
+    last: dict[str, SummaryMember] = {}
 
-    def began(member: Mapping[str, Any]) -> tuple[bool, float]:
+    def began(member: SummaryMember) -> tuple[bool, float]:
         # One that still waits is the newest.
         return member["started_at"] is None, member["started_at"] or 0.0
 
@@ -116,12 +113,12 @@ def list_last_tries(members: Iterable[Mapping[str, Any]]) -> list[Any]:
         while (of := first["retry_of"]) in ids and of not in seen:
             seen.add(of)
             first = ids[of]
-        last[str(first["retry_of"] or first["id"])] = member
-    chosen = {str(member["id"]) for member in last.values()}
-    return [member for member in members if str(member["id"]) in chosen]
+        last[first["retry_of"] or first["id"]] = member
+    chosen = {member["id"] for member in last.values()}
+    return [member for member in members if member["id"] in chosen]
 
 
-def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str]:
+def _tell_retries(members: Sequence[SummaryMember], last: Sequence[SummaryMember]) -> list[str]:
     """What came of those that were tried again."""
     again = [member for member in last if member["retry_of"]]
     good = sum(member["state"] == MemberState.COMPLETED.value for member in again)
@@ -141,16 +138,16 @@ def _tell_retries(members: Sequence[Member], last: Sequence[Member]) -> list[str
     return told
 
 
-def _is_try_of(member: Member, other: Member) -> bool:
+def _is_try_of(member: SummaryMember, other: SummaryMember) -> bool:
     first = member["retry_of"]
     return other["state"] in ENDS and first in (other["id"], other["retry_of"])
 
 
-def _name_end(member: Member) -> str:
+def _name_end(member: SummaryMember) -> str:
     return f"{member['id']}{_tell_code(member, ': ')}"
 
 
-def _tell_code(member: Member, link: str) -> str:
+def _tell_code(member: SummaryMember, link: str) -> str:
     if member["state"] != MemberState.FAILED.value:
         return ""
     if member["exit_signal"]:
@@ -158,7 +155,7 @@ def _tell_code(member: Member, link: str) -> str:
     return f"{link}exit code {member['exit_code']}" if member["exit_code"] else ""
 
 
-def tell_restarts(ran: Sequence[Member]) -> str:
+def tell_restarts(ran: Sequence[SummaryMember]) -> str:
     """How many were started more than once; empty where none was."""
     again = [member for member in ran if member["starts"] > 1]
     if not again:
@@ -170,7 +167,7 @@ def tell_restarts(ran: Sequence[Member]) -> str:
     return f"{who} {verb} interrupted and started again."
 
 
-def tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> str:
+def tell_unused(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> str:
     """Who never used the GPU that was held for it."""
     ids = {member["id"] for member in ran}
     own = [
@@ -189,7 +186,7 @@ def tell_unused(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> s
     return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
 
 
-def count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) -> int:
+def count_company(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> int:
     """How many others of their packs ran while one of them did."""
     ids = {member["id"] for member in ran}
     count = 0
@@ -203,9 +200,9 @@ def count_company(summaries: Sequence[dict[str, Any]], ran: Sequence[Member]) ->
     return count
 
 
-def _overlap(first: Member, second: Member) -> bool:
+def _overlap(first: SummaryMember, second: SummaryMember) -> bool:
     ends = [m["ended_at"] for m in (first, second) if m["ended_at"] is not None]
-    return not ends or max(first["started_at"], second["started_at"]) < min(ends)
+    return not ends or max(m["started_at"] or 0.0 for m in (first, second)) < min(ends)
 
 
 # ----
@@ -222,7 +219,7 @@ _OVERLAP_LEAST = 0.05
 """Of the packs' time: with less, one was about to end as the next began, and none shared."""
 
 
-def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
+def compute_gain(summaries: Sequence[Summary]) -> tuple[float | None, float]:
     """The time that all would have taken one after the other, and the time that they took.
 
     Returns:
@@ -232,27 +229,27 @@ def compute_gain(summaries: Sequence[dict[str, Any]]) -> tuple[float | None, flo
     packs = [summary["pack"] for summary in ran]
     # Of one pack that is time on the clock, of several that of all their GPUs.
     gpus = [1 if len(ran) == 1 else count_gpus(summary) for summary in ran]
-    serial = [pack["serial_s"] for pack in packs]
+    serial = [pack["serial_s"] for pack in packs if pack["serial_s"] is not None]
     shared_s = sum((p["shared_s"] or 0.0) * count for p, count in zip(packs, gpus, strict=True))
-    if None in serial:
+    if len(serial) < len(packs):
         return None, shared_s
     return sum(one * count for one, count in zip(serial, gpus, strict=True)), shared_s
 
 
-def has_shared(summaries: Sequence[dict[str, Any]]) -> bool:
+def has_shared(summaries: Sequence[Summary]) -> bool:
     """Whether members of packs that have run were there together, for more than a moment."""
     overlap_s = sum(summary["pack"]["overlap_s"] for summary in summaries)
     shared_s = sum(summary["pack"]["shared_s"] or 0.0 for summary in summaries)
     return bool(overlap_s > _OVERLAP_LEAST * shared_s)
 
 
-def count_gpus(summary: dict[str, Any]) -> int:
+def count_gpus(summary: Summary) -> int:
     """How many GPUs a pack had; one where none was seen."""
     return max(1, len(summary["gpus"]))
 
 
 def compute_part_gain(
-    summaries: Sequence[dict[str, Any]], chosen: Sequence[Member]
+    summaries: Sequence[Summary], chosen: Sequence[SummaryMember]
 ) -> tuple[float | None, float]:
     """The same for some members that have started.
 
@@ -320,7 +317,7 @@ def _round(value: float) -> str:
 
 
 def tell_part_gain(
-    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+    summaries: Sequence[Summary], ran: Sequence[SummaryMember], *, final: bool
 ) -> str:
     """What sharing brought some members, by their part of the GPU's time; empty where unknown."""
     serial_s, part_s = compute_part_gain(summaries, ran)
@@ -347,9 +344,7 @@ _SHORT_S = 60.0
 """Where a rate is unknown although steps were counted, a shorter run is why."""
 
 
-def tell_headline(
-    summaries: Sequence[dict[str, Any]], chosen: Collection[str] | None = None
-) -> str:
+def tell_headline(summaries: Sequence[Summary], chosen: Collection[str] | None = None) -> str:
     """What happened, whether sharing paid, and what it cost.
 
     Args:
@@ -383,13 +378,13 @@ def tell_headline(
     return " ".join(part for part in parts if part)
 
 
-def name_jobs(members: Sequence[Member]) -> str:
+def name_jobs(members: Sequence[SummaryMember]) -> str:
     """`trainings` where steps were counted of each, else `jobs`; singular for one."""
     word = "training" if all(member["steps"] for member in members) else "job"
     return word if len(members) == 1 else f"{word}s"
 
 
-def find_over_bound(members: Sequence[Member]) -> list[Member]:
+def find_over_bound(members: Sequence[SummaryMember]) -> list[SummaryMember]:
     """Those that were slower than was accepted for them."""
     return [
         member
@@ -400,7 +395,7 @@ def find_over_bound(members: Sequence[Member]) -> list[Member]:
     ]
 
 
-def _tell_not_started(members: Sequence[Member]) -> str:
+def _tell_not_started(members: Sequence[SummaryMember]) -> str:
     count = len(members)
     ended = [m for m in members if m["state"] in ENDS]
     if ended and len(ended) == count:
@@ -419,7 +414,7 @@ def _tell_not_started(members: Sequence[Member]) -> str:
     return f"None of the {count} jobs has started yet."
 
 
-def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: bool) -> str:
+def _tell_one(summaries: Sequence[Summary], member: SummaryMember, *, final: bool) -> str:
     summary = next(s for s in summaries if member in s["members"])
     window = summary["window"]
     noun = name_jobs([member])
@@ -445,7 +440,7 @@ def _tell_one(summaries: Sequence[dict[str, Any]], member: Member, *, final: boo
 
 
 def _tell_several(
-    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], tries: int, *, final: bool
+    summaries: Sequence[Summary], ran: Sequence[SummaryMember], tries: int, *, final: bool
 ) -> str:
     packs = [summary for summary in summaries if summary["window"] is not None]
     overlap = has_shared(packs)
@@ -485,7 +480,7 @@ def _tell_several(
     return f"{text}; {cost}." if cost else f"{text}."
 
 
-def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
+def _tell_places(packs: Sequence[Summary]) -> str:
     """On how many GPUs, where they are those of one Slurm job; in how many packs otherwise."""
     jobs = {summary["job"] or summary["pack_id"] for summary in packs}
     if len(jobs) == len(packs):
@@ -494,13 +489,13 @@ def _tell_places(packs: Sequence[dict[str, Any]]) -> str:
     return f" on {gpus} GPUs" if len(jobs) == 1 else f" on {gpus} GPUs of {len(jobs)} jobs"
 
 
-def _has_no_gpu(summaries: Sequence[dict[str, Any]], members: Sequence[Member]) -> bool:
+def _has_no_gpu(summaries: Sequence[Summary], members: Sequence[SummaryMember]) -> bool:
     """Whether none asked for a GPU and none was seen."""
     asked = any(member["request"]["gpus"] != 0 for member in members)
     return not asked and all(summary["gpu"]["uuid"] is None for summary in summaries)
 
 
-def _tell_cost(members: Sequence[Member]) -> str:
+def _tell_cost(members: Sequence[SummaryMember]) -> str:
     """How much slower than alone they were, and whether that was accepted."""
     slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
     if not slowdowns:
@@ -523,7 +518,7 @@ def _tell_cost(members: Sequence[Member]) -> str:
     return f"{text}{_tell_bound(members)}"
 
 
-def _tell_bound(members: Sequence[Member]) -> str:
+def _tell_bound(members: Sequence[SummaryMember]) -> str:
     known = [m for m in members if m["slowdown"] is not None and m["accepted_slowdown"] is not None]
     bounds = {member["accepted_slowdown"] for member in known}
     if not known:
@@ -537,7 +532,7 @@ def _tell_bound(members: Sequence[Member]) -> str:
     return f", over {bound}" if len(over) == len(members) else f", {len(over)} over {bound}"
 
 
-def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool) -> str:
+def _tell_chosen(summaries: Sequence[Summary], ran: Sequence[SummaryMember], *, final: bool) -> str:
     """What is told of some members of a submission: no figure of the others."""
     others = count_company(summaries, ran)
     company = f" with {format_count(others, 'other')}" if others else ""
@@ -557,13 +552,13 @@ def _tell_chosen(summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, 
 
 
 def _tell_own_gain(
-    summaries: Sequence[dict[str, Any]], ran: Sequence[Member], *, final: bool
+    summaries: Sequence[Summary], ran: Sequence[SummaryMember], *, final: bool
 ) -> str:
     without = _has_no_gpu(summaries, ran)
     return "" if without else tell_part_gain(summaries, ran, final=final)
 
 
-def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:
+def _tell_room(summaries: Sequence[Summary], *, final: bool) -> str:
     """How many more would have fitted, by what their runners measured."""
     room = count_room(summaries)
     if not room:
@@ -571,13 +566,12 @@ def _tell_room(summaries: Sequence[dict[str, Any]], *, final: bool) -> str:
     return f"{room} more would {'have fitted' if final else 'fit'}."
 
 
-def count_room(summaries: Sequence[dict[str, Any]]) -> int:
+def count_room(summaries: Sequence[Summary]) -> int:
     """How many more members like these would fit; 0 where none, or where it was not measured."""
-    degrees = [summary["degree"] for summary in summaries]
-    return sum((degree or {}).get("room") or 0 for degree in degrees)
+    return sum(s["degree"]["room"] or 0 for s in summaries if s["degree"] is not None)
 
 
-def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
+def _tell_coverage(summaries: Sequence[Summary]) -> str:
     """What the figures rest on, where that is less than all."""
     shares, lost = [], False
     for summary in summaries:
@@ -606,10 +600,11 @@ def _tell_coverage(summaries: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _has_figures(summary: dict[str, Any]) -> bool:
+def _has_figures(summary: Summary) -> bool:
     """Whether anything of what was watched is known."""
-    read = ("steps", "gpu_memory_mb", "cpu_cores", "host_memory_peak_mb")
-    members = summary["members"]
-    return any(member[name] is not None for member in members for name in read) or any(
-        spread is not None for spread in summary["gpu_use"].values()
-    )
+    read = [
+        (m["steps"], m["gpu_memory_mb"], m["cpu_cores"], m["host_memory_peak_mb"])
+        for m in summary["members"]
+    ]
+    found = [*itertools.chain(*read), *summary["gpu_use"].values()]
+    return any(value is not None for value in found)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median
-from typing import Any
 
 from slurm_colloc.metrics.presence import (
     AttributedPart,
@@ -58,6 +57,7 @@ from slurm_colloc.report.solo_rates import (
     find_solo_rate,
     was_limited,
 )
+from slurm_colloc.report.summary_file import SummaryLayout, SummaryMig
 from slurm_colloc.store.member_states import GpuUse
 
 # ----
@@ -102,7 +102,7 @@ def compute_instance_sm(run: PackRun, member: MemberRun, windows: Sequence[Windo
     return None if mean is None else mean * use.instance_sms / use.gpu_sms
 
 
-def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
+def build_instance(run: PackRun, member: MemberRun) -> SummaryMig | None:
     """A member's instance as it stands in summary.json; None where it had none."""
     use = find_instance(member)
     if use is None:
@@ -123,7 +123,7 @@ def build_instance(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
     }
 
 
-def build_layout(run: PackRun) -> dict[str, Any] | None:
+def build_layout(run: PackRun) -> SummaryLayout | None:
     """The planned MIG layout and what came, as it stands in summary.json; None without one."""
     planned = run.view.record.layout
     came = () if run.setup is None else run.setup.instances

@@ -1,7 +1,7 @@
 """A member's part of summary.json; docs/json.md describes the fields.
 
-Also: which job a member was, where it ran and how it ended, as summary.json has it; the results of
-members, such as their loss: printed, reported by Python, or logged to a tracker.
+Also: the results of members, such as their loss: printed, reported by Python, or logged to a
+tracker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference
 from slurm_colloc.metrics.rates import measure_windows, sum_known
 from slurm_colloc.metrics.sharing_cost import Stall
-from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.power_curve import NEAR_W
 from slurm_colloc.model.printable import cut, escape_controls
@@ -38,43 +37,23 @@ from slurm_colloc.report.member_figures import (
     choose_highest,
     count_up,
 )
-from slurm_colloc.report.member_views import MemberView, PackView
+from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.pack_run import MemberRun, PackRun
 from slurm_colloc.report.pack_samples import StartSamples
 from slurm_colloc.report.solo_rates import FAMILY, PROFILE, SoloRate
+from slurm_colloc.report.summary_file import (
+    SummaryChange,
+    SummaryGpuMemory,
+    SummaryMember,
+    SummaryMetric,
+    SummaryPart,
+    SummaryPower,
+    SummaryRate,
+    SummarySolo,
+    SummaryStall,
+)
 from slurm_colloc.store.atomic_files import TooSlow, limited_cpu, open_regular
 from slurm_colloc.store.report_files import Metrics, read_metrics, read_own_outputs
-
-# ---- Which job a member was, where it ran and how it ended, as summary.json has it ---------------
-
-
-def build_identity(view: PackView, member: MemberView) -> dict[str, Any]:
-    """What tells a member from others; docs/json.md has the fields.
-
-    Args:
-        view: Its pack.
-        member: It.
-    """
-    record = member.record
-    code = record.exit_code if record is not None and member.is_final else None
-    use = record.gpu if record is not None else None
-    found: dict[str, Any] = {"script": None, "arguments": None, "directory": None}
-    with contextlib.suppress(StateError):
-        job = member.spec.job
-        found = {
-            "script": job.script_name,
-            "arguments": list(job.arguments),
-            "directory": job.directory,
-        }
-    return {
-        **found,
-        "node": record.node if record is not None else None,
-        "gpu_uuids": list(use.uuids) if use is not None else [],
-        "mode": view.mode_of(member),
-        "exit_code": None if code is None else code.code,
-        "exit_signal": None if code is None else code.signal,
-    }
-
 
 # ---- A member's part of summary.json; docs/json.md describes the fields -------------------------
 
@@ -94,10 +73,12 @@ def build_member(
     together_slowdown: float | None,
     energy: AttributedPart | None,
     energy_unknown: str,
-) -> dict[str, Any]:
+) -> SummaryMember:
     """A member's part of summary.json."""
     member, view = figures.member, figures.member.view
-    record = view.record
+    record, job = view.record, view.spec.job
+    code = record.exit_code if record is not None and view.is_final else None
+    use = record.gpu if record is not None else None
     gpu_memory = choose_highest(member.starts, run.count_gpus_of(member))
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     notes.append(_tell_assumed(gpu_memory))
@@ -107,10 +88,24 @@ def build_member(
         "name": view.name,
         "parameters": dict(view.parameters),
         "retry_of": view.retry_of or None,
-        **_build_request(run, view),
+        "request": {
+            "cpus": job.cpus,
+            "gpus": job.gpus,
+            "host_memory_mb": job.host_memory_mb,
+            "gpu_memory_mb": job.gpu_memory_mb,
+            "time_limit_s": job.time_limit_s,
+        },
+        "accepted_slowdown": _find_accepted(run, view),
         "state": view.state.value,
         "cause": run.view.cause_of(view) or None,
-        **build_identity(run.view, view),
+        "script": job.script_name,
+        "arguments": list(job.arguments),
+        "directory": job.directory,
+        "node": record.node if record is not None else None,
+        "gpu_uuids": list(use.uuids) if use is not None else [],
+        "mode": run.view.mode_of(view),
+        "exit_code": None if code is None else code.code,
+        "exit_signal": None if code is None else code.signal,
         "started_at": _find_start(member),
         "ended_at": record.ended_at if record is not None and view.is_final else None,
         "joined_at": view.spec.joined_at or None,
@@ -128,7 +123,14 @@ def build_member(
         "together_slowdown": together_slowdown,
         "solo_time_s": figures.solo_time_s,
         "gpu_memory_mb": _build_gpu_memory(gpu_memory),
-        **_build_host_use(member),
+        "cpu_s": _add_up(member, "cpu_s"),
+        "cpu_cores": _count_cores(member),
+        "host_memory_peak_mb": max(
+            (peak for start in member.starts if (peak := start.peak("host_memory_mb")) is not None),
+            default=None,
+        ),
+        "read_bytes": _as_int(_add_up(member, "read_bytes")),
+        "written_bytes": _as_int(_add_up(member, "written_bytes")),
         "sm_share": build_part(figures.sm),
         "mig": build_instance(run, member),
         "energy_j": build_part(energy),
@@ -137,10 +139,11 @@ def build_member(
         "power": _build_power(run, member),
         "unknown": _list_unknown(figures),
         "notes": [note for note in notes if note],
+        "metrics": {},
     }
 
 
-def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
+def _build_power(run: PackRun, member: MemberRun) -> SummaryPower | None:
     """The power limit that would suit it, by its curve; None where it has none, or that held."""
     curve = () if member.profile is None else member.profile.power_curve
     if len(curve) < 2:
@@ -163,32 +166,17 @@ def _build_power(run: PackRun, member: MemberRun) -> dict[str, Any] | None:
     }
 
 
-def _build_request(run: PackRun, view: MemberView) -> dict[str, Any]:
-    """What was asked for it."""
-    job = view.spec.job
-    return {
-        "request": {
-            "cpus": job.cpus,
-            "gpus": job.gpus,
-            "host_memory_mb": job.host_memory_mb,
-            "gpu_memory_mb": job.gpu_memory_mb,
-            "time_limit_s": job.time_limit_s,
-        },
-        "accepted_slowdown": _find_accepted(run, view),
-    }
-
-
 def _find_accepted(run: PackRun, view: MemberView) -> float | None:
     policy = run.view.record.policy
     return view.spec.job.max_slowdown or (None if policy is None else policy.slowdown_bound)
 
 
-def build_part(part: AttributedPart | None) -> dict[str, Any] | None:
+def build_part(part: AttributedPart | None) -> SummaryPart | None:
     """A number and the word for how it was obtained."""
-    return None if part is None else asdict(part)
+    return None if part is None else {"value": part.value, "attribution": part.attribution}
 
 
-def _build_rate(figures: Figures) -> dict[str, Any]:
+def _build_rate(figures: Figures) -> SummaryRate:
     shared = figures.shared_rate
     return {
         "steps_per_s": figures.rate.steps_per_s,
@@ -202,7 +190,7 @@ def _build_rate(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _build_solo(solo: SoloRate | None) -> dict[str, Any] | None:
+def _build_solo(solo: SoloRate | None) -> SummarySolo | None:
     if solo is None:
         return None
     return {
@@ -213,7 +201,7 @@ def _build_solo(solo: SoloRate | None) -> dict[str, Any] | None:
     }
 
 
-def _build_gpu_memory(peak: GpuMemoryPeak | None) -> dict[str, Any] | None:
+def _build_gpu_memory(peak: GpuMemoryPeak | None) -> SummaryGpuMemory | None:
     if peak is None:
         return None
     return {
@@ -234,20 +222,12 @@ def _tell_assumed(peak: GpuMemoryPeak | None) -> str:
     )
 
 
-def _build_host_use(member: MemberRun) -> dict[str, Any]:
-    cpu_s = _add_up(member, "cpu_s")
+def _count_cores(member: MemberRun) -> float | None:
     clock = member.own_time
     measured_s = sum(clock.read(start.end) - clock.read(start.begin) for start in member.starts)
     # The counter of a start stands at what it had used when it was seen first.
     rise_s = sum_known(_compute_rise(start, "cpu_s") for start in member.starts)
-    peaks = [start.peak("host_memory_mb") for start in member.starts]
-    return {
-        "cpu_s": cpu_s,
-        "cpu_cores": None if rise_s is None or measured_s <= 0 else rise_s / measured_s,
-        "host_memory_peak_mb": max((peak for peak in peaks if peak is not None), default=None),
-        "read_bytes": _as_int(_add_up(member, "read_bytes")),
-        "written_bytes": _as_int(_add_up(member, "written_bytes")),
-    }
+    return None if rise_s is None or measured_s <= 0 else rise_s / measured_s
 
 
 def _compute_rise(start: StartSamples, name: str) -> float | None:
@@ -269,7 +249,7 @@ def _last(member: MemberRun, read: Callable[[StartSamples], Any]) -> Any:
     return next((value for value in found if value is not None), None)
 
 
-def _build_stall(stall: Stall) -> dict[str, Any]:
+def _build_stall(stall: Stall) -> SummaryStall:
     is_split = stall.device is not None
     return {
         "data": stall.data,
@@ -283,7 +263,7 @@ def _build_stall(stall: Stall) -> dict[str, Any]:
     }
 
 
-def _build_interference(found: Sequence[Interference]) -> list[dict[str, Any]]:
+def _build_interference(found: Sequence[Interference]) -> list[SummaryChange]:
     return [
         {
             "at": entry.at,
@@ -371,8 +351,8 @@ _FILES_MOST = 8
 _SHOWN_MOST = 40
 
 
-def add_metrics(run: PackRun, members: Sequence[dict[str, Any]]) -> None:
-    """Add `metrics` to members' parts of a summary, and notes on what was not found.
+def add_metrics(run: PackRun, members: Sequence[SummaryMember]) -> None:
+    """Fill `metrics` of members' parts of a summary, and notes on what was not found.
 
     Args:
         run: The pack.
@@ -396,7 +376,7 @@ def add_metrics(run: PackRun, members: Sequence[dict[str, Any]]) -> None:
             if texts and member["started_at"] is not None:
                 printed.read(view, texts, owner)
                 notes += printed.notes
-        found = {
+        found: dict[str, SummaryMetric] = {
             name: {"last": one.last, "least": one.least, "greatest": one.greatest,
                    "source": one.source}
             for name, one in reported.get(member["member"], {}).items()
@@ -410,7 +390,7 @@ class _Printed:
     """What one member has printed."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, SummaryMetric] = {}
         self.notes: list[str] = []
         self._wrong: dict[str, str] = {}
         self._lines = 0

@@ -125,7 +125,7 @@ class MemberView:
         return self.record is not None and self.record.is_final and self.state is self.record.state
 
 
-def name_pack(number: tuple[int, int] | None, job: str) -> str:
+def name_pack(number: Sequence[int] | None, job: str) -> str:
     """What a pack is called: the number of its element in Slurm says nothing to its user.
 
     Args:

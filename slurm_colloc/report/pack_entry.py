@@ -24,6 +24,7 @@ from slurm_colloc.model.records import build_record
 from slurm_colloc.report.headline import has_shared
 from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.solo_rates import ALONE, PAUSING, THIS_RUN
+from slurm_colloc.report.summary_file import Summary, SummaryMember
 from slurm_colloc.store.atomic_files import drop_file, read_bytes
 from slurm_colloc.store.profiles import compute_signature
 
@@ -95,50 +96,50 @@ class PackEntry:
     overlap_s: float = 0.0
 
 
-def build_entry(summary: Mapping[str, Any]) -> dict[str, Any]:
+def build_entry(summary: Summary) -> dict[str, Any]:
     """The entry of a pack's summary, as JSON; one without `parts` where no member has run.
 
     Args:
         summary: It.
     """
-    pack_id, window = str(summary["pack_id"]), summary["window"]
+    pack_id, window = summary["pack_id"], summary["window"]
     if window is None:
         return {"pack": pack_id}
-    pack, setup = summary["pack"], summary["setup"]
+    pack = summary["pack"]
     members = [member for member in summary["members"] if member["started_at"] is not None]
     gpus = {uuid for member in members for uuid in member["gpu_uuids"]}
-    mode = (setup or {}).get("mode") or next(
-        (member["mode"] for member in members if member["mode"]), "exclusive"
-    )
     sm = summary["gpu_use"].get("sm_active")
-    hours, chain = pack["gpu_hours_saved"], summary.get("chain") or {}
+    hours, chain = pack["gpu_hours_saved"], summary["chain"]
     entry = PackEntry(
         pack=pack_id,
         ended_at=window["to"],
         gpu=summary["gpu"]["model"],
-        mode="exclusive" if len(members) == 1 else mode,
-        shared=has_shared([dict(summary)]),
+        mode=_find_mode(summary, members),
+        shared=has_shared([summary]),
         gpu_s=(window["to"] - window["from"]) * max(1, len(gpus)),
         saved_s=None if hours is None else hours * 3600,
         energy_j=summary["energy_j"],
         saved_kwh=pack["kwh_saved"],
         sm_active=None if sm is None else sm["mean"],
         parts=tuple(_divide(members)),
-        interruption_s=chain.get("interruption_s") or 0.0,
-        overlap_s=chain.get("overlap_s") or 0.0,
+        interruption_s=(chain["interruption_s"] if chain else None) or 0.0,
+        overlap_s=(chain["overlap_s"] if chain else None) or 0.0,
     )
     return asdict(entry)
 
 
-def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
+def _find_mode(summary: Summary, members: list[SummaryMember]) -> str:
+    """How those that ran shared the GPU: as the node was prepared, else as the first says."""
+    told = [summary["setup"]["mode"] if summary["setup"] else "", *(m["mode"] for m in members)]
+    return next(filter(None, told), "exclusive") if len(members) != 1 else "exclusive"
+
+
+def _divide(members: list[SummaryMember]) -> Iterator[ScriptPart]:
     found: dict[str, ScriptPart] = {}
     for member in members:
         script = _name_script(member)
         part = found.get(script, ScriptPart(script))
-        ended = member["ended_at"]
-        present_s = 0.0
-        if ended is not None:
-            present_s = max(0.0, ended - member["started_at"] - (member["stopped_s"] or 0.0))
+        present_s = _count_present_s(member)
         slowdown = member["slowdown"]
         found[script] = ScriptPart(
             script,
@@ -151,7 +152,7 @@ def _divide(members: list[Mapping[str, Any]]) -> Iterator[ScriptPart]:
     yield from found.values()
 
 
-def _name_script(member: Mapping[str, Any]) -> str:
+def _name_script(member: SummaryMember) -> str:
     script = member["script"] or member["name"]
     return posixpath.normpath(posixpath.join(member["directory"] or "", script))
 
@@ -170,7 +171,7 @@ def read_entry(value: Mapping[str, Any]) -> PackEntry | None:
 _MEASURED = frozenset({ALONE, PAUSING, THIS_RUN})
 
 
-def report_to_site(spool: Path, summary: Mapping[str, Any], view: PackView) -> bool:
+def report_to_site(spool: Path, summary: Summary, view: PackView) -> bool:
     """Put what the site is to know of a pack into its spool.
 
     Args:
@@ -196,7 +197,7 @@ def report_to_site(spool: Path, summary: Mapping[str, Any], view: PackView) -> b
     return True
 
 
-def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecord | None:
+def build_fleet_record(summary: Summary, view: PackView) -> FleetRecord | None:
     """The record of a pack; None where there is nothing to tell."""
     window, pack = summary["window"], summary["pack"]
     members = [member for member in summary["members"] if member["started_at"] is not None]
@@ -205,18 +206,18 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
     present = [_count_present_s(member) for member in members]
     failed = [member["state"] in WASTED for member in members]
     slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
-    use = summary["gpu_use"]
+    names = ("sm_active", "utilization", "gpu_memory_mb")
+    sm, busy, memory = map(summary["gpu_use"].get, names)
     hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
-    mode = (summary["setup"] or {}).get("mode") or members[0]["mode"] or "exclusive"
     return FleetRecord(
         job_id=summary["job"],
         cluster=view.record.cluster,
-        attempt=int(summary["attempt"]),
-        node=summary["node"] or members[0].get("node") or "unknown",
+        attempt=view.attempt,
+        node=summary["node"] or members[0]["node"] or "unknown",
         gpu_model=summary["gpu"]["model"],
         gpu_uuid=summary["gpu"]["uuid"],
         gpu_memory_mb=summary["gpu"]["memory_mb"],
-        mode="exclusive" if len(members) == 1 else mode,
+        mode=_find_mode(summary, members),
         gpus=gpus,
         started_at=window["from"],
         ended_at=window["to"],
@@ -230,9 +231,9 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
         slowdown_of=len(slowdowns),
         energy_j=summary["energy_j"],
         saved_kwh=pack["kwh_saved"],
-        sm_active=_read(use, "sm_active", "mean"),
-        utilization=_read(use, "utilization", "mean"),
-        gpu_memory_used_mb=_read(use, "gpu_memory_mb", "max"),
+        sm_active=sm["mean"] if sm else None,
+        utilization=busy["mean"] if busy else None,
+        gpu_memory_used_mb=memory["max"] if memory else None,
         cpus=sum(member.spec.plan.cpus for member in view.members),
         cpu_s=_sum_known(members, "cpu_s"),
         host_memory_mb=_sum_known(members, "host_memory_peak_mb"),
@@ -242,32 +243,25 @@ def build_fleet_record(summary: Mapping[str, Any], view: PackView) -> FleetRecor
     )  # fmt: skip
 
 
-def _find_throttled(summary: Mapping[str, Any], length_s: float) -> float | None:
+def _find_throttled(summary: Summary, length_s: float) -> float | None:
     known = [summary["throttled_s"][name] for name in ("thermal", "brake")]
     found = [value for value in known if value is not None]
     return min(1.0, sum(found) / length_s) if found and length_s > 0 else None
 
 
-def _count_gpus(summary: Mapping[str, Any], members: list[Any]) -> int:
+def _count_gpus(summary: Summary, members: list[SummaryMember]) -> int:
     """The pack's GPUs: those that are known, else as many as its members asked for."""
-    asked = (member["request"]["gpus"] for member in members)
-    return len(summary["gpus"]) or max(asked)
+    return len(summary["gpus"]) or int(max(member["request"]["gpus"] for member in members))
 
 
-def _count_present_s(member: Mapping[str, Any]) -> float:
-    if member["ended_at"] is None:
+def _count_present_s(member: SummaryMember) -> float:
+    if member["started_at"] is None or member["ended_at"] is None:
         return 0.0
-    ended, started = float(member["ended_at"]), float(member["started_at"])
-    return max(0.0, ended - started - float(member["stopped_s"] or 0.0))
+    return max(0.0, member["ended_at"] - member["started_at"] - (member["stopped_s"] or 0.0))
 
 
 def _compute_share(part: float, whole: float) -> float:
     return min(1.0, part / whole) if whole > 0 else 0.0
-
-
-def _read(use: Mapping[str, Any], metric: str, figure: str) -> float | None:
-    found = use.get(metric)
-    return None if found is None else float(found[figure])
 
 
 def _sum_known(members: list[Any], name: str) -> float | None:
@@ -275,7 +269,7 @@ def _sum_known(members: list[Any], name: str) -> float | None:
     return None if None in values else float(sum(values))
 
 
-def _list_rates(summary: Mapping[str, Any], view: PackView) -> tuple[tuple[str, float], ...]:
+def _list_rates(summary: Summary, view: PackView) -> tuple[tuple[str, float], ...]:
     """The rates of jobs that were measured alone in this pack, by signature."""
     alone = summary["pack"]["members_most"] == 1
     by_number = {member.place: member for member in view.members}

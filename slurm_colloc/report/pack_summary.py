@@ -34,7 +34,19 @@ from slurm_colloc.report.sharing_summary import (
 )
 from slurm_colloc.report.show_view import read_fallbacks
 from slurm_colloc.report.speed_words import describe_degree
-from slurm_colloc.report.summary_file import SUMMARY_SCHEMA, Summary, summary_path
+from slurm_colloc.report.summary_file import (
+    SUMMARY_SCHEMA,
+    Summary,
+    SummaryChain,
+    SummaryCoverage,
+    SummaryDegree,
+    SummaryGpu,
+    SummaryImbalance,
+    SummaryOpen,
+    SummarySetup,
+    SummarySpread,
+    summary_path,
+)
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.pack_directory import read_chain
@@ -48,7 +60,7 @@ _BUSY = ("sm_active", "utilization")
 """What tells how busy a GPU was, the best first."""
 
 
-def _build_gpu(run: PackRun, uuid: str) -> dict[str, Any]:
+def _build_gpu(run: PackRun, uuid: str) -> SummaryGpu:
     samples = run.join_gpus((uuid,))
     models = (run.monitor or {}).get("gpu_models") or {}
     model = models.get(uuid) or {}
@@ -68,7 +80,7 @@ def _build_gpu(run: PackRun, uuid: str) -> dict[str, Any]:
     }
 
 
-def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, Any]:
+def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, SummarySpread | None]:
     """What was measured of some GPUs as of one, from the first start of a member to the last end.
 
     Args:
@@ -76,13 +88,16 @@ def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, Any]:
         samples: Of its GPUs, or of one of them.
     """
     word = attribute_whole([member for member in run.members if member.stays]).value
-    found: dict[str, Any] = {}
+    found: dict[str, SummarySpread | None] = {}
     for metric in GPU_METRICS:
         track = samples.get(metric)
         if metric in _COUNTERS or track is None or run.window is None:
             continue
         spread = describe_values(track.select([run.window]))
-        found[metric] = spread and {**asdict(spread), "attribution": word}
+        found[metric] = None if spread is None else {
+            "mean": spread.mean, "p50": spread.p50, "p95": spread.p95, "max": spread.max,
+            "attribution": word,
+        }  # fmt: skip
     return found
 
 
@@ -111,7 +126,7 @@ def _measure_energy(run: PackRun, samples: GpuSamples) -> float | None:
     return track.compute_increase((begin, end)) if end > begin else None
 
 
-def build_imbalance(run: PackRun) -> dict[str, Any] | None:
+def build_imbalance(run: PackRun) -> SummaryImbalance | None:
     """How unevenly the GPUs were used; None for one GPU, and where that is unknown of one."""
     if len(run.gpu_uuids) < 2 or run.window is None:
         return None
@@ -138,7 +153,7 @@ def build_imbalance(run: PackRun) -> dict[str, Any] | None:
 _MB_PER_GB = 1024
 
 
-def build_open(run: PackRun) -> dict[str, Any] | None:
+def build_open(run: PackRun) -> SummaryOpen | None:
     """Hours of CPUs and host memory, asked of Slurm and by the members' users; None for others.
 
     Counted from the pack's first start to its last end. Each figure is None where unknown.
@@ -172,7 +187,7 @@ def build_open(run: PackRun) -> dict[str, Any] | None:
     }
 
 
-def build_chain(run: PackRun) -> dict[str, Any] | None:
+def build_chain(run: PackRun) -> SummaryChain | None:
     """The links of a chain, and what it cost to go from one to the next; None for other packs."""
     record = run.view.record
     if not record.chain:
@@ -184,7 +199,7 @@ def build_chain(run: PackRun) -> dict[str, Any] | None:
     return {
         "links": [link.job_id for link in chain.links if link.began_at is not None],
         "links_most": record.chain,
-        "handovers": [asdict(handover) for handover in handovers],
+        "handovers": _list_values(handovers),
         "interruption_s": sum_known(handover.interruption_s for handover in handovers),
         "overlap_s": sum_known(handover.overlap_s for handover in handovers),
         "problem": chain.problem or chain.ended or None,
@@ -268,7 +283,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
     }
 
 
-def _build_setup(run: PackRun) -> dict[str, Any] | None:
+def _build_setup(run: PackRun) -> SummarySetup | None:
     setup = run.setup
     if setup is None:
         return None
@@ -281,7 +296,7 @@ def _build_setup(run: PackRun) -> dict[str, Any] | None:
     }
 
 
-def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
+def _build_degree(run: PackRun, members_most: int) -> SummaryDegree | None:
     record = run.degree
     if record is None:
         return None
@@ -296,15 +311,20 @@ def _build_degree(run: PackRun, members_most: int) -> dict[str, Any] | None:
         "why": describe_degree(record, members_most, is_over=run.is_final) or None,
         "cost_s": record.cost_s,
         "cost_share": record.cost_s / length_s if length_s > 0 else None,
-        "curve": [{**asdict(point), "members": list(point.members)} for point in record.curve],
-        "rates_alone": [asdict(rate) for rate in record.rates_alone],
-        "decisions": [asdict(decision) for decision in record.decisions],
-        "cores": [asdict(loan) for loan in record.cores],
-        "workers": [asdict(told) for told in record.workers],
+        "curve": _list_values(record.curve),
+        "rates_alone": _list_values(record.rates_alone),
+        "decisions": _list_values(record.decisions),
+        "cores": _list_values(record.cores),
+        "workers": _list_values(record.workers),
     }
 
 
-def _build_coverage(run: PackRun) -> dict[str, Any] | None:
+def _list_values(records: Iterable[Any]) -> list[Any]:
+    """Records as they stand in JSON, under the names of their fields."""
+    return [asdict(record) for record in records]
+
+
+def _build_coverage(run: PackRun) -> SummaryCoverage | None:
     monitor = run.monitor
     if monitor is None:
         return None

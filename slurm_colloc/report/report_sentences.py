@@ -6,13 +6,23 @@ Also: every word of the tables and of `--detail`, explained: for `csub explain` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slurm_colloc.metrics.presence import Attribution
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.model.quantities import format_count
-from slurm_colloc.report.summary_file import Summary
+from slurm_colloc.model.records import is_number
+from slurm_colloc.report.summary_file import (
+    Summary,
+    SummaryChange,
+    SummaryCores,
+    SummaryCoverage,
+    SummaryMember,
+    SummaryPack,
+    SummaryPrediction,
+    SummaryStall,
+    SummaryUnexplained,
+)
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -161,7 +171,7 @@ _SHARE_LEAST = 0.005
 
 
 def build_sentences(
-    summary: Summary, chosen: Sequence[dict[str, Any]] | None = None
+    summary: Summary, chosen: Sequence[SummaryMember] | None = None
 ) -> list[tuple[str, str]]:
     """Labelled sentences on speed, time, energy, the GPU and the monitor.
 
@@ -177,12 +187,12 @@ def build_sentences(
         lines += _tell_energy(chosen)
         lines += _tell_gpu_memory(chosen)
         lines += _tell_stalls(chosen)
-        lines += _tell_interference(summary, chosen)
-        job = str(chosen[0]["id"]).partition("/")[0] if chosen else summary["job"]
+        lines += _tell_interference(window["from"], chosen)
+        job = chosen[0]["id"].partition("/")[0] if chosen else summary["job"]
         return [*lines, ("Pack", f"csub report {job} shows all {pack['members']} members")]
     if pack["members"] > 1:
         lines.append(("Together", _tell_speed(pack)))
-        if pack.get("prediction") is not None:
+        if pack["prediction"] is not None:
             lines.append(("Predicted", _tell_prediction(pack["prediction"])))
         lines.append(("In a row", _tell_serial(pack)))
         lines.append(("Saved", _tell_saving(pack)))
@@ -192,12 +202,12 @@ def build_sentences(
     lines += _tell_gpu_memory(summary["members"])
     lines += [("Not split", text) for text in _tell_unexplained(summary)]
     lines += _tell_stalls(summary["members"])
-    lines += _tell_interference(summary, summary["members"])
+    lines += _tell_interference(window["from"], summary["members"])
     lines.append(("Monitor", _tell_coverage(summary["coverage"])))
     return lines
 
 
-def _tell_nothing(summary: Summary, members: Sequence[dict[str, Any]]) -> str:
+def _tell_nothing(summary: Summary, members: Sequence[SummaryMember]) -> str:
     """Why there are no figures: none can be of what has not started, or was not looked at yet."""
     if not any(member["starts"] for member in members):
         return "none: no member has started"
@@ -206,7 +216,7 @@ def _tell_nothing(summary: Summary, members: Sequence[dict[str, Any]]) -> str:
     return "none yet: the monitor has not looked at what has just started"
 
 
-def _tell_speed(pack: dict[str, Any]) -> str:
+def _tell_speed(pack: SummaryPack) -> str:
     if pack["overlap_s"] <= 0:
         return f"{pack['members']} members, never two at the same time"
     stp = format_figure(pack["stp"])
@@ -222,7 +232,7 @@ def _tell_speed(pack: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _tell_prediction(prediction: dict[str, Any]) -> str:
+def _tell_prediction(prediction: SummaryPrediction) -> str:
     # All may never have run at the same time.
     over = "" if prediction["over"] == "together" else " over all that they shared"
     count = format_count(prediction["members"], "member")
@@ -233,15 +243,15 @@ def _tell_prediction(prediction: dict[str, Any]) -> str:
     )
 
 
-def _tell_serial(pack: dict[str, Any]) -> str:
+def _tell_serial(pack: SummaryPack) -> str:
     serial_s, shared_s = pack["serial_s"], pack["shared_s"]
     if serial_s is None:
         return f"{UNKNOWN}; together it took {format_span(shared_s)}"
-    times = f", {serial_s / shared_s:.2f} times as long" if shared_s > 0 else ""
+    times = f", {serial_s / shared_s:.2f} times as long" if shared_s and shared_s > 0 else ""
     return f"one after the other {format_span(serial_s)}{times}; together {format_span(shared_s)}"
 
 
-def _tell_saving(pack: dict[str, Any]) -> str:
+def _tell_saving(pack: SummaryPack) -> str:
     hours, kwh = pack["gpu_hours_saved"], pack["kwh_saved"]
     how = {
         "solo_power": "members' power alone",
@@ -260,14 +270,22 @@ def _tell_degree(summary: Summary) -> list[str]:
     if degree is None:
         return []
     # Most packs have none: what tells of it is loaded for those that have.
-    from slurm_colloc.report.speed_words import describe_cost, describe_lent
+    from slurm_colloc.report.speed_words import describe_cost
 
     told = [degree["why"], describe_cost(degree["cost_s"], degree["cost_share"])]
     ids = {member["member"]: member["id"] for member in summary["members"]}
-    told += [
-        describe_lent(ids[one["member"]], one) for one in degree["cores"] if one["member"] in ids
-    ]
+    told += [_tell_lent(ids[one["member"]], one) for one in degree["cores"] if one["member"] in ids]
     return ["; ".join(text for text in told if text)] if any(told) else []
+
+
+def _tell_lent(member: str, loan: SummaryCores) -> str:
+    """The cores that a member had besides its own."""
+    gain = loan["gain"]
+    faster = "" if gain is None else f", which made it {1.0 + gain:.2f} times as fast"
+    return (
+        f"{member} had up to {loan['most']} of {loan['of']} cores instead of {loan['own']}, as it "
+        f"waited {format_share(loan['wait_share'])} for data{faster}"
+    )
 
 
 def _tell_gpu(summary: Summary) -> str:
@@ -298,7 +316,7 @@ def _tell_gpu(summary: Summary) -> str:
     return f"{', '.join(parts)}{f'; {word}' if word else ''}" if parts else UNKNOWN
 
 
-def _tell_energy(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def _tell_energy(members: Sequence[SummaryMember]) -> list[tuple[str, str]]:
     """Energy per step, and per sample where these were counted."""
     parts = []
     for member in members:
@@ -306,17 +324,19 @@ def _tell_energy(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         if energy is None or not energy["value"] or not member["steps"]:
             continue
         text = f"{member['id']} {format_figure(energy['value'] / member['steps'])} J per step"
-        if member.get("samples"):
-            text += f", {format_figure(energy['value'] / member['samples'])} J per sample"
+        samples = member.get("samples")
+        if is_number(samples) and samples:
+            text += f", {format_figure(energy['value'] / samples)} J per sample"
         parts.append(text)
     return [("Energy", "; ".join(parts))] if parts else []
 
 
-def _tell_gpu_memory(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def _tell_gpu_memory(members: Sequence[SummaryMember]) -> list[tuple[str, str]]:
     """Who says what the members' peaks of GPU memory are."""
     parts = []
     for source, who in PEAK_SOURCE_WORDS.items():
-        told = [m["id"] for m in members if (m["gpu_memory_mb"] or {}).get("by") == source]
+        peaks = [(m["id"], m["gpu_memory_mb"]) for m in members]
+        told = [name for name, peak in peaks if peak and peak["by"] == source]
         if told:
             parts.append(f"by {who}: {name_members(told)}")
     return [("GPU memory", f"peaks {'; '.join(parts)}")] if parts else []
@@ -345,7 +365,7 @@ def _tell_unexplained(summary: Summary) -> list[str]:
     return found
 
 
-def _divide(part: float, whole: float) -> float:
+def _divide(part: float, whole: float | None) -> float:
     return part / whole if whole else 0.0
 
 
@@ -355,24 +375,24 @@ def _tell_rest(share: float) -> str:
     return f"{format_share(share)} unexplained"
 
 
-def _name_missing(part: dict[str, Any], ids: Mapping[int, str]) -> str:
+def _name_missing(part: SummaryUnexplained, ids: Mapping[int, str]) -> str:
     missing = [ids[number] for number in part["members_unknown"] if number in ids]
     return f"; nothing is known of {name_members(missing)}" if missing else ""
 
 
-def _tell_stalls(members: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def _tell_stalls(members: Sequence[SummaryMember]) -> list[tuple[str, str]]:
     """What the time of members went into while they were alone; those that lost most first."""
     stalls = [(member["id"], member["stall"]) for member in members]
     split = [(name, stall) for name, stall in stalls if stall["device"] is not None]
-    split.sort(key=lambda pair: pair[1]["device"])
+    split.sort(key=lambda pair: pair[1]["device"] or 0.0)
     lines = [("Time", f"{name} {_tell_stall(stall)}") for name, stall in split[:_STALLS_MOST]]
     if len(split) > _STALLS_MOST:
         lines.append(("", f"and {len(split) - _STALLS_MOST} more; --json has all"))
     return lines
 
 
-def _tell_stall(stall: dict[str, Any]) -> str:
-    word = say_attribution(stall["attribution"])
+def _tell_stall(stall: SummaryStall) -> str:
+    word = say_attribution(stall["attribution"] or UNKNOWN)
     device, overlap = format_share(stall["device"]), stall["overlap"]
     if stall["host"] is None:
         text = f"had a kernel running for {device} of its time"
@@ -386,17 +406,13 @@ def _tell_stall(stall: dict[str, Any]) -> str:
     return f"{text} (alone for {format_span(stall['alone_s'])}; {word})"
 
 
-def _tell_interference(
-    summary: Summary, members: Sequence[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    begin = summary["window"]["from"]
+def _tell_interference(begin: float, members: Sequence[SummaryMember]) -> list[tuple[str, str]]:
     found = [(member["id"], entry) for member in members for entry in member["interference"]]
     found.sort(key=lambda pair: -abs(pair[1]["ratio"] - 1))
     lines = []
     for name, entry in sorted(found[:_INTERFERENCE_MOST], key=lambda pair: pair[1]["at"]):
-        before, after = (
-            format_figure(entry[f"{when}_steps_per_s"]) for when in ("before", "after")
-        )
+        rates = entry["before_steps_per_s"], entry["after_steps_per_s"]
+        before, after = map(format_figure, rates)
         text = (
             f"after {format_span(entry['at'] - begin)} {name} went from {before} to {after} steps/s"
         )
@@ -406,17 +422,16 @@ def _tell_interference(
     return lines
 
 
-def _name_company(entry: dict[str, Any]) -> str:
+def _name_company(entry: SummaryChange) -> str:
     words = []
-    for key, verb in (("came", "came"), ("went", "went")):
-        numbers = sorted(set(entry[key]))
-        if numbers:
+    for them, verb in ((entry["came"], "came"), (entry["went"], "went")):
+        if numbers := sorted(set(them)):
             shown = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
             words.append(f"{shown} {verb}")
     return f"as {' and '.join(words)}"
 
 
-def _tell_coverage(coverage: dict[str, Any] | None) -> str:
+def _tell_coverage(coverage: SummaryCoverage | None) -> str:
     if coverage is None:
         return "it did not run: there are no measurements"
     if coverage["not_watched"]:

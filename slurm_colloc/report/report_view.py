@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import name_members
@@ -25,7 +25,14 @@ from slurm_colloc.report.report_sentences import (
     say_attribution,
 )
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import (
+    Summary,
+    SummaryGpuMemory,
+    SummaryLayout,
+    SummaryMember,
+    SummaryPart,
+    choose_members,
+)
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     Column,
@@ -50,16 +57,15 @@ _NAMES_TOLD = 8
 _Row = TypeVar("_Row")
 
 
-def list_metric_names(members: Sequence[Mapping[str, Any]]) -> list[str]:
+def list_metric_names(members: Sequence[SummaryMember]) -> list[str]:
     """The metrics of some members, in the order in which they were asked for or reported."""
     return list(dict.fromkeys(name for m in members for name in m["metrics"]))
 
 
-def read_metric(member: Mapping[str, Any], name: str) -> float | None:
+def read_metric(member: SummaryMember, name: str) -> float | None:
     """The last value of a metric; None where it is unknown or was not finite."""
     entry = member["metrics"].get(name)
-    value: float | None = None if entry is None else entry["last"]
-    return value
+    return None if entry is None else entry["last"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Ranking:
     metric: str
     less_is_better: bool
 
-    def sort(self, rows: Sequence[_Row], find: Callable[[_Row], Mapping[str, Any]]) -> list[_Row]:
+    def sort(self, rows: Sequence[_Row], find: Callable[[_Row], SummaryMember]) -> list[_Row]:
         """Rows, the best first; those whose value is unknown or not finite are last, in order.
 
         Args:
@@ -91,13 +97,13 @@ class Ranking:
         return sorted(rows, key=weigh)
 
 
-def choose_columns(members: Sequence[Mapping[str, Any]], ranking: Ranking | None) -> list[str]:
+def choose_columns(members: Sequence[SummaryMember], ranking: Ranking | None) -> list[str]:
     """The metrics as a table shows them: the one by which members are ordered first."""
     first = [] if ranking is None else [ranking.metric]
     return list(dict.fromkeys([*first, *list_metric_names(members)]))
 
 
-def choose_ranking(members: Sequence[Mapping[str, Any]], wanted: str = "") -> Ranking | None:
+def choose_ranking(members: Sequence[SummaryMember], wanted: str = "") -> Ranking | None:
     """By what members are ordered; None where they stay as they are.
 
     Args:
@@ -142,9 +148,6 @@ _WORDS_SHOWN = "SLOWDOWN"
 _METRICS_WIDE = 3
 _METRIC_MOST = 14
 
-_Member = dict[str, Any]
-
-
 Found = tuple[Summary, Collection[int] | None]
 """A summary, and the numbers of the members to show; None for all of its pack."""
 
@@ -185,10 +188,10 @@ def group_submissions(found: Sequence[Found]) -> list[list[Found]]:
 
 def name_submission(summary: Summary, numbers: Collection[int] | None) -> str:
     """The id of the submission that is told of: some members may have run in another's pack."""
-    jobs = {str(member["id"]).partition("/")[0] for member in choose_members(summary, numbers)}
+    jobs = {member["id"].partition("/")[0] for member in choose_members(summary, numbers)}
     if len(jobs) == 1:
         return jobs.pop()
-    return summary["submission"] or str(summary["job"] or summary["pack_id"])
+    return summary["submission"] or summary["job"] or summary["pack_id"]
 
 
 def choose_ids(found: Sequence[Found]) -> list[str] | None:
@@ -200,7 +203,7 @@ def choose_ids(found: Sequence[Found]) -> list[str] | None:
     ]
 
 
-def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
+def list_members(found: Sequence[Found], best: str = "") -> list[SummaryMember]:
     """The members that are shown: by a result of theirs, else pack by pack.
 
     Those of GPU sets of one job are in the order of their numbers.
@@ -214,7 +217,7 @@ def list_members(found: Sequence[Found], best: str = "") -> list[_Member]:
     """
     members = [member for summary, numbers in found for member in choose_members(summary, numbers)]
     if any(summary["gpu_sets"] for summary, _ in found):
-        members.sort(key=lambda member: (len(str(member["id"])), str(member["id"])))
+        members.sort(key=lambda member: (len(member["id"]), member["id"]))
     ranking = choose_ranking(members, best)
     return members if ranking is None else ranking.sort(members, lambda member: member)
 
@@ -276,7 +279,7 @@ def list_setup(summary: Summary, chosen: Collection[int] | None) -> list[tuple[s
         ),
     ]
     # Those that it has taken over, and not those that another has taken from it.
-    ran = [str(m["id"]) for m in choose_members(summary, chosen) if m["started_at"] is not None]
+    ran = [m["id"] for m in choose_members(summary, chosen) if m["started_at"] is not None]
     if ran:
         lines.append(("Ran here", name_members(ran)))
     if setup is None:
@@ -305,16 +308,18 @@ def list_open(summary: Summary) -> list[tuple[str, str]]:
     if found is None:
         return []
     texts = [f"for {found['for']} more, {found['joined']} joined"]
-    for name, unit in (("cpu_hours", "CPU hours"), ("host_memory_gb_hours", "GB hours")):
-        asked, used = (format_figure(found[name][key], 2) for key in ("asked", "used"))
-        what = "" if name == "cpu_hours" else " of host memory"
-        texts.append(f"{asked} {unit}{what} asked for, {used} by its members")
+    for hours, what in (
+        (found["cpu_hours"], "CPU hours"),
+        (found["host_memory_gb_hours"], "GB hours of host memory"),
+    ):
+        asked, used = (format_figure(amount, 2) for amount in (hours["asked"], hours["used"]))
+        texts.append(f"{asked} {what} asked for, {used} by its members")
     return [("Open", "; ".join(texts))]
 
 
 def list_links(summary: Summary, is_of_several: bool = False) -> list[tuple[str, str]]:
     """What going from one link of a chain to the next has cost, as labelled sentences."""
-    found = summary.get("chain")
+    found = summary["chain"]
     if found is None:
         return []
     links = found["links"]
@@ -346,8 +351,7 @@ def list_links(summary: Summary, is_of_several: bool = False) -> list[tuple[str,
 
 def name_summary(summary: Summary) -> str:
     """What its pack is called."""
-    number = summary["number_of"]
-    return name_pack(number and (number[0], number[1]), summary["job"] or summary["pack_id"])
+    return name_pack(summary["number_of"], summary["job"] or summary["pack_id"])
 
 
 def _tell_gpu_set(summary: Summary) -> str:
@@ -366,31 +370,31 @@ def _list_gpus(summary: Summary) -> list[str]:
     ]
 
 
-def tell_layout(layout: dict[str, Any]) -> str:
+def tell_layout(layout: SummaryLayout) -> str:
     """A planned MIG layout, and what came, the largest first."""
     planned = "+".join(layout["planned"]) or "nothing"
     came = [
-        one["profile"] + (f" (for {one['places']} by MPS)" if one["places"] > 1 else "")
+        one["profile"] + (f" (for {one['places']} by MPS)" if (one["places"] or 1) > 1 else "")
         for one in sorted(layout["came"], key=lambda one: -(one["memory_mb"] or 0))
     ]
     return f"planned {planned}, came {'+'.join(came) or 'no instances'}"
 
 
 def _build_rows(
-    members: Sequence[_Member], width: int, best: str
+    members: Sequence[SummaryMember], width: int, best: str
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
-    memory, share, energy = (
-        choose_word(members, name) for name in ("gpu_memory_mb", "sm_share", "energy_j")
-    )
+    memory = choose_word(m["gpu_memory_mb"] for m in members)
+    share = choose_word(m["sm_share"] for m in members)
+    energy = choose_word(m["energy_j"] for m in members)
     wide = width >= WIDE
     metrics = choose_columns(members, choose_ranking(members, best))
     calls = tell_members_apart(members)
     arguments = {id(member): text for member, text in zip(members, calls, strict=True)}
     # Arguments tell members apart that have one name.
     named = not any(calls) or len({member["name"] for member in members}) > 1
-    table: list[tuple[Column, Callable[[_Member], str], bool]] = [
-        (Column("MEMBER", is_number=False), lambda m: str(m["id"]), True),
-        (Column("NAME", is_number=False, gives_way=True), lambda m: str(m["name"]), named),
+    table: list[tuple[Column, Callable[[SummaryMember], str], bool]] = [
+        (Column("MEMBER", is_number=False), lambda m: m["id"], True),
+        (Column("NAME", is_number=False, gives_way=True), lambda m: m["name"], named),
         (
             Column("ARGUMENTS", is_number=False, gives_way=True),
             lambda m: arguments[id(m)],
@@ -404,21 +408,25 @@ def _build_rows(
             )
             for name in metrics[: _METRICS_WIDE if wide else 1]
         ),
-        (Column("STATE", is_number=False), lambda m: str(m["state"]), True),
+        (Column("STATE", is_number=False), lambda m: m["state"], True),
         (
             Column("INSTANCE", is_number=False),
             find_instance_word,
             any(map(find_instance_word, members)),
         ),
-        (Column("STEPS/S" if wide else "STEPS\n/S"), lambda m: _format_rate(m, "steps"), True),
+        (
+            Column("STEPS/S" if wide else "STEPS\n/S"),
+            lambda m: format_figure(m["rate"]["steps_per_s"]),
+            True,
+        ),
         (
             Column("ALONE"),
-            lambda m: format_figure((m["solo"] or {}).get("steps_per_s")),
+            lambda m: format_figure(solo["steps_per_s"] if (solo := m["solo"]) else None),
             wide,
         ),
         (
             Column("SAMPLES/S"),
-            lambda m: _format_rate(m, "samples"),
+            lambda m: format_figure(m["rate"]["samples_per_s"]),
             wide and any(m["rate"]["samples_per_s"] is not None for m in members),
         ),
         (Column("SLOW-\nDOWN"), lambda m: format_slowdown(m["slowdown"]), True),
@@ -429,17 +437,17 @@ def _build_rows(
         ),
         (
             Column(f"GPU_MEM\n{memory}".rstrip()),
-            lambda m: _format_part(m["gpu_memory_mb"], "peak", format_mb_figure, memory),
+            lambda m: _format_part(m["gpu_memory_mb"], format_mb_figure, memory),
             True,
         ),
         (
             Column(f"GPU SM\n{share}".rstrip()),
-            lambda m: _format_part(m["sm_share"], "value", format_share, share),
+            lambda m: _format_part(m["sm_share"], format_share, share),
             True,
         ),
         (
             Column(f"ENERGY\n{energy}".rstrip()),
-            lambda m: _format_part(m["energy_j"], "value", format_energy, energy),
+            lambda m: _format_part(m["energy_j"], format_energy, energy),
             wide,
         ),
         (Column("CPUS" if wide else "CPU"), lambda m: format_figure(m["cpu_cores"], 2), True),
@@ -450,7 +458,7 @@ def _build_rows(
     return [column for column, _ in kept], rows
 
 
-def format_metric(member: _Member, name: str) -> str:
+def format_metric(member: SummaryMember, name: str) -> str:
     """The last value of a result; `not finite` where that was no number, as in a diverged loss."""
     entry = member["metrics"].get(name)
     if entry is None:
@@ -458,13 +466,13 @@ def format_metric(member: _Member, name: str) -> str:
     return "not finite" if entry["last"] is None else f"{entry['last']:.5g}"
 
 
-def find_instance_word(member: _Member) -> str:
+def find_instance_word(member: SummaryMember) -> str:
     """The profile of a member's MIG instance, and what was planned where that has other slices.
 
     Empty where it had none.
     """
-    mig = member["mig"] or {}
-    profile, planned = mig.get("profile") or "", mig.get("planned")
+    mig = member["mig"]
+    profile, planned = (mig["profile"] or "", mig["planned"]) if mig else ("", None)
     if not planned or _name_slices(planned) == _name_slices(profile):
         return profile
     return f"{profile} (planned {planned})"
@@ -475,18 +483,18 @@ def _name_slices(word: str) -> str:
     return re.sub(r"\.\d+gb", "", word)
 
 
-def choose_word(members: Sequence[_Member], name: str) -> str:
+def choose_word(parts: Iterable[SummaryPart | SummaryGpuMemory | None]) -> str:
     """The word for a whole column; empty where its cells differ."""
-    words = {member[name]["attribution"] for member in members if member[name] is not None}
+    words = {part["attribution"] for part in parts if part is not None}
     return say_attribution(words.pop()) if len(words) == 1 else ""
 
 
 def _format_part(
-    part: dict[str, Any] | None, key: str, write: Callable[[float | None], str], word: str
+    part: SummaryPart | SummaryGpuMemory | None, write: Callable[[float | None], str], word: str
 ) -> str:
     if part is None:
         return UNKNOWN
-    text = write(part[key])
+    text = write(part["peak"] if "peak" in part else part["value"])
     return text if word else f"{text} {say_attribution(part['attribution'])}"
 
 
@@ -494,12 +502,8 @@ def _format_prediction(value: float | None) -> str:
     return "" if value is None else format_slowdown(value)
 
 
-def _format_rate(member: _Member, of: str) -> str:
-    return format_figure(member["rate"][f"{of}_per_s"])
-
-
 def _build_unknown(
-    summary: Summary, members: Sequence[_Member], *, of_pack: bool
+    summary: Summary, members: Sequence[SummaryMember], *, of_pack: bool
 ) -> list[tuple[str, str]]:
     """What is unknown and why; the same sentence for many members is said once."""
     unknown = summary["pack"]["unknown"] if of_pack else []
@@ -509,7 +513,7 @@ def _build_unknown(
     for member in members:
         own = [f"{of} unknown: {w}" for of, w in member["unknown"].items() if w not in told]
         for note in own + member["notes"]:
-            by_note.setdefault(note, []).append(str(member["id"]))
+            by_note.setdefault(note, []).append(member["id"])
     notes = [("Note", f"{name_members(who)}: {note}") for note, who in by_note.items()]
     if len(notes) > _NOTES_MOST:
         rest = len(notes) - _NOTES_MOST

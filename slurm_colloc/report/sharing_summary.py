@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slurm_colloc.metrics.presence import compute_rest, find_crowded
 from slurm_colloc.metrics.rates import Window, measure_windows, sum_known
@@ -27,6 +26,12 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.report.member_figures import Figures, compute_instance_sm, find_instance
 from slurm_colloc.report.pack_run import PackRun
 from slurm_colloc.report.solo_rates import FAMILY, find_idle_power
+from slurm_colloc.report.summary_file import (
+    SummaryAllUnexplained,
+    SummaryPack,
+    SummaryPrediction,
+    SummaryUnexplained,
+)
 
 _EDGE_S = 5.0
 
@@ -116,7 +121,7 @@ def build_pack(
     figures: Sequence[Figures],
     energy: EnergyFigures,
     together: Mapping[int, float],
-) -> dict[str, Any]:
+) -> SummaryPack:
     """What sharing gained or cost."""
     there = [entry for entry in figures if entry.member.stays]
     long = [entry for entry in there if entry.member.present_s >= SHORT_S]
@@ -176,7 +181,7 @@ def build_pack(
 
 def _compare_prediction(
     figures: Sequence[Figures], together: Mapping[int, float]
-) -> dict[str, Any] | None:
+) -> SummaryPrediction | None:
     """Predicted slowdowns and measured ones; None for one alone, and where none is known.
 
     Measured while all ran that were planned together, or, where they never did, over all the time
@@ -257,11 +262,11 @@ def _list_unknown(
 
 def build_unexplained(
     run: PackRun, figures: Sequence[Figures], energy: EnergyFigures
-) -> dict[str, Any]:
+) -> SummaryAllUnexplained:
     """What was measured of the GPU and belongs to no member."""
     windows = find_crowded(run.phases, 2)
     shared_s = measure_windows(windows)
-    sm = None
+    sm: SummaryUnexplained | None = None
     track = run.gpu.get("sm_active")
     if shared_s > 0 and track is not None:
         there = [entry for entry in figures if _overlap(run, entry, windows) > 0]

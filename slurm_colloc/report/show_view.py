@@ -9,9 +9,9 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import ShareRequest, format_parameters
@@ -44,7 +44,10 @@ from slurm_colloc.store.runner_requests import read_degree
 from slurm_colloc.store.written_ends import list_kills
 
 if TYPE_CHECKING:
+    from slurm_colloc.report.summary_file import Summary, SummaryGpu
     from slurm_colloc.store.pack_directory import PackRecord
+
+    _Row = tuple[Summary, SummaryGpu]
 
 
 _LOG_BYTES_MOST = 256 << 20
@@ -345,10 +348,6 @@ _MEMBERS_WIDTH = 24
 _EVEN = 0.05
 """GPUs whose activity differs by less, of 1, are called even."""
 
-Summary = dict[str, Any]
-Gpu = Mapping[str, Any]
-_Row = tuple[Summary, Gpu]
-
 
 def name_gpu(uuid: str, index: int | None) -> str:
     """`GPU 0 (GPU-1b2c3d4e)`: by nvidia-smi's index on the node and the beginning of the UUID.
@@ -405,7 +404,7 @@ def has_several(summaries: Sequence[Summary]) -> bool:
     """Whether a Slurm job of theirs has more than one GPU."""
     by_job: dict[str, set[str]] = {}
     for summary, gpu in list_gpus(summaries):
-        by_job.setdefault(str(summary["job"] or summary["pack_id"]), set()).add(gpu["uuid"])
+        by_job.setdefault(summary["job"] or summary["pack_id"], set()).add(gpu["uuid"])
     return any(len(uuids) > 1 for uuids in by_job.values())
 
 
@@ -433,8 +432,8 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
         (Column("MEMBERS", is_number=False, gives_way=True), _name_members, _count_members, True),
         (
             Column("AT\nMOST"),
-            lambda row: str(_count_most(row[0])),
-            lambda all_rows: str(sum(_count_most(one) for one in _list_packs(all_rows))),
+            lambda row: str(row[0]["pack"]["members_most"]),
+            lambda all_rows: str(sum(one["pack"]["members_most"] for one in _list_packs(all_rows))),
             True,
         ),
         (
@@ -508,25 +507,25 @@ def format_traffic(mib_s: float | None) -> str:
     return f"{mb_s:.0f} MB/s" if mb_s < 1000 else f"{format_figure(mb_s / 1000)} GB/s"
 
 
-def _read(gpu: Gpu, metric: str, of: str = "mean") -> float | None:
+def _read(gpu: SummaryGpu, metric: str, of: Literal["mean", "max"] = "mean") -> float | None:
     spread = gpu["use"].get(metric)
-    return None if spread is None else float(spread[of])
+    return None if spread is None else spread[of]
 
 
-def _read_busy(gpu: Gpu) -> float | None:
+def _read_busy(gpu: SummaryGpu) -> float | None:
     """The share of the time in which something ran on it."""
     engine = _read(gpu, "engine_active")
     return _read(gpu, "utilization") if engine is None else engine
 
 
-def _read_traffic(gpu: Gpu, link: str) -> float | None:
+def _read_traffic(gpu: SummaryGpu, link: str) -> float | None:
     """What went over a link in both directions together."""
     both = [_read(gpu, f"{link}_{way}_mib_s") for way in ("tx", "rx")]
     known = [value for value in both if value is not None]
     return sum(known) if len(known) == len(both) else None
 
 
-def _average(read: Callable[[Gpu], float | None]) -> Callable[[Sequence[_Row]], str]:
+def _average(read: Callable[[SummaryGpu], float | None]) -> Callable[[Sequence[_Row]], str]:
     def write(rows: Sequence[_Row]) -> str:
         values = [value for _, gpu in rows if (value := read(gpu)) is not None]
         return format_share(sum(values) / len(values) if len(values) == len(rows) else None)
@@ -544,7 +543,7 @@ def _add_up(link: str) -> Callable[[Sequence[_Row]], str]:
 
 def _name_members(row: _Row) -> str:
     summary, gpu = row
-    ids = {member["member"]: str(member["id"]) for member in summary["members"]}
+    ids = {member["member"]: member["id"] for member in summary["members"]}
     names = [ids[number] for number in gpu["members"] if number in ids]
     told = name_members(names) if names else "none"
     return told if len(told) <= _MEMBERS_WIDTH else f"{len(names)} members"
@@ -561,14 +560,9 @@ def _count_members(rows: Sequence[_Row]) -> str:
 
 
 def _list_packs(rows: Sequence[_Row]) -> list[Summary]:
-    return list({str(summary["pack_id"]): summary for summary, _ in rows}.values())
-
-
-def _count_most(summary: Summary) -> int:
-    """How many ran at once at most."""
-    return int(summary["pack"]["members_most"])
+    return list({summary["pack_id"]: summary for summary, _ in rows}.values())
 
 
 def _read_degree(summary: Summary) -> str:
     """How many were best, by what its runner has measured; empty where it has not."""
-    return str((summary["degree"] or {}).get("degree") or "")
+    return str(summary["degree"]["degree"] or "") if summary["degree"] else ""

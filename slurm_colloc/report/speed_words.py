@@ -120,21 +120,6 @@ def advise_workers(member: MemberView, degree: DegreeRecord | None) -> str:
     return ""
 
 
-def describe_lent(member: str, loan: Mapping[str, Any]) -> str:
-    """The cores that a member had besides its own, for a report.
-
-    Args:
-        member: Its id.
-        loan: One of `cores` of a summary's degree.
-    """
-    gain = loan["gain"]
-    faster = "" if gain is None else f", which made it {1.0 + gain:.2f} times as fast"
-    return (
-        f"{member} had up to {loan['most']} of {loan['of']} cores instead of {loan['own']}, as it "
-        f"waited {100 * loan['wait_share']:.0f} % for data{faster}"
-    )
-
-
 def _describe(slowdown: float) -> str:
     return "as fast as alone" if slowdown < _EVEN else f"{slowdown:.2f} times slower than alone"
 

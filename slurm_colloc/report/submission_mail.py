@@ -78,16 +78,16 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         member
         for summary in summaries
         for member in summary["members"]
-        if str(member["id"]).partition("/")[0] == shown_id
+        if member["id"].partition("/")[0] == shown_id
     ]
     members.sort(key=lambda member: member["member"])
     is_mixed = len(members) < sum(len(summary["members"]) for summary in summaries)
-    chosen = [str(member["id"]) for member in members] if is_mixed else None
+    chosen = [member["id"] for member in members] if is_mixed else None
     words = tell_members_apart(members)
     rows = [
         (
-            str(member["id"]),
-            str(member["state"]),
+            member["id"],
+            member["state"],
             _format_exit(member["exit_code"], member["exit_signal"]),
             _format_time(member["started_at"], member["ended_at"]),
             format_figure(member["rate"]["steps_per_s"]),
@@ -107,7 +107,7 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
 _STATES = frozenset(MemberState)
 
 
-def _format_exit(code: int | None, signal: int | None) -> str:
+def _format_exit(code: float | None, signal: float | None) -> str:
     return "" if code is None else f"{code}:{signal or 0}"
 
 

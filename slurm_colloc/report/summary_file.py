@@ -1,15 +1,18 @@
-"""The summary that a pack's end has left: where it lies, and reading it; light to load.
+"""summary.json: its fields, as types; whether a value has them; reading it; light to load.
 
-Also: whether what a file says is a summary: it may be damaged, or another user's; a pack's summary
-for readers: the one that its end has left, else one made now.
+docs/json.md says what the fields mean. Also: a pack's summary for readers: the one that its end has
+left, else one made now.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping
+import functools
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict, final
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import Attribution
@@ -20,248 +23,501 @@ from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.member_states import read_attempt
 from slurm_colloc.store.report_files import report_directory
 
-# ---- Whether what a file says is a summary: it may be damaged, or another user's; pure -----------
+# ---- The fields of summary.json ------------------------------------------------------------------
 #
-# Only what readers take out of it is looked at; the fields of a newer csub are passed over.
+# A file may be damaged, or another user's: a value is checked by these types, and then believed.
+# What no report is made of is an `object` that may be missing; unknown fields are passed over.
 
-Summary = dict[str, Any]
-"""The value of summary.json."""
+Number = Annotated[float, lambda value: abs(value) < 1e18]
+Count = Annotated[int, lambda value: 0 <= value < 1e18]
+Moment = Annotated[float, lambda value: 0 <= value < 1e11]
+"""Seconds since the epoch, as a calendar has them."""
+AttributionWord = Annotated[str, frozenset(Attribution).__contains__]
 
-Check = Callable[[Any], bool]
-_LARGEST = 1e18
-_ATTRIBUTIONS = frozenset(Attribution)
+
+@final
+class SummaryPart(TypedDict):
+    """A member's part of something, and how it was obtained."""
+
+    value: Number | None
+    attribution: AttributionWord
 
 
-def fits_summary(value: Any) -> bool:
+class SummaryRequest(TypedDict):
+    """What was asked for a member."""
+
+    cpus: Number | None
+    gpus: Number
+    host_memory_mb: Number | None
+    gpu_memory_mb: Number | None
+    time_limit_s: Number | None
+
+
+class SummaryRate(TypedDict):
+    """A member's rate."""
+
+    steps_per_s: Number | None
+    samples_per_s: Number | None
+    window_s: NotRequired[object]
+    spread: NotRequired[object]
+    shared_steps_per_s: NotRequired[object]
+    warm_up_s: NotRequired[object]
+    paused_s: NotRequired[object]
+    unknown: NotRequired[object]
+
+
+class SummarySolo(TypedDict):
+    """A member's rate alone."""
+
+    steps_per_s: Number | None
+    source: NotRequired[object]
+    n: NotRequired[object]
+    measured_by: NotRequired[object]
+
+
+class SummaryGpuMemory(TypedDict):
+    """A member's peak of GPU memory, in MB."""
+
+    peak: Number | None
+    attribution: AttributionWord
+    by: str | None
+    allocator_peak: NotRequired[object]
+    outside_allocator: NotRequired[object]
+
+
+class SummaryMig(TypedDict):
+    """A member's MIG instance."""
+
+    planned: str | None
+    profile: str | None
+    uuid: str | None
+    memory_mb: Number | None
+    shared_by: str | None
+    sms: NotRequired[object]
+    gpu_memory_peak_mb: NotRequired[object]
+    sm_active: NotRequired[object]
+    dram_active: NotRequired[object]
+    attribution: NotRequired[object]
+
+
+class SummaryStall(TypedDict):
+    """What a member's time went into, in shares of it."""
+
+    data: Number | None
+    host: Number | None
+    device: Number | None
+    sharing: Number | None
+    data_alone: Number | None
+    overlap: Number | None
+    alone_s: Number | None
+    attribution: AttributionWord | None
+
+
+class SummaryChange(TypedDict):
+    """A change of a member's rate as others came or went."""
+
+    at: Moment
+    came: list[Count]
+    went: list[Count]
+    before_steps_per_s: Number
+    after_steps_per_s: Number
+    ratio: Number
+
+
+class SummaryPower(TypedDict):
+    """The power limit that would suit a member."""
+
+    limit_w: Number | None
+    slowdown: Number | None
+    energy_share: Number | None
+
+
+class SummaryMetric(TypedDict):
+    """A result of a member's program, which may be as large as it likes."""
+
+    last: float | None
+    least: float | None
+    greatest: float | None
+    source: str
+
+
+class SummaryMember(TypedDict):
+    """A member."""
+
+    member: Count
+    id: str
+    name: str
+    parameters: dict[str, str]
+    retry_of: str | None
+    request: SummaryRequest
+    accepted_slowdown: Number | None
+    state: str
+    cause: str | None
+    script: str | None
+    arguments: list[str] | None
+    directory: str | None
+    node: str | None
+    gpu_uuids: list[str]
+    mode: str | None
+    exit_code: Number | None
+    exit_signal: Number | None
+    started_at: Moment | None
+    ended_at: Moment | None
+    started_time: NotRequired[object]
+    ended_time: NotRequired[object]
+    joined_at: Moment | None
+    stopped_s: Number | None
+    starts: Count
+    steps: Number | None
+    skipped: NotRequired[object]
+    samples: NotRequired[object]
+    progress: NotRequired[object]
+    unmatched_lines: Number | None
+    rate: SummaryRate
+    solo: SummarySolo | None
+    slowdown: Number | None
+    predicted_slowdown: Number | None
+    together_slowdown: Number | None
+    solo_time_s: Number | None
+    gpu_memory_mb: SummaryGpuMemory | None
+    cpu_s: NotRequired[object]
+    cpu_cores: Number | None
+    host_memory_peak_mb: Number | None
+    read_bytes: NotRequired[object]
+    written_bytes: NotRequired[object]
+    sm_share: SummaryPart | None
+    mig: SummaryMig | None
+    energy_j: SummaryPart | None
+    stall: SummaryStall
+    interference: list[SummaryChange]
+    power: NotRequired[SummaryPower | None]
+    metrics: dict[str, SummaryMetric]
+    unknown: dict[str, str]
+    notes: list[str]
+
+
+class SummaryFairness(TypedDict):
+    """How alike the members' slowdowns are."""
+
+    jain: Number | None
+    min_over_max: NotRequired[object]
+
+
+class SummaryPrediction(TypedDict):
+    """Mean slowdowns, predicted and measured."""
+
+    members: Count
+    over: str
+    predicted: Number
+    measured: Number
+    error: Number
+
+
+class SummaryPack(TypedDict):
+    """What sharing gained or cost."""
+
+    stp: Number | None
+    stp_at_least: Number | None
+    antt: Number | None
+    prediction: SummaryPrediction | None
+    fairness: SummaryFairness | None
+    members: Count
+    members_most: Count
+    overlap_s: Number
+    serial_s: Number | None
+    shared_s: Number | None
+    gpu_hours_saved: Number | None
+    kwh_saved: Number | None
+    kwh_how: str | None
+    idle_power_w: Number | None
+    idle_power_from: str | None
+    unknown: list[str]
+    slowdown_unknown: list[str]
+
+
+class SummarySpread(TypedDict):
+    """The values of a metric of a GPU."""
+
+    mean: Number
+    p50: NotRequired[object]
+    p95: Number
+    max: Number
+    attribution: AttributionWord
+
+
+class SummaryGpu(TypedDict):
+    """A GPU."""
+
+    index: Count | None
+    uuid: str
+    model: str | None
+    memory_mb: Number | None
+    members: list[Count]
+    use: dict[str, SummarySpread | None]
+    throttled_s: dict[str, Number | None]
+    slow: str | None
+    energy_j: Number | None
+
+
+class SummaryFirstGpu(TypedDict):
+    """The GPU of a pack; of several the first."""
+
+    uuid: str | None
+    model: str | None
+    memory_mb: Number | None
+
+
+class SummarySetup(TypedDict):
+    """How the node was prepared."""
+
+    mode: str
+    asked: str
+    reason: str
+    by: str
+    notes: list[str]
+
+
+class SummaryInstance(TypedDict):
+    """A MIG instance of a layout."""
+
+    profile: str
+    uuid: str
+    memory_mb: Number | None
+    sms: Number | None
+    places: Number | None
+
+
+class SummaryLayout(TypedDict):
+    """A MIG layout."""
+
+    planned: list[str]
+    came: list[SummaryInstance]
+
+
+SummaryWindow = TypedDict("SummaryWindow", {"from": Moment, "to": Moment})
+
+
+class SummaryCoverage(TypedDict):
+    """What the monitor has read."""
+
+    share: Number | None
+    not_watched: str | None
+    not_watched_kind: str | None
+    interval_s: NotRequired[object]
+    ticks_due: NotRequired[object]
+    ticks_taken: NotRequired[object]
+    gaps: list[object]
+    gap_s: Number | None
+    monitor_cpu_s: NotRequired[object]
+    monitor_rss_peak_mb: NotRequired[object]
+    not_readable: dict[str, object]
+
+
+class SummaryUnexplained(TypedDict):
+    """What was measured of the GPU, and what of it is the members'."""
+
+    measured: Number | None
+    explained: Number | None
+    rest: Number | None
+    members_unknown: list[Count]
+
+
+class SummaryAllUnexplained(TypedDict):
+    """What belongs to no member."""
+
+    sm_active: SummaryUnexplained | None
+    energy_j: SummaryUnexplained
+
+
+class SummaryPoint(TypedDict):
+    """What so many members together do."""
+
+    degree: Count
+    stp: Number | None
+    error: NotRequired[object]
+    worst_slowdown: Number | None
+    worst_member: NotRequired[object]
+    worst_bound: NotRequired[object]
+    window_s: Number | None
+    members: NotRequired[object]
+
+
+class SummaryDecision(TypedDict):
+    """How many may run at once from then on."""
+
+    at: Moment
+    state: NotRequired[object]
+    running: NotRequired[object]
+    degree: Count
+    stp: NotRequired[object]
+    reason: str
+    best: NotRequired[object]
+
+
+class SummaryCores(TypedDict):
+    """The cores that a member had."""
+
+    member: Count
+    own: Count
+    cores: Count
+    most: Count
+    of: Count
+    wait_share: Number | None
+    gain: Number | None
+
+
+class SummaryWorkers(TypedDict):
+    """The workers that a member's DataLoader has."""
+
+    member: Count
+    workers: Count
+    cores: Count
+    advised: Count
+
+
+class SummaryDegree(TypedDict):
+    """What the runner measured of degrees."""
+
+    state: NotRequired[object]
+    degree: Count
+    places: NotRequired[object]
+    room: Count | None
+    parked: NotRequired[object]
+    why: str | None
+    cost_s: Number | None
+    cost_share: Number | None
+    curve: list[SummaryPoint]
+    rates_alone: NotRequired[object]
+    decisions: list[SummaryDecision]
+    cores: list[SummaryCores]
+    workers: list[SummaryWorkers]
+
+
+class SummaryHours(TypedDict):
+    """Hours of something."""
+
+    asked: Number | None
+    used: Number | None
+
+
+SummaryOpen = TypedDict(
+    "SummaryOpen",
+    {
+        "for": Count,
+        "joined": Count,
+        "cpu_hours": SummaryHours,
+        "host_memory_gb_hours": SummaryHours,
+    },
+)
+
+
+class SummaryHandover(TypedDict):
+    """From one link of a chain to the next."""
+
+    waited_s: Number | None
+    interruption_s: Number | None
+    overlap_s: Number | None
+
+
+class SummaryChain(TypedDict):
+    """The links of a chain."""
+
+    links: list[str]
+    links_most: Count
+    handovers: list[SummaryHandover]
+    interruption_s: Number | None
+    overlap_s: Number | None
+    problem: str | None
+
+
+class SummaryExtreme(TypedDict):
+    """The GPU that was used most, or least."""
+
+    uuid: str
+    mean: Number
+
+
+class SummaryImbalance(TypedDict):
+    """How unevenly the GPUs were used."""
+
+    metric: str
+    least: SummaryExtreme
+    most: SummaryExtreme
+
+
+class Summary(TypedDict):
+    """The value of summary.json."""
+
+    headline: NotRequired[object]
+    schema: NotRequired[object]
+    pack_id: str
+    gpu_set: Count
+    gpu_sets: list[Count]
+    number_of: Annotated[list[Count], lambda value: len(value) == 2] | None
+    attempt: NotRequired[object]
+    job: str | None
+    submission: str | None
+    name: str
+    node: str | None
+    made_at: Moment | None
+    made_time: NotRequired[object]
+    final: bool
+    gpu: SummaryFirstGpu
+    setup: SummarySetup | None
+    layout: SummaryLayout | None
+    window: Annotated[SummaryWindow, lambda value: value["from"] <= value["to"]] | None
+    coverage: SummaryCoverage | None
+    gpu_use: dict[str, SummarySpread | None]
+    throttled_s: dict[str, Number | None]
+    gpus: list[SummaryGpu]
+    imbalance: SummaryImbalance | None
+    energy_j: Number | None
+    unexplained: SummaryAllUnexplained
+    members: list[SummaryMember]
+    pack: SummaryPack
+    degree: SummaryDegree | None
+    open: SummaryOpen | None
+    chain: SummaryChain | None
+    problems: list[str]
+    notes: list[str]
+
+
+# ---- Whether a value has these fields; pure ------------------------------------------------------
+
+
+def fits_summary(value: object) -> typing.TypeGuard[Summary]:
     """Whether a report can be made of it: each field that is read has the kind that it should."""
-    return _summary(value)
+    return _make_check(Summary)(value)
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (is_number(value) and abs(value) < _LARGEST)
-
-
-_PAIR = 2
-
-
-def _is_result(value: Any) -> bool:
-    """A result of a program's own may be as large as it likes."""
-    return value is None or is_number(value)
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and isinstance(value, int) and value >= 0
-
-
-def _is_moment(value: Any) -> bool:
-    """Seconds since the epoch, as a calendar has them."""
-    return _is_number(value) and value is not None and 0 <= value < 1e11
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_attribution(value: Any) -> bool:
-    return isinstance(value, str) and value in _ATTRIBUTIONS
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _maybe(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _each(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def _values(check: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-def _is(fields: Mapping[str, Check]) -> Check:
-    return lambda value: (
-        isinstance(value, dict)
-        and all(name in value and own(value[name]) for name, own in fields.items())
-    )
-
-
-def _all(check: Check, names: str) -> dict[str, Check]:
-    return dict.fromkeys(names.split(), check)
-
-
-_part = _maybe(_is({"value": _is_number, "attribution": _is_attribution}))
-_change = _is(
-    {"at": _is_moment, "came": _each(_is_count), "went": _each(_is_count)}
-    | _all(lambda v: v is not None and _is_number(v), "before_steps_per_s after_steps_per_s ratio")
-)
-_power = _maybe(_is(_all(_is_number, "limit_w slowdown energy_share")))
-_member = _is(
-    {
-        **_all(_is_count, "member starts"),
-        **_all(_is_text, "id name state"),
-        **_all(_is_number, "steps slowdown cpu_cores host_memory_peak_mb"),
-        **_all(_maybe(_is_moment), "started_at ended_at"),
-        "cause": _maybe(_is_text),
-        "rate": _is(_all(_is_number, "steps_per_s samples_per_s")),
-        "solo": _maybe(_is({"steps_per_s": _is_number})),
-        "gpu_memory_mb": _maybe(
-            _is({"peak": _is_number, "attribution": _is_attribution, "by": _maybe(_is_text)})
-        ),
-        "sm_share": _part,
-        "energy_j": _part,
-        "stall": _is(
-            _all(_is_number, "data host device sharing data_alone overlap alone_s")
-            | {"attribution": _maybe(_is_attribution)}
-        ),
-        "interference": _each(_change),
-        "unknown": _values(_is_text),
-        "notes": _each(_is_text),
-        **_all(_is_number, "predicted_slowdown together_slowdown accepted_slowdown stopped_s"),
-        **_all(_is_number, "exit_code exit_signal solo_time_s unmatched_lines"),
-        # They are unknown where what was kept of the job is damaged.
-        **_all(_maybe(_is_text), "script directory node mode"),
-        "arguments": _maybe(_each(_is_text)),
-        "gpu_uuids": _each(_is_text),
-        "parameters": _values(_is_text),
-        "retry_of": _maybe(_is_text),
-        "metrics": _values(_is({**_all(_is_result, "last least greatest"), "source": _is_text})),
-        "mig": _maybe(
-            _is(
-                _all(_maybe(_is_text), "planned profile uuid shared_by") | {"memory_mb": _is_number}
-            )
-        ),
-        "joined_at": _maybe(_is_moment),
-        "request": _is(
-            _all(_is_number, "cpus host_memory_mb gpu_memory_mb time_limit_s")
-            | {"gpus": lambda value: value is not None and _is_number(value)}
-        ),
-    },
-)
-_pack = _is(
-    {
-        **_all(_is_number, "stp stp_at_least antt serial_s shared_s gpu_hours_saved kwh_saved"),
-        **_all(_is_number, "idle_power_w"),
-        **_all(_is_count, "members members_most"),
-        **_all(_maybe(_is_text), "kwh_how idle_power_from"),
-        "overlap_s": lambda value: value is not None and _is_number(value),
-        "fairness": _maybe(_is({"jain": _is_number})),
-        "unknown": _each(_is_text),
-        "slowdown_unknown": _each(_is_text),
-        "prediction": _maybe(
-            _is(
-                {"members": _is_count, "over": _is_text}
-                | _all(lambda v: v is not None and _is_number(v), "predicted measured error")
-            )
-        ),
-    },
-)
-_hours = _is(_all(_is_number, "asked used"))
-_open = _is({**_all(_is_count, "for joined"), "cpu_hours": _hours, "host_memory_gb_hours": _hours})
-_chain = _is(
-    {
-        "links": _each(_is_text),
-        "links_most": _is_count,
-        "handovers": _each(_is(_all(_is_number, "waited_s interruption_s overlap_s"))),
-        **_all(_is_number, "interruption_s overlap_s"),
-        "problem": _maybe(_is_text),
-    }
-)
-_coverage = _is(
-    {
-        **_all(_is_number, "share gap_s"),
-        "not_watched": _maybe(_is_text),
-        "not_watched_kind": _maybe(_is_text),
-        "gaps": lambda value: isinstance(value, list),
-        "not_readable": lambda value: isinstance(value, dict),
-    }
-)
-_degree = _is(
-    {
-        "degree": _is_count,
-        "room": _maybe(_is_count),
-        "why": _maybe(_is_text),
-        **_all(_is_number, "cost_s cost_share"),
-        "curve": _each(
-            _is(
-                {"degree": _is_count}
-                | _all(_is_number, "stp worst_slowdown window_s")
-            )
-        ),
-        "decisions": _each(
-            _is({"at": _is_moment, "degree": _is_count, "reason": _is_text})
-        ),
-        "cores": _each(
-            _is(_all(_is_count, "member own cores most of") | _all(_is_number, "wait_share gain"))
-        ),
-        "workers": _each(_is(_all(_is_count, "member workers cores advised"))),
-    }
-)  # fmt: skip
-_unexplained = _is(
-    {
-        **_all(_is_number, "measured explained rest"),
-        "members_unknown": _each(_is_count),
-    }
-)
-_spread = _maybe(
-    _is(
-        _all(lambda v: v is not None and _is_number(v), "mean p95 max")
-        | {"attribution": _is_attribution}
-    )
-)
-_instance = _is(_all(_is_text, "profile uuid") | _all(_is_number, "memory_mb sms places"))
-_layout = _is({"planned": _each(_is_text), "came": _each(_instance)})
-_window = _is(_all(_is_moment, "from to"))
-_gpu = _is(
-    {
-        "uuid": _is_text,
-        "slow": _maybe(_is_text),
-        "index": _maybe(_is_count),
-        "model": _maybe(_is_text),
-        **_all(_is_number, "memory_mb energy_j"),
-        "members": _each(_is_count),
-        "use": _values(_spread),
-        "throttled_s": _values(_is_number),
-    }
-)
-_extreme = _is({"uuid": _is_text, "mean": lambda v: v is not None and _is_number(v)})
-_summary = _is(
-    {
-        **_all(_is_text, "pack_id name"),
-        **_all(_maybe(_is_text), "job node"),
-        "final": _is_flag,
-        "gpu": _is(
-            {"uuid": _maybe(_is_text), "model": _maybe(_is_text), "memory_mb": _is_number}
-        ),
-        "setup": _maybe(
-            _is(_all(_is_text, "mode asked reason by") | {"notes": _each(_is_text)})
-        ),
-        "window": _maybe(lambda value: _window(value) and value["to"] >= value["from"]),
-        "coverage": _maybe(_coverage),
-        "gpu_use": _values(_spread),
-        "throttled_s": _values(_is_number),
-        "energy_j": _is_number,
-        "unexplained": _is({"sm_active": _maybe(_unexplained), "energy_j": _unexplained}),
-        # Summaries of 0.1.0 have no "power".
-        "members": _each(lambda one: _member(one) and _power(one.get("power"))),
-        "pack": _pack,
-        **_all(_each(_is_text), "problems notes"),
-        "made_at": _maybe(_is_moment),
-        "submission": _maybe(_is_text),
-        "layout": _maybe(_layout),
-        "degree": _maybe(_degree),
-        "open": _maybe(_open),
-        "chain": _maybe(_chain),
-        "gpu_set": _is_count,
-        "gpu_sets": _each(_is_count),
-        "number_of": _maybe(lambda value: _each(_is_count)(value) and len(value) == _PAIR),
-        "gpus": _each(_gpu),
-        "imbalance": _maybe(_is({"metric": _is_text, "least": _extreme, "most": _extreme})),
-    },
-)  # fmt: skip
+@functools.cache
+def _make_check(hint: Any) -> Callable[[Any], bool]:
+    """What tells whether a value of JSON is of a type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Annotated, NotRequired):
+        holds = (_make_check(inner[0]), *inner[1:])
+        return lambda value: all(fits(value) for fits in holds)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [*map(_make_check, inner)]
+        return lambda value: any(fits(value) for fits in kinds)
+    if origin in (list, dict):
+        each = _make_check(inner[-1])
+        return lambda value: (
+            isinstance(value, origin)
+            and all(map(each, value.values() if origin is dict else value))
+        )
+    if typing.is_typeddict(hint):
+        fields = [
+            (name, _make_check(kind), typing.get_origin(kind) is NotRequired)
+            for name, kind in typing.get_type_hints(hint, include_extras=True).items()
+        ]
+        return lambda value: (
+            isinstance(value, dict)
+            and all(fits(value[n]) if n in value else may_miss for n, fits, may_miss in fields)
+        )
+    if hint in (int, float):
+        return lambda value: is_number(value) and isinstance(value, (int, hint))
+    return lambda value: isinstance(value, hint)
 
 
 # ---- The summary that a pack's end has left: where it lies, and reading it; light to load --------
@@ -286,7 +542,15 @@ def read_summary(pack: Path) -> Summary | None:
     return value if value.get("final") is True and value.get("attempt") == attempt else None
 
 
-def choose_members(summary: Summary, numbers: Collection[int] | None) -> list[dict[str, Any]]:
+def read_path(part: Mapping[str, object], path: Iterable[str]) -> object:
+    """What stands there in a part of a summary; None where it has no such fields."""
+    value: object = part
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def choose_members(summary: Summary, numbers: Collection[int] | None) -> list[SummaryMember]:
     """The members of a summary with these numbers; all for None."""
     return [
         member for member in summary["members"] if numbers is None or member["member"] in numbers
@@ -317,9 +581,9 @@ def find_summary(state: StateReader, view: PackView) -> Summary:
     return add_times(left)
 
 
-def add_times(summary: dict[str, Any]) -> dict[str, Any]:
+def add_times(summary: Summary) -> Summary:
     """A summary with times for people."""
-    members = [
+    members: list[SummaryMember] = [
         {
             **entry,
             "started_time": format_time(entry["started_at"]),

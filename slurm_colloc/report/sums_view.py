@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_colloc.errors import CollocError, StateError
+from slurm_colloc.errors import StateError
 from slurm_colloc.model.fleet_record import SharingSums
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import render_csv_lines
@@ -347,9 +347,4 @@ def _read_end(state: StateReader, pack_id: str) -> float:
 def _read_entry(state: StateReader, pack_id: str) -> dict[str, Any] | None:
     """A pack's entry by its summary; None where it has none that can be read."""
     summary = read_summary(state.pack_path(pack_id))
-    if summary is None:
-        return None
-    try:
-        return build_entry(summary)
-    except (CollocError, KeyError, TypeError, AttributeError):
-        return None
+    return None if summary is None else build_entry(summary)

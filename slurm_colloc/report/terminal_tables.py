@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from slurm_colloc.model.job import format_parameters
 from slurm_colloc.model.job_ids import join_numbers
@@ -24,6 +24,8 @@ from slurm_colloc.model.printable import escape_controls, pad_columns
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from slurm_colloc.report.summary_file import SummaryMember
 
 
 UNKNOWN = "unknown"
@@ -231,7 +233,7 @@ def show_arguments(calls: Sequence[Sequence[str]]) -> list[str]:
     return [f"{'... ' if kept else ''}{shlex.join(call[kept:])}".rstrip() for call in calls]
 
 
-def tell_members_apart(members: Sequence[Mapping[str, Any]]) -> list[str]:
+def tell_members_apart(members: Sequence[SummaryMember]) -> list[str]:
     """What a table shows of members of a summary next to their names.
 
     Args:

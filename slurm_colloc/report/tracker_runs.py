@@ -24,7 +24,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.records import is_number
 from slurm_colloc.report.pack_samples import read_columns
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members, read_path
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
     MEMBER_COLUMNS,
@@ -108,8 +108,8 @@ class TrackerValues:
 
 
 def build_values(
-    summary: Mapping[str, Any],
-    member: Mapping[str, Any],
+    summary: Summary,
+    member: SummaryMember,
     readings: Sequence[Mapping[str, Any]],
     gpu: Sequence[Mapping[str, Any]],
 ) -> TrackerValues:
@@ -130,8 +130,8 @@ def build_values(
         _clean(name): _clean(value) for name, value in list(known.items())[:_PARAMETERS_MOST]
     }
     tags = {
-        "csub.member": str(member["id"]),
-        "csub.state": str(member["state"]),
+        "csub.member": member["id"],
+        "csub.state": member["state"],
         "csub.script": _clean(member["script"] or ""),
         "csub.arguments": _clean(shlex.join(arguments)),
         "csub.node": _clean(member["node"] or ""),
@@ -140,17 +140,17 @@ def build_values(
         "csub.cause": _clean(member["cause"] or ""),
         "csub.exit_code": "" if member["exit_code"] is None else str(member["exit_code"]),
     }
-    begin = float(member["started_at"])
+    begin = member["started_at"] or 0.0
     return TrackerValues(
-        name=str(member["id"]),
-        number=int(member["member"]),
+        name=member["id"],
+        number=member["member"],
         parameters=parameters,
         tags={name: value for name, value in tags.items() if value},
         figures=dict(_list_figures(summary, member)),
         series=_build_series(begin, member["ended_at"], readings, gpu),
         started_at=begin,
         ended_at=member["ended_at"],
-        state=str(member["state"]),
+        state=member["state"],
     )
 
 
@@ -158,14 +158,9 @@ def _clean(text: str) -> str:
     return cut(escape_controls(text), _VALUE_MOST)
 
 
-def _list_figures(
-    summary: Mapping[str, Any], member: Mapping[str, Any]
-) -> Iterator[tuple[str, float]]:
+def _list_figures(summary: Summary, member: SummaryMember) -> Iterator[tuple[str, float]]:
     for name, path in _FIGURES:
-        value: Any = member
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if is_number(value):
+        if is_number(value := read_path(member, path)):
             yield f"{PREFIX}{name}", float(value)
     for name in ("gpu_hours_saved", "stp"):
         value = summary["pack"].get(name)
@@ -276,7 +271,7 @@ def track_pack(
             continue
         if member["ended_at"] is None:
             # Its own run is being written.
-            yield str(member["id"]), "still runs: call it again when it has ended"
+            yield member["id"], "still runs: call it again when it has ended"
             continue
         values = build_values(summary, member, by_number.get(member["member"], []), gpu)
         try:

@@ -10,11 +10,11 @@ from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.report.member_figures import compute_figures
 from slurm_colloc.report.pack_run import read_run
-from slurm_colloc.report.pack_summary import build_summary, write_summary
+from slurm_colloc.report.pack_summary import write_summary
 from slurm_colloc.report.summary_file import read_summary
 from slurm_colloc.store.profiles import list_profiles
 
-from ..report.generated import Truth, make_pack
+from ..report.generated import Truth, build_summary, make_pack
 
 
 def test_a_summary_teaches_nothing(tmp_path: Path) -> None:
@@ -82,5 +82,6 @@ def test_what_lies_outside_the_allocator_is_said_to_be_assumed(tmp_path: Path) -
     summary = read_summary(pack)
     assert summary is not None
     (member,) = summary["members"]
+    assert member["gpu_memory_mb"] is not None
     assert member["gpu_memory_mb"]["outside_allocator"] is None
     assert any("768 MB are assumed" in note for note in member["notes"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.report.advice import list_advice
-from slurm_colloc.report.summary_file import read_summary
+from slurm_colloc.report.summary_file import Summary, read_summary
 from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.store.profiles import list_profiles
 
@@ -21,7 +20,7 @@ SLOW, FAST, THIRD = (f"GPU-{n}" + "0" * 7 for n in range(1, 4))
 
 def run(
     root: Path, number: int, uuid: str, rate: float, *, members: int = 1, thermal: float = 0.0
-) -> dict[str, Any]:
+) -> Summary:
     """A job, or several of it, on one GPU; the pack's summary."""
     rows = make_gpu_rows(100, uuid=uuid)
     for tick, row in enumerate(rows):
@@ -37,7 +36,7 @@ def run(
     assert learn_from_pack(pack) == []
     summary = read_summary(pack)
     assert summary is not None
-    return dict(summary)
+    return summary
 
 
 def find_slow(root: Path) -> list[str]:

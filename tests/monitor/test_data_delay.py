@@ -17,13 +17,12 @@ import pytest
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.data_tables import render_csv
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
 
 from ..instrument.bed import ROOT, build_environment
-from ..report.generated import render_report
+from ..report.generated import build_summary, render_report
 from ..simgpu.conftest import Simulation
 from ..store.builders import build_member, build_pack
 from ..wait_until import wait_until
@@ -152,7 +151,7 @@ class WatchedPack(Bed):
             script = f"{user}\n{command}\nstatus=$?; kill $!; exit $status"
         self.start_member(number, script, extra=own)
 
-    def finish(self, monitor: Any) -> dict[str, Any]:
+    def finish(self, monitor: Any) -> Any:
         """Wait for the members, write down how they ended as a runner does, and sum up."""
         for process in self.started:
             if process is not monitor:
@@ -192,9 +191,9 @@ class Seen:
     """A pack that has run, and its summary."""
 
     pack: WatchedPack
-    summary: dict[str, Any]
+    summary: Any
 
-    def member(self, number: int) -> dict[str, Any]:
+    def member(self, number: int) -> Any:
         return next(dict(m) for m in self.summary["members"] if m["member"] == number)
 
 

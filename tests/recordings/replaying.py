@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.pack_summary import build_summary
-from slurm_colloc.report.summary_file import Summary
 
 from ..calls import run_csub
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
+from ..report.generated import build_summary
 from .recorded import BATCH, NAMES, RECORDED
 
 CLUSTER = "cluster1"
@@ -37,7 +36,7 @@ class Replay:
         self._slurm_conf = root / "slurm.conf"
         self._slurm_conf.write_text(f"ClusterName={CLUSTER}\n")
         self.packs: dict[str, Path] = {}
-        self.summaries: dict[str, Summary] = {}
+        self.summaries: dict[str, Any] = {}
         for name in NAMES:
             pack = self.packs[name] = RECORDED[name].place(self.state)
             self.summaries[name] = build_summary(pack, self.state)

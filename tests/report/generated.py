@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, SharingMode
+from slurm_colloc.report import pack_summary
 from slurm_colloc.report.report_view import render_reports
 from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.store.all_packs import State, name_gpu_set
@@ -317,6 +318,11 @@ def make_pack(
         )
     )  # fmt: skip
     return path
+
+
+def build_summary(pack: Path, root: Path) -> Any:
+    """A pack's summary, as who reads its JSON has it: any field may be looked at, or changed."""
+    return pack_summary.build_summary(pack, root)
 
 
 def render_report(summary: Summary, width: int, chosen: Collection[int] | None = None) -> str:

@@ -18,13 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.summary_file import summary_path
 from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
 
-from .generated import T0, UUID, Truth, make_pack
+from .generated import T0, UUID, Truth, build_summary, make_pack
 
 SPIKE_AT_S, SPIKE = 4321, 0.987
 """One reading of the GPU's activity is this high; all others are lower."""

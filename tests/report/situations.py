@@ -17,13 +17,11 @@ from typing import Any
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import tell_headline
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.timelines import PageSource
-from slurm_colloc.report.summary_file import Summary
 
 from ..recordings.recorded import H200, RECORDED
 from ..recordings.replaying import Replay
-from .generated import T0, Truth, make_pack
+from .generated import T0, Truth, build_summary, make_pack
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "tests" / "report" / "situations.md"
@@ -58,7 +56,7 @@ this page; a test compares them).
 
 
 @cache
-def _read_template() -> Summary:
+def _read_template() -> Any:
     """A pack of two, as csub sums it up."""
     with tempfile.TemporaryDirectory() as folder:
         truths = [Truth(number, 0, _LENGTH_S, lambda _: 12.0) for number in (1, 2)]
@@ -73,7 +71,7 @@ def make_summary(
     job: str = "54",
     length_s: float = _LENGTH_S,
     serial_s: float | None = None,
-) -> Summary:
+) -> Any:
     """The summary of a pack in which so many trainings ran all the time.
 
     Args:
@@ -121,11 +119,11 @@ def make_summary(
     return made
 
 
-def _source(summary: Summary, folder: Path) -> PageSource:
+def _source(summary: Any, folder: Path) -> PageSource:
     return PageSource(summary, folder / str(summary["job"]))
 
 
-def _made(change: Callable[[Summary], object], *args: Any, **named: Any) -> Any:
+def _made(change: Callable[[Any], object], *args: Any, **named: Any) -> Any:
     """Makes one pack, changed."""
 
     def make(folder: Path) -> list[PageSource]:
@@ -136,7 +134,7 @@ def _made(change: Callable[[Summary], object], *args: Any, **named: Any) -> Any:
     return make
 
 
-def _same(_summary: Summary) -> None:
+def _same(_summary: Any) -> None:
     return
 
 
@@ -157,7 +155,7 @@ def _replay() -> Replay:
     return Replay(Path(folder))
 
 
-def _set_room(summary: Summary) -> None:
+def _set_room(summary: Any) -> None:
     point = {"stp": 2.4, "error": 0.05, "worst_slowdown": 1.67, "worst_member": 1,
              "worst_bound": _ACCEPTED, "window_s": 8.0}  # fmt: skip
     summary["degree"] = {
@@ -168,32 +166,32 @@ def _set_room(summary: Summary) -> None:
     }  # fmt: skip
 
 
-def _fail_one(summary: Summary) -> None:
+def _fail_one(summary: Any) -> None:
     summary["members"][3] |= {"state": "FAILED", "cause": "exit code", "exit_code": 3,
                               "ended_at": T0 + 5}  # fmt: skip
 
 
-def _leave_gpu(summary: Summary) -> None:
+def _leave_gpu(summary: Any) -> None:
     summary["members"][0]["gpu_memory_mb"] = {
         "peak": 0.0, "attribution": "per_process", "by": "nvml", "allocator_peak": None,
         "outside_allocator": None,
     }  # fmt: skip
 
 
-def _look_busy(summary: Summary) -> None:
+def _look_busy(summary: Any) -> None:
     for metric, mean in (("utilization", 0.97), ("sm_active", 0.12)):
         summary["gpu_use"][metric] = {
             "mean": mean, "p50": mean, "p95": mean, "max": mean, "attribution": "whole_gpu"
         }  # fmt: skip
 
 
-def _ask_much(summary: Summary) -> None:
+def _ask_much(summary: Any) -> None:
     for member in summary["members"]:
         member["request"]["host_memory_mb"] = 16384
         member["host_memory_peak_mb"] = 2040.0
 
 
-def _take_gpu(summary: Summary) -> None:
+def _take_gpu(summary: Any) -> None:
     summary["gpu"] = {"uuid": None, "model": None, "memory_mb": None}
     summary["gpu_use"] = dict.fromkeys(summary["gpu_use"])
     summary["setup"] = None
@@ -204,12 +202,12 @@ def _take_gpu(summary: Summary) -> None:
     summary["pack"]["serial_s"] = None
 
 
-def _lose_readings(summary: Summary) -> None:
+def _lose_readings(summary: Any) -> None:
     summary["coverage"] |= {"share": 0.7, "gaps": [[T0 + 5, T0 + 12, "monitor: stopped"]],
                             "gap_s": 7.0}  # fmt: skip
 
 
-def _go_unwatched(summary: Summary) -> None:
+def _go_unwatched(summary: Any) -> None:
     summary["coverage"] |= {
         "share": None,
         "not_watched": "the pack has 200 MB of host memory, and the monitor would take 90 MB; "
@@ -222,23 +220,23 @@ def _go_unwatched(summary: Summary) -> None:
         member["rate"] |= {"steps_per_s": None}
 
 
-def _keep_running(summary: Summary) -> None:
+def _keep_running(summary: Any) -> None:
     summary["final"] = False
     for member in summary["members"]:
         member |= {"state": "RUNNING", "ended_at": None, "cause": None, "exit_code": None}
 
 
-def _cancel(summary: Summary) -> None:
+def _cancel(summary: Any) -> None:
     for member in summary["members"][2:]:
         member |= {"state": "CANCELLED", "cause": "cancelled", "exit_code": None}
 
 
-def _resume(summary: Summary) -> None:
+def _resume(summary: Any) -> None:
     for member in summary["members"]:
         member["starts"] = 2
 
 
-def _park(summary: Summary) -> None:
+def _park(summary: Any) -> None:
     _set_room(summary)
     summary["degree"] |= {
         "room": 0, "places": 6,
@@ -250,7 +248,7 @@ def _park(summary: Summary) -> None:
         member["stopped_s"] = 11.0
 
 
-def _have_few_workers(summary: Summary) -> None:
+def _have_few_workers(summary: Any) -> None:
     _set_room(summary)
     summary["degree"] |= {
         "room": 0, "workers": [{"member": 1, "workers": 2, "cores": 10, "advised": 8}]
@@ -259,21 +257,21 @@ def _have_few_workers(summary: Summary) -> None:
         member["stall"]["data"] = 0.75
 
 
-def _measure_late(summary: Summary) -> None:
+def _measure_late(summary: Any) -> None:
     _set_room(summary)
     summary["degree"] |= {"state": "SETTLED", "degree": 2, "room": 0, "places": 4}
 
 
-def _measure_nothing(summary: Summary) -> None:
+def _measure_nothing(summary: Any) -> None:
     _set_room(summary)
     summary["degree"] |= {"state": "OFF", "degree": 1, "room": None, "places": 4, "curve": []}
 
 
-def _fall_back(summary: Summary) -> None:
+def _fall_back(summary: Any) -> None:
     summary["setup"] |= {"mode": "timeslice", "reason": "the MPS daemon did not start"}
 
 
-def _be_short(summary: Summary) -> None:
+def _be_short(summary: Any) -> None:
     (member,) = summary["members"]
     member |= {"solo": None, "slowdown": None, "steps": 31}
     member["rate"] |= {"steps_per_s": None, "unknown": "less than 5 s of settled steps"}
@@ -289,7 +287,7 @@ def _make_array(folder: Path) -> list[PageSource]:
     return [_source(summary, folder) for summary in packs]
 
 
-def _fail_last(summary: Summary) -> None:
+def _fail_last(summary: Any) -> None:
     summary["members"][-1] |= {"state": "FAILED", "cause": "exit code", "exit_code": 1}
 
 

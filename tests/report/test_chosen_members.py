@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_colloc.report.pack_summary import build_summary
-
-from .generated import Truth, make_pack, render_report
+from .generated import Truth, build_summary, make_pack, render_report
 
 TOTALS = ("Together", "In a row", "Saved", "GPU:", "Monitor")
 
@@ -38,5 +37,5 @@ def test_without_figures_the_reason_is_told(
 ) -> None:
     summary = build_summary(make_pack(tmp_path, [Truth(1, 0, 60, lambda _at: 10)]), tmp_path)
     members = [{**member, "starts": starts} for member in summary["members"]]
-    early = {**summary, "window": None, "final": final, "members": members}
+    early: Any = {**summary, "window": None, "final": final, "members": members}
     assert words in render_report(early, 140, chosen)

@@ -13,13 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
-from slurm_colloc.report.pack_summary import build_summary
-from slurm_colloc.report.summary_file import Summary, summary_path
+from slurm_colloc.report.summary_file import summary_path
 from slurm_colloc.store.report_files import GPU_METRICS
 
 from ..recordings.recorded import H200, NAMES, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table, count_by_program, cut_short, find_window
-from .generated import render_report
+from .generated import build_summary, render_report
 
 NOT_NEWER = [name for name in GPU_METRICS if name not in ("engine_active", "power_limit_w")]
 """Metrics that the recordings have."""
@@ -39,7 +38,7 @@ def again(replay: Replay, tmp_path: Path) -> dict[str, Path]:
     return {name: RECORDED[name].place(tmp_path) for name in NAMES}
 
 
-def summarise(pack: Path) -> Summary:
+def summarise(pack: Path) -> Any:
     """A pack's summary, which can be written down, read again and shown."""
     state = pack.parent.parent
     summary = build_summary(pack, state)

@@ -22,7 +22,7 @@ from slurm_colloc.report.data_tables import (
     write_parquet,
 )
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary_file import Summary, find_summary
+from slurm_colloc.report.summary_file import find_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import read_state, write_state
 from slurm_colloc.store.pack_directory import read_spec, write_spec
@@ -44,7 +44,7 @@ def set_arguments(pack: Path, number: int, *arguments: str) -> None:
     write_spec(pack / "members" / f"{number:04d}", dataclasses.replace(spec, job=job))
 
 
-def summarise(root: Path, pack: Path) -> Summary:
+def summarise(root: Path, pack: Path) -> Any:
     state = State(root, "here")
     (view,) = survey_packs(state, [pack.name], None)
     return find_summary(state, view)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_colloc.report.advice import list_advice
 from slurm_colloc.report.headline import compute_gain, compute_part_gain, tell_headline
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_sentences import WORDS, find_word
@@ -17,7 +17,7 @@ from slurm_colloc.report.state_meanings import explain_word
 from slurm_colloc.report.submission_mail import render_mail
 from slurm_colloc.report.terminal_tables import show_arguments
 
-from .generated import Truth, make_pack
+from .generated import Truth, build_summary, make_pack
 from .situations import DOCUMENT, ROOT, SITUATIONS, build_document, describe, is_there, make_summary
 
 
@@ -119,7 +119,7 @@ def test_only_those_who_were_there_are_company() -> None:
     assert tell_headline([summary], {"54/3"}).startswith("54/3 ran alone at 12.1 steps/s")
     assert "54/1 ran with 1 other at" in tell_headline([summary], {"54/1"})
     # One that runs has no end yet.
-    running = {**summary, "final": False}
+    running: Any = {**summary, "final": False}
     third |= {"started_at": first["started_at"] + 6, "ended_at": None}
     assert "54/3 runs with 1 other at" in tell_headline([running], {"54/3"})
 
@@ -144,13 +144,14 @@ def test_figures_that_are_lost_are_not_taken_for_a_monitor_that_did_not_run(
     summary = build_summary(pack, tmp_path)
     lost = "Nothing was measured: what the monitor wrote is missing."
     assert tell_headline([summary]).endswith(lost)
-    assert "measured:" not in tell_headline([{**summary, "final": False}])
+    summary["final"] = False
+    assert "measured:" not in tell_headline([summary])
     page = render_page([PageSource(summary, pack)])
     assert "there are no samples: no curves are drawn" in page
 
 
 def test_members_that_still_wait_are_told_of() -> None:
-    summary = {**make_summary(4), "final": False}
+    summary: Any = {**make_summary(4), "final": False}
     for member in summary["members"][2:]:
         member |= {"started_at": None, "ended_at": None, "state": "PENDING", "starts": 0}
     assert "2 have not started yet." in tell_headline([summary])
@@ -217,13 +218,14 @@ def test_before_anything_has_started_that_is_said() -> None:
     summary = make_summary(2)
     for member in summary["members"]:
         member |= {"started_at": None, "state": "PENDING", "starts": 0}
-    waiting = {**summary, "window": None, "final": False}
+    waiting: Any = {**summary, "window": None, "final": False}
     assert tell_headline([waiting]) == "None of the 2 jobs has started yet."
     summary["members"][0] |= {"state": "RUNNING", "starts": 1}
     assert tell_headline([waiting]) == "1 of 2 jobs has just started; nothing is measured yet."
     for member in summary["members"]:
         member |= {"state": "CANCELLED", "starts": 0}
-    assert tell_headline([{**waiting, "final": True}]) == (
+    waiting["final"] = True
+    assert tell_headline([waiting]) == (
         "None of the 2 jobs was ever started. All 2 were cancelled (54/1, 54/2)."
     )
 
@@ -246,7 +248,8 @@ def test_members_are_named_as_csub_takes_them() -> None:
 
 def test_each_column_of_the_table_is_explained() -> None:
     summary = make_summary(2, 1.2)
-    summary["members"][0]["mig"] = {"profile": "3g.40gb"}
+    summary["members"][0]["mig"] = {"planned": None, "profile": "3g.40gb", "uuid": None,
+                                       "memory_mb": None, "shared_by": None}  # fmt: skip
     head = render_reports([(summary, None)], 200).splitlines()
     (line,) = [text for text in head if text.startswith("MEMBER")]
     assert "INSTANCE" in line

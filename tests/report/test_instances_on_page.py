@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.report.report_view import find_instance_word, list_setup
@@ -17,7 +16,7 @@ from slurm_colloc.store.member_states import GpuUse, read_state, write_state
 from slurm_colloc.store.pack_directory import Setup, SetupInstance, read_setup, write_setup
 
 from ..store.builders import build_member
-from .generated import MODEL, UUID, Truth, make_gpu_rows, make_pack, write_samples
+from .generated import MODEL, UUID, Truth, build_summary, make_gpu_rows, make_pack, write_samples
 from .test_page import Tags, read_drawing
 
 LARGE = "MIG-00000000-0000-0000-0000-000000000001"

@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.page_values import ROWS_MOST
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.series import (
@@ -36,7 +35,7 @@ from slurm_colloc.store.pack_directory import read_spec, write_spec
 
 from ..calls import run_csub
 from ..wait_until import wait_until
-from .generated import T0, UUID, Truth, make_pack, write_stops
+from .generated import T0, UUID, Truth, build_summary, make_pack, write_stops
 from .generated_days import SPIKE, write_days
 from .situations import SITUATIONS, is_there, make_summary
 
@@ -140,7 +139,8 @@ def test_the_page_names_the_instance_of_each_member_where_one_had_any(tmp_path: 
     pack = make_pack(tmp_path, [Truth(n, 0, 60, lambda _: 9) for n in (1, 2)])
     summary = build_summary(pack, tmp_path)
     heads = [re.findall(r"<th scope=\"col\".*?</th>", render_page([PageSource(summary, pack)]))]
-    summary["members"][0]["mig"] = {"planned": None, "profile": "3g.40gb", "uuid": "MIG-1"}
+    summary["members"][0]["mig"] = {"planned": None, "profile": "3g.40gb", "uuid": "MIG-1",
+                                       "memory_mb": None, "shared_by": None}  # fmt: skip
     text = render_page([PageSource(summary, pack)])
     heads.append(re.findall(r"<th scope=\"col\".*?</th>", text))
     assert [any("Instance" in head for head in own) for own in heads] == [False, True]
@@ -184,6 +184,7 @@ def test_a_day_is_thinned_and_its_extremes_are_kept(tmp_path: Path) -> None:
 
 def read_curves(source: PageSource) -> PackSeries:
     window = source.summary["window"]
+    assert window is not None
     return read_series(source.path, (window["from"], window["to"]), ((UUID,), ()), (), points=600)
 
 

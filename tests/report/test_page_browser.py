@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.render_page import build_week, render_page, render_week
 from slurm_colloc.report.page.timelines import PageSource
 from slurm_colloc.store.member_states import MEASURED
 
-from .generated import T0, Truth, make_pack, write_stops
+from .generated import T0, Truth, build_summary, make_pack, write_stops
 from .generated_days import write_days
 from .situations import SITUATIONS, is_there, make_summary
 from .test_instances_on_page import make_walled
@@ -344,7 +343,7 @@ def make_sweep(folder: Path) -> str:
     """The page of a sweep of three, one of which failed."""
     (source,) = SITUATIONS["one failed"].make(folder)
     for place, member in enumerate(source.summary["members"]):
-        entry = {"last": 0.5 - 0.1 * place, "least": 0.1, "greatest": 1.0, "source": "printed"}
+        entry: Any = {"last": 0.5 - 0.1 * place, "least": 0.1, "greatest": 1.0, "source": "printed"}
         member["metrics"] = {"loss": entry, "<b>\x1b": entry}
     lines = {4: "ValueError: lr is too high"}
     return render_page([PageSource(source.summary, source.path, None, lines)], "ada")
@@ -405,7 +404,8 @@ def make_fifty(folder: Path) -> list[PageSource]:
         summary["node"] = f"node{place % 8 // 4 + 1}"
         summary["gpu"]["uuid"] = uuid
         gpu = {"uuid": uuid, "index": place % 4, "model": "NVIDIA H200", "memory_mb": 1.0,
-               "energy_j": None, "members": [], "use": {}, "throttled_s": {}}  # fmt: skip
+               "energy_j": None, "members": [], "use": {}, "throttled_s": {},
+               "slow": None}  # fmt: skip
         summary["gpus"] = [gpu]
         summary["window"] = {"from": T0 + later, "to": T0 + later + 600}
         for member in summary["members"]:

@@ -21,7 +21,7 @@ from .situations import SITUATIONS, make_summary
 EVIL = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\x1b[31m\u202ex"
 
 
-def tell(summary: dict[str, Any], **options: Any) -> dict[str, Fact]:
+def tell(summary: Any, **options: Any) -> dict[str, Fact]:
     source = PageSource(summary, Path("/nowhere"), **options)
     return {fact.label: fact for fact in list_facts([source])}
 

@@ -17,12 +17,19 @@ from slurm_colloc.model.measured_curve import (
 )
 from slurm_colloc.report.member_figures import compute_figures
 from slurm_colloc.report.pack_run import read_run
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.solo_rates import find_briefly_alone_start
 from slurm_colloc.store.member_states import NAME, PARKED, append_change
 from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
-from .generated import T0, Truth, make_gpu_rows, make_pack, render_report, write_stops
+from .generated import (
+    T0,
+    Truth,
+    build_summary,
+    make_gpu_rows,
+    make_pack,
+    render_report,
+    write_stops,
+)
 
 Windows = list[tuple[float, float]]
 
@@ -51,7 +58,7 @@ def measure(members: Sequence[int] = (1, 2, 3), **fields: Any) -> DegreeRecord:
     return DegreeRecord(1, DegreeState.SETTLED, **{**changes, **fields})
 
 
-def build(pack: Path, record: DegreeRecord | None = None) -> dict[str, Any]:
+def build(pack: Path, record: DegreeRecord | None = None) -> Any:
     if record is not None:
         write_degree(pack, record)
     return build_summary(pack, pack.parent.parent)
@@ -204,10 +211,11 @@ def test_the_report_says_which_degree_was_best_and_what_measuring_cost(tmp_path:
     assert (degree["state"], degree["degree"], degree["places"]) == ("SETTLED", 2, 4)
     assert (degree["room"], degree["parked"], degree["why"]) == (0, [3], why)
     assert degree["cost_share"] == pytest.approx(3.4 / 200, rel=0.01)
-    assert degree["curve"][1]["members"] == [1, 2, 3]
+    assert degree["curve"][1]["members"] == (1, 2, 3)
     assert degree["rates_alone"][0]["source"] == "pausing"
     assert degree["decisions"][0]["stp"] == 1.9
-    assert "Degree:" not in render_report({**summary, "degree": None}, 140)
+    summary["degree"] = None
+    assert "Degree:" not in render_report(summary, 140)
     (pack / "degree.json").write_text("{")
     summary = build(pack)
     assert summary["degree"] is None

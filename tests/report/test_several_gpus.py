@@ -13,7 +13,6 @@ from slurm_colloc.learning.learn_from_pack import learn_from_pack
 from slurm_colloc.model.usage_profile import NVLINK_MIB_S
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.pack_run import look_at_pack
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.page.page_values import build_page
 from slurm_colloc.report.page.render_page import render_page
 from slurm_colloc.report.page.timelines import PageSource
@@ -22,7 +21,7 @@ from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.profiles import list_profiles
 
-from .generated import T0, Truth, make_gpu_rows, make_pack, render_report
+from .generated import T0, Truth, build_summary, make_gpu_rows, make_pack, render_report
 
 FIRST = "GPU-11111111-2222-3333-4444-555555555555"
 SECOND = "GPU-22222222-2222-3333-4444-555555555555"
@@ -203,8 +202,8 @@ def test_packs_and_gpus_have_names_that_say_where(tmp_path: Path) -> None:
     assert "node1:1 (GPU-11111111): SM 50 %; whole GPU" in lines
     shown = render_pack(view, State(tmp_path, "here"), T0)
     assert shown.startswith("Pack 1 of 3  ")
-    summary = {**build_summary(pack, tmp_path), "number_of": [1, 3]}
-    assert "Pack 1 of 3:" in render_reports([(summary, None)], 120, detail=True)
+    numbered: Any = {**build_summary(pack, tmp_path), "number_of": [1, 3]}
+    assert "Pack 1 of 3:" in render_reports([(numbered, None)], 120, detail=True)
     # The Slurm job of a pack by itself has the number that csub has said.
     assert dataclasses.replace(record, indices=(19998,)).number_of is None
 

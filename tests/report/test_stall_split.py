@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from slurm_colloc.report.data_tables import render_csv
-from slurm_colloc.report.pack_summary import build_summary
 
-from .generated import Truth, make_gpu_rows, make_pack, render_report
+from .generated import Truth, build_summary, make_gpu_rows, make_pack, render_report
 
 
 def make_gpu(length_s: float, utilization: Callable[[float], float | None]) -> list[dict[str, Any]]:

@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from slurm_colloc.report.pack_summary import build_summary
-from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.store.member_states import append_change
 
 from ..recordings.recorded import H200, RECORDED, SHARED
 from ..recordings.replaying import Replay, change_table
+from .generated import build_summary
 
 pytestmark = pytest.mark.skipif(not H200.exists(), reason="an sdist has no recordings")
 
@@ -53,7 +52,7 @@ def put_in_stop(pack: Path, moment: float, length_s: float) -> None:
     append_change(pack, moment + length_s, resumed=members)
 
 
-def summarise_stopped(replay: Replay, root: Path, name: str, length_s: float) -> Summary:
+def summarise_stopped(replay: Replay, root: Path, name: str, length_s: float) -> Any:
     shutil.copytree(replay.state / "profiles", root / "profiles")
     pack = RECORDED[name].place(root)
     begin, end = RECORDED[name].find_training()

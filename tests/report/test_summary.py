@@ -16,7 +16,6 @@ from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.report.headline import tell_headline
 from slurm_colloc.report.member_survey import survey_packs
 from slurm_colloc.report.pack_samples import read_samples
-from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.report.show_view import render_pack
 from slurm_colloc.report.summary_file import read_summary, summary_path
 from slurm_colloc.store.all_packs import State
@@ -29,6 +28,7 @@ from .generated import (
     T0,
     UUID,
     Truth,
+    build_summary,
     make_gpu_rows,
     make_pack,
     render_report,
@@ -390,6 +390,7 @@ def test_the_summary_that_a_pack_leaves_is_read_until_it_runs_again(tmp_path: Pa
     left = read_summary(pack)
     assert left is not None
     assert left["final"] is True
+    assert left["window"] is not None
     assert left["window"]["from"] == T0
     begin_attempt(pack, 2)
     assert read_summary(pack) is None

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,24 +14,22 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.data_tables import render_csv
-from slurm_colloc.report.pack_summary import build_summary
-from slurm_colloc.report.summary_file import Summary
 from slurm_colloc.report.terminal_tables import Column, build_table, format_span, render
 
-from .generated import Truth, make_pack, render_report
+from .generated import Truth, build_summary, make_pack, render_report
 
 HOSTILE = ["\x1b]0;owned\x07\x1b[31mred", "[bold red]name[/] :smile:", "=HYPERLINK(1)\r\n\u202eexe"]
 
 
 @pytest.fixture
-def summary(tmp_path: Path) -> Summary:
+def summary(tmp_path: Path) -> Any:
     truths = [Truth(1, 0, 100, lambda at: 20 if at < 60 else 12), Truth(2, 60, 100, lambda _: 9),
               Truth(3, 60, 62, lambda _: 9)]  # fmt: skip
     return build_summary(make_pack(tmp_path, truths, names=HOSTILE), tmp_path)
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_report_fits_and_says_what_is_unknown(summary: Summary, width: int) -> None:
+def test_the_report_fits_and_says_what_is_unknown(summary: Any, width: int) -> None:
     text = render_report(summary, width)
     assert max(map(len, text.splitlines())) <= width
     for words in ("4711/1", "COMPLETED", "1.67", "1000 MB", "own", "estimated", "unknown",
@@ -41,7 +40,7 @@ def test_the_report_fits_and_says_what_is_unknown(summary: Summary, width: int) 
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_hostile_names_do_nothing(summary: Summary, width: int) -> None:
+def test_hostile_names_do_nothing(summary: Any, width: int) -> None:
     text = render_report(summary, width)
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     assert "[bold" in text, "it is no markup"
@@ -49,7 +48,7 @@ def test_hostile_names_do_nothing(summary: Summary, width: int) -> None:
     assert "☺" not in text
 
 
-def test_only_the_chosen_members_are_shown(summary: Summary) -> None:
+def test_only_the_chosen_members_are_shown(summary: Any) -> None:
     text = render_report(summary, 140, {2})
     assert "4711/2" in text
     assert "4711/3 " not in text
@@ -57,7 +56,7 @@ def test_only_the_chosen_members_are_shown(summary: Summary) -> None:
     assert [row["member"] for row in rows] == ["4711/2"]
 
 
-def test_csv_has_a_line_for_each_member_and_nothing_for_what_is_unknown(summary: Summary) -> None:
+def test_csv_has_a_line_for_each_member_and_nothing_for_what_is_unknown(summary: Any) -> None:
     text = render_csv([(summary, None)])
     first, second, third = csv.DictReader(io.StringIO(text))
     assert float(first["slowdown"]) == pytest.approx(20 / 12, rel=0.01)

@@ -17,7 +17,7 @@ import pytest
 
 import slurm_colloc.instrument
 from slurm_colloc.report.member_survey import survey_packs
-from slurm_colloc.report.summary_file import Summary, find_summary
+from slurm_colloc.report.summary_file import find_summary
 from slurm_colloc.report.tracker_runs import TrackerValues, build_values, choose_name, track_pack
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.report_files import TrackerRun, keep_tracker_runs, read_tracker_runs
@@ -46,7 +46,7 @@ class Person:
         self.notes.mkdir()
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> Any:
         state = State(self.state, "here")
         (view,) = survey_packs(state, [self.pack.name], None)
         return find_summary(state, view)
@@ -97,7 +97,7 @@ def test_parameters_are_those_of_the_sweep_and_no_words_of_a_command(person: Per
     found = build_values(summary, member, [], [])
     assert found.parameters["lr"] == "0.5", "what csub knows for sure"
     assert set(found.parameters) == {"lr", "model.depth", "name"}
-    command = {**member, "script": "--wrap", "arguments": ["python x.py --lr 0.5"]}
+    command: Any = {**member, "script": "--wrap", "arguments": ["python x.py --lr 0.5"]}
     assert build_values(summary, command, [], []).parameters == {"lr": "0.5", "model.depth": "2"}
 
 

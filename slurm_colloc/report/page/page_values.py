@@ -32,7 +32,6 @@ from slurm_colloc.report.page.timelines import (
     Fact,
     FailureRow,
     GpuTable,
-    Member,
     MemberRow,
     PackPart,
     Page,
@@ -60,7 +59,7 @@ from slurm_colloc.report.report_view import (
     name_summary,
 )
 from slurm_colloc.report.show_view import build_gpu_rows, has_several, name_gpu, tell_balance
-from slurm_colloc.report.summary_file import Summary
+from slurm_colloc.report.summary_file import Summary, SummaryMember
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
     format_figure,
@@ -96,34 +95,30 @@ def list_facts(sources: Sequence[PageSource]) -> list[Fact]:
     ]
 
 
-def _count_jobs(members: Sequence[Member]) -> Fact:
+def _count_jobs(members: Sequence[SummaryMember]) -> Fact:
     """How they stand; of one that was tried again its last try counts."""
-    last = {str(member["retry_of"] or member["id"]): member for member in members}
-    counts = Counter(str(member["state"]) for member in last.values())
+    last = {member["retry_of"] or member["id"]: member for member in members}
+    counts = Counter(member["state"] for member in last.values())
     told = [f"{count} {escape_controls(state)}" for state, count in counts.most_common()]
     more = ", ..." if len(told) > _STATES_TOLD else ""
     bad = any(state in ENDS for state in counts)
     return Fact("Jobs", str(len(last)), f"{', '.join(told[:_STATES_TOLD])}{more}", is_bad=bad)
 
 
-def _tell_length(summaries: Sequence[Summary], ran: Sequence[Member]) -> Fact:
+def _tell_length(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> Fact:
     windows = [summary["window"] for summary in summaries if summary["window"] is not None]
     if not windows or not ran:
         return Fact("Ran for", "not started")
-    first = min(member["started_at"] for member in ran)
+    first = min(member["started_at"] or 0.0 for member in ran)
     last = max(member["ended_at"] or max(w["to"] for w in windows) for member in ran)
     is_over = all(member["ended_at"] is not None for member in ran)
-    spans = [
-        member["ended_at"] - member["started_at"]
-        for member in ran
-        if member["ended_at"] is not None
-    ]
+    spans = _list_spans(ran)
     each = f"each {say_span(statistics.mean(spans))} on average" if len(spans) > 1 else ""
     state = each if is_over else "so far"
     return Fact("Ran for", say_span(max(0.0, last - first)), state)
 
 
-def _tell_rate(ran: Sequence[Member]) -> Fact:
+def _tell_rate(ran: Sequence[SummaryMember]) -> Fact:
     rates = [m["rate"]["steps_per_s"] for m in ran if m["rate"]["steps_per_s"] is not None]
     if not rates:
         return Fact("Speed", UNKNOWN, "no steps were measured")
@@ -131,7 +126,7 @@ def _tell_rate(ran: Sequence[Member]) -> Fact:
     return Fact("Speed", f"{format_figure(statistics.mean(rates))} steps/s", note)
 
 
-def _tell_slowdown(ran: Sequence[Member]) -> Fact:
+def _tell_slowdown(ran: Sequence[SummaryMember]) -> Fact:
     known = [member["slowdown"] for member in ran if member["slowdown"] is not None]
     if not known:
         return Fact("Slowdown", UNKNOWN, "how fast it is alone is not known")
@@ -148,7 +143,7 @@ def _of(known: int, count: int, what: str) -> str:
     return f"{what} of {known}" if known == count else f"{what}, {known} of {count} known"
 
 
-def _tell_gain(sources: Sequence[PageSource], ran: Sequence[Member]) -> Fact:
+def _tell_gain(sources: Sequence[PageSource], ran: Sequence[SummaryMember]) -> Fact:
     label = "Did sharing pay?"
     packs = [source.summary for source in sources if source.summary["window"] is not None]
     if not packs or not ran or not has_shared(packs):
@@ -173,8 +168,8 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
     """
     members = [member for source in sources for member in source.members]
     calls = dict(zip((id(m) for m in members), tell_members_apart(members), strict=True))
-    tries = {str(m["retry_of"]): m for m in members if m["retry_of"]}
-    groups: dict[tuple[str, str, str], list[Member]] = {}
+    tries = {m["retry_of"]: m for m in members if m["retry_of"]}
+    groups: dict[tuple[str, str, str], list[SummaryMember]] = {}
     for source in sources:
         for member in source.members:
             if member["state"] not in ENDS:
@@ -184,7 +179,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
             groups.setdefault(key, []).append(member)
     return [
         FailureRow(
-            who=escape_controls(name_members([str(member["id"]) for member in own])),
+            who=escape_controls(name_members([member["id"] for member in own])),
             call=escape_controls(cut(calls[id(own[0])], _CALL_MOST)) if len(own) == 1 else "",
             how=f"{how}{_tell_after(own)}",
             line=line,
@@ -194,7 +189,7 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
     ]
 
 
-def _tell_end(member: Member) -> str:
+def _tell_end(member: SummaryMember) -> str:
     code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else "" if code is None else f"exit code {code}"
     word = ENDS[member["state"]]
@@ -203,27 +198,31 @@ def _tell_end(member: Member) -> str:
     return f"{word}, {told}" if told and code else word
 
 
-def _tell_after(own: Sequence[Member]) -> str:
-    spans = [
-        member["ended_at"] - member["started_at"]
-        for member in own
-        if member["ended_at"] is not None and member["started_at"] is not None
-    ]
-    if not spans:
+def _tell_after(own: Sequence[SummaryMember]) -> str:
+    if not (spans := _list_spans(own)):
         return ""
     low, high = format_span(min(spans)), format_span(max(spans))
     return f" after {low}" if low == high else f" after {low} to {high}"
 
 
-def _tell_again(member: Member, tries: Mapping[str, Member]) -> str:
+def _list_spans(members: Sequence[SummaryMember]) -> list[float]:
+    """How long each ran that has started and ended."""
+    return [
+        member["ended_at"] - member["started_at"]
+        for member in members
+        if member["started_at"] is not None and member["ended_at"] is not None
+    ]
+
+
+def _tell_again(member: SummaryMember, tries: Mapping[str, SummaryMember]) -> str:
     """How its last try stands, where it was tried again."""
-    last = tries.get(str(member["retry_of"] or member["id"]))
+    last = tries.get(member["retry_of"] or member["id"])
     if last is None or last is member:
         return ""
     return f"tried again as {escape_controls(str(last['id']))}: {escape_controls(last['state'])}"
 
 
-def tell_who(summaries: Sequence[Summary], members: Sequence[Member], user: str) -> str:
+def tell_who(summaries: Sequence[Summary], members: Sequence[SummaryMember], user: str) -> str:
     """Whose jobs, where, on what.
 
     Args:
@@ -234,7 +233,9 @@ def tell_who(summaries: Sequence[Summary], members: Sequence[Member], user: str)
     return escape_controls(", ".join(filter(None, _list_who(summaries, members, user))))
 
 
-def _list_who(summaries: Sequence[Summary], members: Sequence[Member], user: str) -> Iterator[str]:
+def _list_who(
+    summaries: Sequence[Summary], members: Sequence[SummaryMember], user: str
+) -> Iterator[str]:
     yield user
     models = list(dict.fromkeys(s["gpu"]["model"] for s in summaries if s["gpu"]["model"]))
     nodes = list(dict.fromkeys(s["node"] for s in summaries if s["node"]))
@@ -295,7 +296,7 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
     members = list_members([(source.summary, source.chosen) for source in sources], best)
     ranking = choose_ranking(members, best)
     metrics = choose_columns(members, ranking)
-    shown = {str(member["id"]) for member in members[:ROWS_MOST]}
+    shown = {member["id"] for member in members[:ROWS_MOST]}
     points, drawn = _choose_points(sources)
     parts, drawing, bands = [], [], []
     for place, source in enumerate(sources):
@@ -325,7 +326,10 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
             (escape_controls(advice.describe()), escape_controls(advice.act))
             for advice in list_advice(summaries, chosen)
         ],
-        attributions={name: choose_word(members, name) for name in ("gpu_memory_mb", "sm_share")},
+        attributions={
+            "gpu_memory_mb": choose_word(member["gpu_memory_mb"] for member in members),
+            "sm_share": choose_word(member["sm_share"] for member in members),
+        },
         rows=_build_rows(members[:ROWS_MOST], metrics[:_METRICS_MOST]),
         rows_left_out=max(0, len(members) - ROWS_MOST),
         gpus=_build_gpus(summaries) if chosen is None else None,
@@ -382,42 +386,35 @@ def _tell_order(ranking: Ranking) -> str:
     return f"{first} {escape_controls(cut(ranking.metric, _METRIC_MOST))} first"
 
 
-def _build_rows(members: Sequence[Member], metrics: Sequence[str]) -> list[MemberRow]:
+def _build_rows(members: Sequence[SummaryMember], metrics: Sequence[str]) -> list[MemberRow]:
     calls = tell_members_apart(members)
     return [_build_row(member, call, metrics) for member, call in zip(members, calls, strict=True)]
 
 
-def _build_row(member: Member, arguments: str, metrics: Sequence[str]) -> MemberRow:
-    bound = member["accepted_slowdown"]
+def _build_row(member: SummaryMember, arguments: str, metrics: Sequence[str]) -> MemberRow:
     code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
+    solo, memory, sm = member["solo"], member["gpu_memory_mb"], member["sm_share"]
     return MemberRow(
-        id=escape_controls(str(member["id"])),
+        id=escape_controls(member["id"]),
         name=escape_controls(cut(member["name"], _NAME_MOST)),
         arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
-        state=escape_controls(str(member["state"])),
+        state=escape_controls(member["state"]),
         metrics=tuple(format_metric(member, name) for name in metrics),
-        elapsed=_tell_elapsed(member),
+        elapsed=say_span(max(0.0, *spans)) if (spans := _list_spans([member])) else "",
         steps=UNKNOWN if member["steps"] is None else f"{member['steps']:,.0f}",
         rate=format_figure(member["rate"]["steps_per_s"]),
-        alone=format_figure((member["solo"] or {}).get("steps_per_s")),
+        alone=format_figure(solo["steps_per_s"] if solo else None),
         slowdown=format_slowdown(member["slowdown"]),
         predicted=format_slowdown(member["predicted_slowdown"]),
-        over=bool(bound and member["slowdown"] and member["slowdown"] > bound * 1.005),
-        gpu_memory=format_mb_figure((member["gpu_memory_mb"] or {}).get("peak")),
-        sm=format_share((member["sm_share"] or {}).get("value")),
+        over=bool(find_over_bound([member])),
+        gpu_memory=format_mb_figure(memory["peak"] if memory else None),
+        sm=format_share(sm["value"] if sm else None),
         cpus=format_figure(member["cpu_cores"], 2),
         wait=format_share(member["stall"]["data"]),
         exit=told,
         instance=escape_controls(find_instance_word(member)),
     )
-
-
-def _tell_elapsed(member: Member) -> str:
-    """How long it ran; empty where it has not started, or has not ended."""
-    if member["started_at"] is None or member["ended_at"] is None:
-        return ""
-    return say_span(max(0.0, member["ended_at"] - member["started_at"]))
 
 
 def _tell_about(source: PageSource) -> str:
@@ -451,7 +448,9 @@ def _build_part(
     if summary["gpu"]["uuid"] is None and summary["gpu"]["model"] is None:
         where = "no GPU"
     node = f" on {summary['node']}" if summary["node"] else ""
-    drawing = None if series is None else _build_drawing(source, series, bands)
+    drawing = None
+    if series is not None and window is not None:
+        drawing = _build_drawing(source, series, bands, window["to"])
     problems = [] if series is None else [("Problem", text) for text in series.problems]
     part = PackPart(
         job=escape_controls(name_summary(summary).removeprefix("Pack ")),
@@ -503,16 +502,19 @@ def _tell_resolution(series: PackSeries) -> str:
 
 
 def _build_drawing(
-    source: PageSource, series: PackSeries, bands: Mapping[int, Sequence[Band]]
+    source: PageSource,
+    series: PackSeries,
+    bands: Mapping[int, Sequence[Band]],
+    end: float,
 ) -> dict[str, Any]:
     """What the page's script draws of a pack."""
     members = source.members
     calls = tell_members_apart(members)
     summary = source.summary
     return {
-        "job": str(summary["job"] or summary["pack_id"]),
+        "job": summary["job"] or summary["pack_id"],
         "begin": series.begin,
-        "length": round(summary["window"]["to"] - series.begin, 1),
+        "length": round(end - series.begin, 1),
         "step": series.step_s,
         "count": series.count,
         "gpu": {metric: found.build_mapping() for metric, found in series.gpu.items()},
@@ -521,11 +523,11 @@ def _build_drawing(
         "instances": build_instance_drawings(summary, series),
         "members": [
             {
-                "id": escape_controls(str(member["id"])),
+                "id": escape_controls(member["id"]),
                 "label": escape_controls(cut(call or member["name"], _NAME_MOST)),
-                "state": escape_controls(str(member["state"])),
+                "state": escape_controls(member["state"]),
                 "bands": [list(band) for band in bands.get(member["member"], ())],
-                "alone": (member["solo"] or {}).get("steps_per_s"),
+                "alone": solo["steps_per_s"] if (solo := member["solo"]) else None,
                 "accepted": member["accepted_slowdown"],
                 "rate": series.rates[member["member"]].build_mapping()
                 if member["member"] in series.rates
@@ -536,22 +538,23 @@ def _build_drawing(
     }
 
 
-def _list_planned(members: Sequence[Member]) -> list[tuple[str, str, str, str, str]]:
+def _list_planned(members: Sequence[SummaryMember]) -> list[tuple[str, str, str, str, str]]:
     """What was planned of members and what came: id, slowdowns, MIG instances (empty for none)."""
     found = []
     for member in members:
-        predicted, mig = member["predicted_slowdown"], member["mig"] or {}
-        wanted, instance = (escape_controls(mig.get(name) or "") for name in ("planned", "profile"))
+        predicted, mig = member["predicted_slowdown"], member["mig"]
+        kinds = (mig["planned"], mig["profile"]) if mig else (None, None)
+        wanted, instance = (escape_controls(kind or "") for kind in kinds)
         if predicted is not None or wanted:
             came = format_slowdown(member["together_slowdown"] or member["slowdown"])
-            who = escape_controls(str(member["id"]))
+            who = escape_controls(member["id"])
             found.append((who, format_slowdown(predicted), came, wanted, instance))
     return found
 
 
 def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
     """How much so many together do: the degree, progress, the worst slowdown, what it was of."""
-    degree = summary["degree"] or {}
+    points = summary["degree"]["curve"] if summary["degree"] else []
     return [
         (
             str(point["degree"]),
@@ -559,31 +562,26 @@ def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
             format_slowdown(point["worst_slowdown"]),
             format_span(point["window_s"]),
         )
-        for point in sorted(degree.get("curve") or (), key=lambda point: point["degree"])
+        for point in sorted(points, key=lambda point: point["degree"])
     ]
 
 
-def _has_stall(member: Member) -> bool:
+def _has_stall(member: SummaryMember) -> bool:
     stall = member["stall"]
-    return any(stall[name] is not None for name in ("data", "device", "sharing"))
+    return (stall["data"], stall["device"], stall["sharing"]) != (None, None, None)
 
 
-def _build_stall(member: Member) -> StallRow:
+def _build_stall(member: SummaryMember) -> StallRow:
     stall = member["stall"]
+    shares = (stall["data"], stall["host"], stall["device"], stall["sharing"])
+    words = ("waited for data", "waited for the host", "had a kernel running", "lost to sharing")
     told = [
-        f"{word} {format_share(stall[name])}"
-        for name, word in (
-            ("data", "waited for data"),
-            ("host", "waited for the host"),
-            ("device", "had a kernel running"),
-            ("sharing", "lost to sharing"),
-        )
-        if stall[name] is not None
+        f"{word} {format_share(share)}"
+        for word, share in zip(words, shares, strict=True)
+        if share is not None
     ]
-    percents = {
-        name: None if stall[name] is None else round(100 * stall[name])
-        for name in ("data", "host", "device", "sharing")
-    }
-    return StallRow(
-        id=escape_controls(str(member["id"])), text=", ".join(told) or UNKNOWN, **percents
+    data, host, device, sharing = (
+        None if share is None else round(100 * share) for share in shares
     )
+    text = ", ".join(told) or UNKNOWN
+    return StallRow(escape_controls(member["id"]), data, host, device, sharing, text)

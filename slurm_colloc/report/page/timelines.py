@@ -19,7 +19,13 @@ from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import ENDS
 from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.summary_file import (
+    Summary,
+    SummaryGpu,
+    SummaryMember,
+    SummaryWindow,
+    choose_members,
+)
 from slurm_colloc.report.terminal_tables import format_span
 from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.member_states import AT_DOOR, MEASURED, MemberPause
@@ -50,7 +56,7 @@ class Moment:
 
 
 def build_bands(
-    summary: Mapping[str, Any],
+    summary: Summary,
     stays: Mapping[int, Sequence[Stay]],
     pauses: Sequence[MemberPause],
 ) -> dict[int, list[Band]]:
@@ -82,7 +88,7 @@ def build_bands(
 
 
 def _find_spans(
-    member: Mapping[str, Any], stays: Sequence[Stay], last: float
+    member: SummaryMember, stays: Sequence[Stay], last: float
 ) -> list[tuple[float, float]]:
     """Its starts: as its monitor saw them; the first and last edge as its runner wrote them."""
     started, ended = member["started_at"], member["ended_at"]
@@ -103,9 +109,7 @@ def _since(begin: float, at: float) -> float:
     return round(at - begin, 1)
 
 
-def list_moments(
-    summary: Mapping[str, Any], bands: Mapping[int, Sequence[Band]], pack: Path
-) -> list[Moment]:
+def list_moments(summary: Summary, bands: Mapping[int, Sequence[Band]], pack: Path) -> list[Moment]:
     """What happened, in order: for those who read the time line as a list.
 
     Args:
@@ -119,7 +123,7 @@ def list_moments(
     moments: list[Moment] = []
     for member in summary["members"]:
         moments += _list_of_member(member, bands.get(member["member"], ()), begin)
-    for decision in (summary["degree"] or {"decisions": ()})["decisions"]:
+    for decision in summary["degree"]["decisions"] if summary["degree"] else ():
         if decision["reason"]:
             text = f"{decision['degree']} may run at once: {decision['reason']}"
             moments.append(Moment(decision["at"] - begin, text))
@@ -130,7 +134,7 @@ def list_moments(
     return sorted(moments, key=lambda moment: moment.at_s)[:_EVENTS_MOST]
 
 
-def _list_of_member(member: Mapping[str, Any], bands: Sequence[Band], begin: float) -> list[Moment]:
+def _list_of_member(member: SummaryMember, bands: Sequence[Band], begin: float) -> list[Moment]:
     name = member["id"]
     runs = [band for band in bands if band[2] == RUNS]
     moments = []
@@ -185,17 +189,17 @@ _INSTANCES_MOST = 16
 _NAMES_MOST = 4
 
 
-def name_instances(summary: dict[str, Any]) -> dict[str, str]:
+def name_instances(summary: Summary) -> dict[str, str]:
     """The instances that are drawn, by UUID: profile, memory, and who had it at the last start."""
     found: dict[str, tuple[str, float | None]] = {}
-    for one in (summary["layout"] or {}).get("came", ()):
+    for one in summary["layout"]["came"] if summary["layout"] else ():
         found[one["uuid"]] = one["profile"], one["memory_mb"]
     users: dict[str, list[str]] = {}
     for member in summary["members"]:
-        mig = member["mig"] or {}
-        if mig.get("uuid") and mig.get("profile"):
+        mig = member["mig"]
+        if mig and mig["uuid"] and mig["profile"]:
             # What was cut anew for another is not among those that stand.
-            found.setdefault(mig["uuid"], (mig["profile"], mig.get("memory_mb")))
+            found.setdefault(mig["uuid"], (mig["profile"], mig["memory_mb"]))
             users.setdefault(mig["uuid"], []).append(f"/{member['member']}")
     names = {}
     for uuid, (profile, memory_mb) in [*found.items()][:_INSTANCES_MOST]:
@@ -207,12 +211,12 @@ def name_instances(summary: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def count_instance_series(summary: dict[str, Any]) -> int:
+def count_instance_series(summary: Summary) -> int:
     """How many curves its instances have."""
     return len(INSTANCE_SHOWN) * len(name_instances(summary))
 
 
-def build_instance_drawings(summary: dict[str, Any], series: PackSeries) -> list[dict[str, Any]]:
+def build_instance_drawings(summary: Summary, series: PackSeries) -> list[dict[str, Any]]:
     """What the page's script draws of them."""
     return [
         {
@@ -226,8 +230,6 @@ def build_instance_drawings(summary: dict[str, Any], series: PackSeries) -> list
 
 # ----
 # What the page of a submission is made from, and its parts; how they are filled: page_values.
-
-Member = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class PageSource:
     last_lines: Mapping[int, str] = field(default_factory=dict)
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[SummaryMember]:
         """The members to show."""
         return choose_members(self.summary, self.chosen)
 
@@ -443,24 +445,23 @@ def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> Ti
         sources: The packs.
         bands: Of each.
     """
-    begun = [(n, s, b) for n, (s, b) in enumerate(zip(sources, bands, strict=True), 1)
-             if s.summary["window"] is not None]  # fmt: skip
+    begun = [(n, s, window, b) for n, (s, b) in enumerate(zip(sources, bands, strict=True), 1)
+             if (window := s.summary["window"]) is not None]  # fmt: skip
     parts = [
-        (number, source, gpu, _count_present(source, own, gpu[2]))
-        for number, source, own in begun
+        (number, source, window, gpu, _count_present(source, own, gpu[2]))
+        for number, source, window, own in begun
         for gpu in _list_gpus(number, source.summary)
     ]
     if len(parts) < 2:
         return None
-    windows = [source.summary["window"] for _, source, _ in begun]
-    first, last = min(w["from"] for w in windows), max(w["to"] for w in windows)
+    first = min(window["from"] for *_, window, _ in begun)
+    last = max(window["to"] for *_, window, _ in begun)
     length = max(last - first, 1e-3)
     most = max((count for *_, edges in parts for _, count in edges), default=0)
     lanes: dict[str, list[_Lane]] = {}
-    for number, source, (key, name, numbers), edges in sorted(
-        parts, key=lambda part: part[1].summary["window"]["from"]
+    for number, source, window, (key, name, numbers), edges in sorted(
+        parts, key=lambda part: part[2]["from"]
     ):
-        window = source.summary["window"]
         own = lanes.setdefault(key, [])
         lane = next((one for one in own if one.end <= window["from"]), None)
         if lane is None:
@@ -468,7 +469,7 @@ def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> Ti
             own.append(lane)
         lane.end = window["to"]
         lane.stays.append(
-            _build_stay(number, source, numbers, edges, (first, length, max(1, most)))
+            _build_stay(number, source, window, numbers, edges, scale=(first, length, max(1, most)))
         )
     lines = [GpuLine(lane.name, lane.stays) for own in lanes.values() for lane in own]
     return TimeLine(
@@ -504,7 +505,7 @@ def _list_gpus(number: int, summary: Summary) -> list[_Gpu]:
     return [(uuid or f"pack {number}", escape_controls(f"{node}{name}"), None)]
 
 
-def _name(gpu: Mapping[str, Any]) -> str:
+def _name(gpu: SummaryGpu) -> str:
     """By its index on the node, which is short; the UUID is in the pack's own part."""
     index = gpu["index"]
     return name_gpu(gpu["uuid"], None) if index is None else f"GPU {index}"
@@ -532,12 +533,13 @@ def _count_present(
 def _build_stay(
     number: int,
     source: PageSource,
+    window: SummaryWindow,
     numbers: frozenset[int] | None,
     edges: Sequence[tuple[float, int]],
+    *,
     scale: tuple[float, float, int],
 ) -> GpuStay:
     first, length, most = scale
-    window = source.summary["window"]
     span = max(window["to"] - window["from"], 1e-3)
     members = [m for m in source.members if numbers is None or m["member"] in numbers]
     bad = [member for member in members if member["state"] in ENDS]
