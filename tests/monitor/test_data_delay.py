@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib.util
 import json
 import shutil
@@ -20,12 +19,12 @@ from slurm_colloc.report.data_tables import render_csv
 from slurm_colloc.report.pack_summary import build_summary
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
-from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
+from slurm_colloc.store.pack_directory import Setup, write_ended, write_setup
 
 from ..instrument.bed import ROOT, build_environment
+from ..packs import build_member, build_pack, write_packs
 from ..report.generated import render_report
 from ..simgpu.conftest import Simulation
-from ..store.builders import build_member, build_pack
 from ..wait_until import wait_until
 from .bed import Bed, environment_of
 
@@ -97,6 +96,7 @@ if end == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 """
 
+SUBMISSION = "20260101-000000-a"
 WITHOUT, TOO_SLOW, HIDDEN, CRASHED, SILENT, FORKED, BRIEF = range(1, 8)
 LENGTH_S = 16
 # Workers, delay of a batch and time of a step, in seconds: without workers all of a delay is waited
@@ -114,16 +114,12 @@ class WatchedPack(Bed):
 
     @property
     def pack(self) -> Path:
-        return self.directory / "state" / "packs" / build_pack("20260101-000000-a").record.pack_id
+        return self.directory / "state" / "packs" / f"{SUBMISSION}.0"
 
     def plan(self, numbers: range, gpu: str = "") -> None:
-        new = build_pack("20260101-000000-a")
-        record = dataclasses.replace(new.record, members=tuple(numbers))
         # Scripts that are the same would be one file, and each is written anew when it is started.
-        entries = tuple(build_member(number, str(number).encode()) for number in numbers)
-        with self.state.writing([NewPack(record, entries)]):
-            pass
-        self.state.record_job([record], "4711")
+        entries = [build_member(number, str(number).encode()) for number in numbers]
+        write_packs(self.state, build_pack(SUBMISSION, members=entries), job_id="4711")
         assert begin_attempt(self.pack, 1) == 1
         gpus = (gpu,) if gpu else ()
         setup = Setup(1, "auto", "timeslice", "", "n1", "", gpus, 143771, "NVIDIA H200")

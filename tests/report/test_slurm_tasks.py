@@ -30,7 +30,7 @@ from slurm_colloc.store.member_states import (
 )
 from slurm_colloc.store.pack_directory import write_moved
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 
 NOW = time.time()
 

@@ -28,7 +28,7 @@ from slurm_colloc.store.pack_directory import (
     write_chain,
 )
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 from .pack_contexts import build_context
 
 

@@ -19,7 +19,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
 from slurm_colloc.store.pack_directory import read_spec
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 from .pack_contexts import build_context
 
 M = MemberState
@@ -34,10 +34,7 @@ class Bed:
 
     def __init__(self, folder: Path) -> None:
         state = State(folder / "state", "here")
-        state.prepare()
-        with state.writing([build_pack("s", members=3)]):
-            pass
-        self.pack = state.pack_path("s.0")
+        self.pack = write_packs(state, build_pack("s", members=3))
         attempt = begin_attempt(self.pack, 1)
         record = state.read_pack("s.0")
         assert record is not None

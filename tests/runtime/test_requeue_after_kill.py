@@ -35,8 +35,8 @@ from slurm_colloc.store.member_states import (
 from slurm_colloc.store.pack_directory import write_pack, write_record
 from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
+from ..packs import build_pack
 from ..pausing.running_member import RunningMember
-from ..store.builders import build_pack
 
 RUNNING = {
     "JobState": "RUNNING", "Requeue": "1", "Restarts": "0", "PreemptTime": "None",
@@ -359,14 +359,13 @@ def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> Non
 
 
 def test_kills_in_all_gpu_sets_of_a_job_count_together(bed: Bed) -> None:
-    first = build_pack("s")
     packs = [
-        dataclasses.replace(first.record, pack_id=name, gpu_set=number, gpu_sets=(1, 1))
+        build_pack("s", pack_id=name, gpu_set=number, gpu_sets=(1, 1))
         for number, name in enumerate(("s.0", "s~1.0"))
     ]
-    write_record(bed.pack, packs[0])
+    write_record(bed.pack, packs[0].record)
     other = bed.pack.parent / "s~1.0"
-    write_pack(other, dataclasses.replace(first, record=packs[1]))
+    write_pack(other, packs[1])
     write_kill(other, RunnerKill(0, 1, 9, 1.0))
     write_kill(bed.pack, RunnerKill(1, 2, 9, 1.0))
     bed.answer(Restarts="2")
