@@ -26,7 +26,7 @@ from ..packs import build_member, build_pack, write_packs
 from ..report.generated import render_report
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until
-from .bed import Bed, environment_of
+from .watched_pack import WatchedPack, environment_of
 
 pytestmark = [
     pytest.mark.long,
@@ -104,7 +104,7 @@ LENGTH_S = 16
 DELAYS = {WITHOUT: (0, 0.02, 0.03), TOO_SLOW: (2, 0.12, 0.02), HIDDEN: (2, 0.02, 0.04)}
 
 
-class WatchedPack(Bed):
+class ReportedPack(WatchedPack):
     """A pack of a state directory, so that there is a summary of it."""
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class WatchedPack(Bed):
 class Seen:
     """A pack that has run, and its summary."""
 
-    pack: WatchedPack
+    pack: ReportedPack
     summary: dict[str, Any]
 
     def member(self, number: int) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """All of them side by side, with a real monitor; there is no GPU."""
-    pack = WatchedPack(tmp_path_factory.mktemp("delay"))
+    pack = ReportedPack(tmp_path_factory.mktemp("delay"))
     try:
         pack.plan(range(1, 8))
         monitor = pack.start_monitor(interval_s=1.0)
@@ -282,7 +282,7 @@ def test_the_report_says_what_is_unknown_and_never_nothing(seen: Seen) -> None:
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
 def test_alone_on_a_gpu_the_time_is_split(tmp_path: Path, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
-    pack = WatchedPack(tmp_path)
+    pack = ReportedPack(tmp_path)
     try:
         pack.plan(range(1, 2), h200)
         monitor = pack.start_monitor(environment_of(simulation), interval_s=1.0)

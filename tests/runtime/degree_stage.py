@@ -35,7 +35,7 @@ from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
 from ..packs import build_pack, write_packs
 from .pack_contexts import build_context
-from .runner_bed import NOBODY
+from .stepped_runner import NOBODY
 
 RATE = 10.0
 TICK_S = 0.05

@@ -26,7 +26,7 @@ from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
 from ..packs import build_member, build_pack, replace_job, write_packs
 from ..wait_until import wait_until
-from .runner_bed import PlainProcess, PlainSlurm
+from .stepped_runner import PlainProcess, PlainSlurm
 
 GROUP = (("account", "a"), ("partition", "p"))
 

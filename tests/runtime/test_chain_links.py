@@ -68,7 +68,7 @@ class OneUser(SlurmAccess):
         self.requeued.append(job_id)
 
 
-class Bed:
+class FirstLink:
     """The first link of a chain, with a clock that is set by hand."""
 
     def __init__(self, tmp_path: Path, left_s: float) -> None:
@@ -100,7 +100,7 @@ def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_successor_is_submitted_once_its_lead_has_come(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=1000)
+    bed = FirstLink(tmp_path, left_s=1000)
     bed.work()
     assert bed.slurm.submitted == []
     bed.slurm.jobs["4711"]["EndTime"] = format_moment(time.time() + 300)
@@ -118,7 +118,7 @@ def test_the_successor_is_submitted_once_its_lead_has_come(tmp_path: Path) -> No
 
 
 def test_the_pack_is_passed_on_once_its_members_have_ended(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     name_mark(bed.path, "4720").touch()
     bed.work()
@@ -135,7 +135,7 @@ def test_the_pack_is_passed_on_once_its_members_have_ended(tmp_path: Path) -> No
 
 
 def test_a_chain_that_is_over_cancels_its_successor(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.chain.finish(is_over=True)
     assert bed.slurm.cancelled == ["4720"]
@@ -143,7 +143,7 @@ def test_a_chain_that_is_over_cancels_its_successor(tmp_path: Path) -> None:
 
 
 def test_a_refused_successor_is_tried_again_and_then_the_job_is_requeued(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.slurm.refusal = "Job violates accounting/QOS policy"
     bed.work()
     assert "Job violates" in read_chain(bed.path).problem
@@ -159,7 +159,7 @@ def test_a_refused_successor_is_tried_again_and_then_the_job_is_requeued(tmp_pat
 
 
 def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.slurm.jobs["4720"]["JobState"] = "CANCELLED"
     bed.work()
@@ -170,7 +170,7 @@ def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
 
 
 def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     mark = name_mark(bed.path, "4720")
     mark.touch()
@@ -186,7 +186,7 @@ def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path)
 
 
 def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=3000)
+    bed = FirstLink(tmp_path, left_s=3000)
     bed.slurm.is_silent = True
     bed.work()
     assert read_chain(bed.path).problem == "Slurm did not answer: not now"
@@ -196,7 +196,7 @@ def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> No
 
 
 def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     for number in range(TRIES + 2):
         bed.work()
         bed.slurm.jobs[str(4720 + number)] = {"JobState": "NODE_FAIL"}
@@ -206,7 +206,7 @@ def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None
 
 
 def test_slurms_own_time_limit_hands_over_too(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.decision.ending = PackVerdict(False, MemberState.TIMEOUT, "its time limit was reached")
     bed.chain.finish(is_over=False)

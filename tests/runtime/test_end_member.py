@@ -25,7 +25,7 @@ from .pack_contexts import build_context
 M = MemberState
 
 
-class Bed:
+class PackWithEnds:
     """A pack of two places, whose first two members run while the third waits.
 
     Args:
@@ -67,8 +67,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> PackWithEnds:
+    return PackWithEnds(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def bed(tmp_path: Path) -> Bed:
     ],
 )
 def test_an_end_for_good_frees_the_place_and_is_written(
-    bed: Bed, verdict: Verdict, cause: str | None
+    bed: PackWithEnds, verdict: Verdict, cause: str | None
 ) -> None:
     bed.first.pid, bed.first.deadline, bed.first.asked = 7, 5.0, StopReason.TIMEOUT
     bed.ends.end(bed.first, verdict)
@@ -101,7 +101,7 @@ def test_an_end_for_good_frees_the_place_and_is_written(
     assert bed.list_events() == ["member_end"]
 
 
-def test_one_that_starts_again_waits_in_its_turn(bed: Bed) -> None:
+def test_one_that_starts_again_waits_in_its_turn(bed: PackWithEnds) -> None:
     asked = StopReason.REQUEUE
     bed.first.asked = asked
     bed.ends.end(bed.first, Verdict(M.PENDING, ExitCode(0), asked.value))

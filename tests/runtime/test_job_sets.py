@@ -28,7 +28,7 @@ from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
 from .gpu_set_bed import GpuSetJob, begin_sets
-from .runner_bed import NOBODY
+from .stepped_runner import NOBODY
 from .submission_bed import Submission, run_plainly
 
 

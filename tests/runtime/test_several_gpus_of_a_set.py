@@ -25,7 +25,7 @@ from slurm_colloc.store.pack_directory import Setup
 
 from ..packs import build_member, build_pack
 from .pack_contexts import build_context
-from .runner_bed import PlainProcess
+from .stepped_runner import PlainProcess
 
 LEFT, RIGHT = (f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (0, 1))
 SETUP = Setup(1, "auto", "mps", "", "n", gpus=(LEFT, RIGHT), gpu_memory_mb=80_000)

@@ -1,7 +1,4 @@
-"""A runner's parts as they work together, on a pack's directory, without Slurm and without a GPU.
-
-A test does itself what the runner's loop does, one step at a time, and says what Slurm answers.
-"""
+"""A runner's parts as they work together on a pack's directory, without Slurm and without a GPU."""
 
 from __future__ import annotations
 
@@ -77,8 +74,10 @@ class PlainProcess(StartedProcess):
         self.kills += 1
 
 
-class Bed:
-    """One attempt of a pack.
+class SteppedRunner:
+    """The runner of one attempt of a pack.
+
+    A test does itself what the runner's loop does, one step at a time, and says what Slurm answers.
 
     Args:
         folder: Where its state is.
