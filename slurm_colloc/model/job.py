@@ -84,6 +84,8 @@ class Job:
             nothing.
         metrics: The results that are looked for in its output, see model.result_metrics.
         pause: It may be paused, so that others are measured without it; False with `--no-pause`.
+        turn_s: It takes turns with others that do not fit in GPU memory with it, each of so many
+            seconds at least (`--take-turns`); 0 where its GPU memory is never moved.
         only_probe: It runs until its rate is known, and no longer (`csub probe`).
         tells_stalls: That probe tells what holds it up instead (`csub probe --stalls`).
         profile_like: The job whose usage profile counts for it, as `--profile-like` names it;
@@ -136,6 +138,7 @@ class Job:
     progress_regex: str | None = None
     metrics: tuple[str, ...] = ()
     pause: bool = True
+    turn_s: float = 0.0
     only_probe: bool = False
     tells_stalls: bool = False
     profile_like: str | None = None

@@ -27,6 +27,7 @@ from slurm_colloc.model.usage_profile import RUN_MOST_S, Calibration, Load
 from slurm_colloc.planning.hard_limits import (
     Limits,
     Subject,
+    add_gpu_memory_margin,
     compute_gpu_memory_limit_mb,
     compute_gpu_memory_need_mb,
     compute_host_memory_limit_mb,
@@ -154,6 +155,11 @@ class Need:
     gpu_memory_limit_mb: int | None = None
     gpus: int = 1
 
+    @property
+    def takes_turns(self) -> bool:
+        """Others may have all of the GPU's memory while its own is in host memory."""
+        return self.gpu_memory_mb is None and self.gpu_memory_limit_mb is not None
+
 
 def choose_bound(asking: Job | Need, policy: Policy) -> float:
     """How much slower than alone a job may get, 1 or more: as its user said, else by the policy."""
@@ -177,6 +183,10 @@ def compute_need(
     if host_memory_mb is None and capacity.host_memory_mb_per_gpu is not None:
         places = policy.degree * capacity.gpus
         host_memory_mb = max(1, capacity.host_memory_mb_per_gpu * max(1, job.gpus) // places)
+    limit_mb = choose_gpu_memory_limit_mb(job, profile)
+    if job.turn_s and host_memory_mb is not None:
+        # While others have their turn its GPU memory is there.
+        host_memory_mb += add_gpu_memory_margin(limit_mb or 0)
     return Need(
         index,
         job.cpus,
@@ -184,7 +194,7 @@ def compute_need(
         choose_gpu_memory_mb(job, profile),
         choose_time_limit_s(job, capacity),
         job.max_slowdown,
-        choose_gpu_memory_limit_mb(job, profile),
+        limit_mb,
         max(1, job.gpus),
     )
 
@@ -203,7 +213,12 @@ def choose_time_limit_s(job: Job, capacity: Capacity) -> int | None:
 
 
 def choose_gpu_memory_mb(job: Job, profile: UsageProfile | None) -> int | None:
-    """GPU memory that a job takes: as its user said, else from its profile; None unknown."""
+    """GPU memory that a job takes from its partners: as its user said, else from its profile.
+
+    None where that is unknown, and where they take turns.
+    """
+    if job.turn_s:
+        return None
     if job.gpu_memory_mb is not None or profile is None:
         return job.gpu_memory_mb
     return compute_gpu_memory_need_mb(profile)

@@ -135,6 +135,8 @@ MEASURED = (
     "that leaves room"
 )
 
+TURNS = "--take-turns: where members do not fit in GPU memory together, one is in host memory"
+
 RUNNER_HOST_MEMORY_MB = 64
 SRUN_HOST_MEMORY_MB = 16
 """What the batch step itself needs: the runner, and a waiting srun for each running member."""
@@ -315,7 +317,12 @@ def build_pack(
     # Members above what surely runs at once may have to wait, however much room there is.
     allowed = prediction.allowed if prediction else ()
     time_limit_s, cap_s, time_reason = compute_time(
-        needs, walls, surely, capacity, policy, allowed=allowed
+        needs,
+        walls,
+        _count_going(needs, surely, capacity, policy),
+        capacity,
+        policy,
+        allowed=allowed,
     )
     members = []
     mode = policy.mode if degree > 1 else SharingMode.EXCLUSIVE
@@ -345,12 +352,12 @@ def build_pack(
             )
         members.append(member)
     cpus = sum(heapq.nlargest(degree, _fill_up([need.cpus for need in needs], degree)))
-    reasons = _describe_size(len(needs), degree, cpus, places)
+    reasons = _describe_size(needs, degree, cpus, places)
     if prediction:
         reasons += prediction.reasons
     if closing_reason:
         reasons.append(f"takes no more members: {closing_reason}")
-    if any(need.gpu_memory_mb is None for need in needs):
+    if any((need.gpu_memory_mb or need.gpu_memory_limit_mb) is None for need in needs):
         reasons.append("GPU memory was not stated for all members and is not checked")
     elif capacity.gpu_memory_mb is None:
         reasons.append("the GPU's memory is unknown here, the stated needs are not checked")
@@ -379,6 +386,16 @@ def build_pack(
     )
 
 
+def _count_going(needs: Sequence[Need], surely: int, capacity: Capacity, policy: Policy) -> int:
+    """How many surely run at once: those that take turns are all there, and do not all run."""
+    if not any(need.takes_turns for need in needs):
+        return surely
+    if capacity.gpu_memory_mb is None:
+        return 1
+    sized = [replace(need, gpu_memory_mb=need.gpu_memory_limit_mb) for need in needs]
+    return choose_degree(sized, capacity, policy)
+
+
 def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     """A job in an allocation of its own, which gets what it asked for."""
     member = MemberPlan(
@@ -402,8 +419,10 @@ def build_lone_pack(index: int, job: Job, reason: str) -> PackPlan:
     )
 
 
-def _describe_size(members: int, degree: int, cpus: int, places: int | None) -> list[str]:
-    size, has = format_count(members, "member"), format_count(cpus, "CPU")
+def _describe_size(needs: Sequence[Need], degree: int, cpus: int, places: int | None) -> list[str]:
+    size, has = format_count(len(needs), "member"), format_count(cpus, "CPU")
+    if any(need.takes_turns for need in needs):
+        return [f"{size}, {degree} in turns, {has}", TURNS]
     if places:
         return [f"{size}, room for {places}, {has}", MEASURED]
     return [f"{size}, {degree} at once, {has}"]

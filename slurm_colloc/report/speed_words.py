@@ -86,6 +86,20 @@ def describe_cores(member: MemberView, degree: DegreeRecord | None) -> str:
     return ""
 
 
+def describe_moved(member: MemberView, degree: DegreeRecord | None) -> str:
+    """Where the GPU memory of a member is that takes turns; empty where it is on the GPU."""
+    for moved in () if degree is None else degree.moved:
+        if moved.member == member.place:
+            if moved.problem and moved.mb is None:
+                return f"keeps its GPU memory when its turn ends: {moved.problem}"
+            size = "its GPU memory" if moved.mb is None else f"{moved.mb / 1024:.1f} GB"
+            where = f"{size} moved to host memory"
+            if moved.problem:
+                return f"{where} and not back yet: {moved.problem}"
+            return f"parked, {where} until its turn"
+    return ""
+
+
 _TOO_FEW = {
     0: "without workers its DataLoader cannot use {cores} cores",
     1: "1 worker cannot use {cores} cores",

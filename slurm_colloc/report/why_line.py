@@ -21,6 +21,7 @@ from slurm_colloc.report.speed_words import (
     describe_cores,
     describe_degree,
     describe_limit,
+    describe_moved,
     describe_pace,
     explain_kept_waiting,
 )
@@ -313,9 +314,12 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     end = f"{told}{_format_end(view, member, facts)}"
     if record.at_door:
         return f"{text}, {member.reason or 'it loads its program'}{end}"
+    if member.is_parked and (moved := describe_moved(member, facts.degree)):
+        return f"{text}, {moved}{end}"
     if member.is_parked:
         return f"{text}, parked: its processes are paused until a place is free for it{end}"
-    text = ", ".join(filter(None, (text, describe_cores(member, facts.degree))))
+    kept = describe_moved(member, facts.degree)
+    text = ", ".join(filter(None, (text, kept, describe_cores(member, facts.degree))))
     partners = [m for m in others if not m.is_parked and m not in loading]
     if not partners and not parked and not loading:
         return f"{text}, alone in its pack{end}"

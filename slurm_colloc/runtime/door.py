@@ -93,7 +93,7 @@ class Doors:
     def may_wait_there(self, member: Member) -> bool:
         """Whether a member that has a place, and no room on the GPU, may start up to the door."""
         job = member.spec.job
-        if not self._is_on or not job.instrument:
+        if not self._is_on or not job.instrument or job.turn_s:
             return False
         if self.measured_degree.is_measuring or any(
             m.is_parked for m in self.pack.members.running()

@@ -245,7 +245,15 @@ class StartQueue:
 
     def find_for_door(self) -> Member | None:
         """The next member, where it has a place and only the GPU has no room for it."""
+        return self._find_for_gpu(self.look())
+
+    def find_next(self) -> Member | None:
+        """The next member, where it may start now or only the GPU has no room for it."""
         look = self.look()
+        is_free = look.front is not None and why_not_now(look.facts) is None
+        return look.front if is_free else self._find_for_gpu(look)
+
+    def _find_for_gpu(self, look: QueueLook) -> Member | None:
         is_for_gpu = look.facts.degree_reason or look.facts.memory_reason
         return (
             look.front

@@ -42,6 +42,7 @@ from slurm_colloc.store.runner_requests import (
     KEPT,
     CoreLoan,
     DegreeRecord,
+    MovedMemory,
     WorkersAdvice,
     write_degree,
 )
@@ -72,6 +73,8 @@ class MeasuredDegree:
         count_waiting: How many wait that may start here, in other packs, too.
         list_loans: Cores that members have besides their own.
         list_advice: Members that have too few workers for the cores that there are.
+        takes_turns: GPU memory alone bounds how many run at once, and members take turns.
+        list_moved: Members whose GPU memory is in host memory, or has to stay where it is.
     """
 
     pack: PackContext
@@ -87,6 +90,8 @@ class MeasuredDegree:
     count_waiting: Callable[[], int] = lambda: 0
     list_loans: Callable[[], tuple[CoreLoan, ...]] = tuple
     list_advice: Callable[[], tuple[WorkersAdvice, ...]] = tuple
+    takes_turns: Callable[[], bool] = lambda: False
+    list_moved: Callable[[], tuple[MovedMemory, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
@@ -123,7 +128,7 @@ class MeasuredDegree:
     def describe(self, member: Member) -> WaitReason | None:
         """Why a member waits although it has a place; None where it may start."""
         running = self.pack.members.running()
-        if len(self.pack.members.places) < 2 or not running or self.pack.members.takes_one:
+        if not self._has_places or not running or self.takes_turns():
             return None
         if self._windows.is_open:
             return WaitReason(WaitKind.MEASURING, count=len(running))
@@ -140,7 +145,8 @@ class MeasuredDegree:
         """How many more members may start now, whatever they are like."""
         running = self.pack.members.running()
         free = len(self.pack.members.free_cpus)
-        if not (free and running) or self._windows.is_open or self._list_parked():
+        is_waited_for = any(member.is_parked or member.is_moved for member in running)
+        if not (free and running) or self._windows.is_open or is_waited_for:
             # A pack in which none runs ends, and gives its GPU to the next one.
             return 0
         most = free
@@ -224,8 +230,13 @@ class MeasuredDegree:
             # Of those that have come something may be measured.
             self._is_off = False
 
+    @property
+    def _has_places(self) -> bool:
+        """Several members may run at once."""
+        return len(self.pack.members.places) > 1 and not self.pack.members.takes_one
+
     def _look(self, running: Sequence[Member]) -> None:
-        if self._is_off or len(self.pack.members.places) < 2 or self.pack.members.takes_one:
+        if self._is_off or self.takes_turns() or not self._has_places:
             return
         if self.find_unwatched():
             # That nothing is watched has been said.
@@ -375,7 +386,8 @@ class MeasuredDegree:
         return replace(
             self._record,
             places=len(self.pack.members.places),
-            parked=tuple(member.number for member in self._list_parked()),
+            parked=tuple(m.number for m in running if m.is_parked or m.is_moved),
+            moved=self.list_moved(),
             # Beyond those that wait here.
             room=max(0, self.find_room() - len(self.pack.members.waiting)),
             # Figures of every moment would be written at every moment.

@@ -64,6 +64,7 @@ class Member:
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
         paused_s: Seconds that its processes were stopped since its present start.
         is_parked: It is paused until a place is free for it.
+        is_moved: It is paused, and its GPU memory is in host memory.
         is_at_door: It was started to load its program, and may not use the GPU yet.
         home: Where it was submitted; None for one of the pack's own submission.
     """
@@ -89,6 +90,7 @@ class Member:
     paused_at: float | None = None
     paused_s: float = 0.0
     is_parked: bool = False
+    is_moved: bool = False
     is_at_door: bool = False
     home: HomeRecord | None = None
 
@@ -148,7 +150,7 @@ class Member:
         """Its present start is over: its processes, and what was asked of it, are forgotten."""
         self.process = self.pid = self.wrapper_pid = None
         self.asked = self.end_by = self.ended_at = None
-        self.is_orphan = self.is_parked = self.is_at_door = False
+        self.is_orphan = self.is_parked = self.is_moved = self.is_at_door = False
         self.reserved_mb, self.paused_s = None, 0.0
         self.stop_time()
 

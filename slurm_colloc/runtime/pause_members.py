@@ -327,10 +327,12 @@ class MemberPauser:
     Attributes:
         pack: The attempt of the pack.
         find_progress: Where a member counts its steps; empty where it does not.
+        on_resume: Told of each member that goes on, or is to.
     """
 
     pack: PackContext
     find_progress: Callable[[Member], str] = lambda _member: ""
+    on_resume: Callable[[Member], None] = lambda _member: None
 
     def __post_init__(self) -> None:
         self._processes = StepProcesses(str(self.pack.path))
@@ -397,9 +399,8 @@ class MemberPauser:
 
     def resume(self, members: Iterable[Member]) -> None:
         """Let members go on; the time of their pauses counts for none of their limits."""
-        paused = [member for member in members if member.paused_at is not None]
-        if not paused:
-            return
+        wanted = list(members)
+        paused = [member for member in wanted if member.paused_at is not None]
         for member in paused:
             stopped = self._stopped.pop(member.number, None)
             if stopped is not None:
@@ -407,7 +408,10 @@ class MemberPauser:
         now = self.pack.clock()
         for member in paused:
             member.resume(now)
-        self._write(resumed=paused)
+        if paused:
+            self._write(resumed=paused)
+        for member in wanted:
+            self.on_resume(member)
 
     def forget(self, member: Member) -> None:
         """A member has ended, or is gone."""

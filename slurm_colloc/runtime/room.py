@@ -72,7 +72,7 @@ class GpuMemoryRoom:
         gpus = self.find_gpus() or ("",)
         free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
         for member in self.pack.members.running():
-            reserved_mb = self._find_reserved_mb(member, usable_mb)
+            reserved_mb = 0 if member.is_moved else self._find_reserved_mb(member, usable_mb)
             for gpu in self._list_gpus(member):
                 free_mb[gpu] -= reserved_mb
                 count[gpu] += 1
@@ -102,6 +102,15 @@ class GpuMemoryRoom:
             usable_mb=free.usable_mb,
             need_mb=need_mb,
         )
+
+    def find_reserved_mb(self, member: Member) -> int:
+        """What counts as a running member's on its GPU, also while it is moved away from there."""
+        return self._find_reserved_mb(member, self.find_usable_mb() or 0)
+
+    def has_room_again(self, member: Member) -> bool:
+        """Whether a member whose GPU memory was moved away has room for it now."""
+        free = self.find_free()
+        return free is None or self.find_reserved_mb(member) <= free.find_free_mb(1)
 
     def reserve(
         self, member: Member, *, is_later: bool = False

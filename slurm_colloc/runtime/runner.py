@@ -137,6 +137,7 @@ class Runner:
         finally:
             try:
                 parts.steps.run("what is paused", parts.measured_degree.stop)
+                parts.steps.run("moved memory", parts.memory_turns.close)
                 parts.last_work.begin()
                 parts.monitor.stop()
             finally:
@@ -196,6 +197,7 @@ class Runner:
         else:
             # Members are to hear what is sent to them.
             measured.stop()
+        self._parts.memory_turns.work(is_going_on=is_going_on)
 
     def _follow_slurm(self) -> None:
         parts = self._parts
@@ -274,6 +276,7 @@ class Runner:
         due = [moment for member in running for moment in member.list_due()]
         due += [*self._parts.mails.list_due(), *self._parts.pack_end.list_due()]
         due += [*self._parts.measured_degree.list_due(), *self._parts.core_lender.list_due()]
+        due += self._parts.memory_turns.list_due()
         wait_s = STARTING_WAIT_S if is_starting else IDLE_WAIT_S
         self._waker.wait(wait_s, due, self._parts.gpu_mode.filenos())
 

@@ -39,6 +39,7 @@ from slurm_colloc.runtime.member_progress import (
     choose_common_bound,
 )
 from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.memory_turns import MemoryTurns, MovingProcess
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
@@ -214,6 +215,8 @@ class RunnerParts:
             # Made behind this.
             list_loans=lambda: core_lender.list_loans(),  # noqa: PLW0108
             list_advice=lambda: core_lender.list_advice(),  # noqa: PLW0108
+            takes_turns=lambda: memory_turns.is_on,
+            list_moved=lambda: memory_turns.list_moved(),  # noqa: PLW0108
         )
         self.core_lender = core_lender = CoreLender(
             pack=pack,
@@ -242,6 +245,17 @@ class RunnerParts:
             memory=memory,
             states=states,
             describe_door=doors.describe,
+        )
+
+        self.memory_turns = memory_turns = MemoryTurns(
+            pack=pack,
+            pauser=pauser,
+            memory=memory,
+            gpu_mode=gpu_mode,
+            rates=rates,
+            find_process_mb=progress.find_gpu_process_mb,
+            find_waiting=start_queue.find_next,
+            moving=MovingProcess(pack.allocation.own_environment, f"{pack.path}/move_memory.log"),
         )
         self.intake = intake = MemberIntake(
             pack=pack,

@@ -386,6 +386,15 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "so many in all",
     ),
     _own("saves", _NO, Concern.MEMBER, "with --chain: the program saves, and goes on from there"),
+    Option(
+        "take-turns",
+        None,
+        _OPT,
+        Concern.MEMBER,
+        own=True,
+        reason="where jobs do not fit in GPU memory together, let them take turns; SECONDS: how "
+        "long a turn lasts at least",
+    ),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(

@@ -184,7 +184,7 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
 
 _USUAL = {
     "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
-    "tells_stalls": False,
+    "tells_stalls": False, "turn_s": 0.0,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
     "needs_wall": False, "chain": 0,
     "stays_fast": False,

@@ -232,6 +232,21 @@ class CoreLoan:
 
 
 @dataclass(frozen=True)
+class MovedMemory:
+    """A member whose GPU memory is in host memory, or cannot be moved.
+
+    Attributes:
+        member: Its number.
+        mb: GPU memory that is in host memory, in MiB; None where none is, or that is unknown.
+        problem: Why it is not moved, or not brought back yet; empty where all went well.
+    """
+
+    member: int
+    mb: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class WorkersAdvice:
     """A member that waits for data next to cores that its DataLoader's workers cannot use.
 
@@ -269,6 +284,7 @@ class DegreeRecord:
         decisions: The newest decisions, the oldest first.
         cores: Cores that members have, or had, besides their own, by number.
         workers: Members that have too few workers for the cores that there are, by number.
+        moved: Members that take turns and whose GPU memory is away, or has to stay, by number.
     """
 
     attempt: int
@@ -285,6 +301,7 @@ class DegreeRecord:
     decisions: tuple[DegreeDecision, ...] = ()
     cores: tuple[CoreLoan, ...] = ()
     workers: tuple[WorkersAdvice, ...] = ()
+    moved: tuple[MovedMemory, ...] = ()
 
     @property
     def reason(self) -> str:

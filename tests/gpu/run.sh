@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite for a machine with an NVIDIA GPU, as root: packs on a real Slurm and a real GPU.
-# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | serving | inputs | gpus | kills | mig | PYTEST ARGUMENTS]
+# Usage: run.sh PACKAGES OUT [hooks | measuring | planner | policies | degree | afternoon | lanes | serving | inputs | gpus | kills | oversubscribe | mig | PYTEST ARGUMENTS]
 # PACKAGES is what fetch_slurm.sh made; "-" where Slurm is installed. Without pytest arguments:
 # the measurements of test_gpu_mps.py, then the MPS contract and the node side on this hardware.
 # hooks: root's prolog and epilog, test_gpu_hooks.py and test_gpu_containers.py, in about six
@@ -40,6 +40,10 @@
 # end. It writes OUT/several.json, several.csv, several-reports.txt and kept-several.tar.gz.
 #
 # kills: the end of an MPS daemon with 48 clients after KILL, test_gpu_kills.py; it writes OUT/kills.json.
+#
+# oversubscribe: eight trainings of 20 GB that take turns on one GPU of 80 GB, test_gpu_oversubscribe.py; its
+# CSUB_GPU_MEMBERS, CSUB_GPU_MEMBER_GB, CSUB_GPU_STEPS and CSUB_GPU_TURN_S say how much. It writes
+# OUT/oversubscribe.json and kept-oversubscribe.tar.gz.
 #
 # mig: what NVML says of MIG while it is off, against the simulation's tables, tests/simgpu/test_mig_contract.py;
 # it takes seconds, needs nvidia-ml-py and no Slurm, and changes nothing.
@@ -242,6 +246,8 @@ elif [ "$*" = gpus ]; then
     run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_several.py
 elif [ "$*" = kills ]; then
     run_pytest 400 -s tests/gpu/test_gpu_kills.py
+elif [ "$*" = oversubscribe ]; then
+    run_pytest "${CSUB_GPU_LIMIT_S:-570}" -s tests/gpu/test_gpu_oversubscribe.py
 elif [ "$*" = mig ]; then
     run_pytest 120 -n 0 -p no:benchmark -k driver tests/simgpu/test_mig_contract.py
 elif [ $# -gt 0 ]; then

@@ -2,12 +2,13 @@
 
 train_pictures.py make FOLDER COUNT [--scale N]
 train_pictures.py train FOLDER OUT [--workers N] [--batch N] [--epochs N] [--shared] [--sleep S]
-                  [--work N] [--device D]
+                  [--work N] [--repeat N] [--device D]
 
 `make` writes pictures of coloured squares and noise, N times 500 pixels wide. `train` appends a
 line of JSON to OUT at the end of each epoch: its number, when it ended, how many samples it had,
 whether each came once, and the part of its time that it waited for data. --sleep is a pause for
-each picture, and --work how often a batch goes through the network.
+each picture, --work how often a batch goes through the network, and --repeat how often each picture
+is in an epoch.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def make_pictures(folder: Path, count: int, scale: int) -> None:
 class Pictures(Dataset):
     """The pictures of a folder: the sample, its label, its number."""
 
-    def __init__(self, folder: Path, sleep_s: float) -> None:
-        self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
+    def __init__(self, folder: Path, sleep_s: float, repeat: int) -> None:
+        self._paths = repeat * sorted(str(path) for path in folder.glob("*.jpg"))
         self._sleep_s = sleep_s
         self._transform = v2.Compose(
             [
@@ -90,9 +91,14 @@ class Residual(torch.nn.Module):
 
 def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    data = Pictures(options.folder, options.sleep)
+    data = Pictures(options.folder, options.sleep, options.repeat)
     loader = DataLoader(
-        data, options.batch, shuffle=True, num_workers=options.workers, pin_memory=False
+        data,
+        options.batch,
+        shuffle=True,
+        num_workers=options.workers,
+        # Starting them anew takes as long as a short epoch.
+        persistent_workers=options.workers > 0,
     )
     if options.shared:
         import slurm_colloc
@@ -145,6 +151,7 @@ def main() -> None:
     run.add_argument("--epochs", type=int, default=3)
     run.add_argument("--work", type=int, default=1)
     run.add_argument("--sleep", type=float, default=0.0)
+    run.add_argument("--repeat", type=int, default=1)
     run.add_argument("--shared", action="store_true")
     run.add_argument("--device", default="cuda")
     run.set_defaults(run=train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,26 @@ def test_for_latency_each_unknown_job_has_a_gpu_of_its_own() -> None:
     asked = Policy(goal=Goal.LATENCY, degree_is_asked=True)
     (pack,) = make(3, policy=asked, cpus=1, host_memory_mb=1000)
     assert len(pack.members) == 3
+
+
+def test_members_that_take_turns_share_whatever_they_need_of_the_gpus_memory() -> None:
+    policy = Policy(mode=SharingMode.TIMESLICE)
+    asked: dict[str, Any] = {
+        "cpus": 1, "host_memory_mb": 1000, "gpu_memory_mb": 50_000, "time_limit_s": 600,
+    }  # fmt: skip
+    assert [pack.degree for pack in make(2, policy=policy, **asked)] == [1, 1]
+    large = dataclasses.replace(CAPACITY, host_memory_mb_per_gpu=512_000)
+    (pack,) = make(2, policy=policy, capacity=large, turn_s=120.0, **asked)
+    assert pack.degree == 2
+    assert pack.request is not None
+    # While others have their turn it is in host memory, and one runs after the other.
+    assert pack.request.host_memory_mb is not None
+    assert pack.request.host_memory_mb >= 2 * (1000 + 50_000)
+    assert pack.request.time_limit_s is not None
+    assert pack.request.time_limit_s >= 2 * 600
+    assert {member.gpu_memory_limit_mb for member in pack.members} == {50_000}
+    unknown = dataclasses.replace(large, gpu_memory_mb=None)
+    (pack,) = make(2, policy=policy, capacity=unknown, turn_s=120.0, **asked)
+    assert pack.request is not None
+    assert pack.request.time_limit_s is not None
+    assert pack.request.time_limit_s >= 2 * 600

@@ -47,3 +47,31 @@ def test_a_word_that_is_none_is_shown_harmlessly(tmp_path: Path) -> None:
         choose_policy(call, Settings())
     assert "\x1b" not in str(problem.value)
     assert len(str(problem.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("words", "turn_s"),
+    [(("--take-turns",), 120.0), (("--take-turns=300",), 300.0), ((), 0.0)],
+)
+def test_turns_are_by_time_slices_and_as_long_as_was_said(
+    tmp_path: Path, words: tuple[str, ...], turn_s: float
+) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, *words, "--array=1-3", "a.sh")
+    assert {candidate.job.turn_s for candidate in call.candidates} == {turn_s}
+    share = choose_policy(call, Settings()).share
+    assert (share == "timeslice") == bool(words)
+
+
+@pytest.mark.parametrize("text", ["0", "2m", "-1", "9" * 30])
+def test_a_turn_that_is_no_number_of_seconds_is_refused(tmp_path: Path, text: str) -> None:
+    write(tmp_path)
+    with pytest.raises(UsageProblem, match="a number of seconds from 1 to 86400"):
+        collect(tmp_path, f"--take-turns={text}", "a.sh")
+
+
+def test_turns_under_mps_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    call = collect(tmp_path, "--take-turns", "--share=mps", "--array=1-3", "a.sh")
+    with pytest.raises(UsageProblem, match="--take-turns needs time slices, and --share is mps"):
+        choose_policy(call, Settings())

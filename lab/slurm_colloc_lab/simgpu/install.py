@@ -17,7 +17,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE
 from slurm_colloc.model.mig_profiles import MIG_TABLES
 from slurm_colloc_lab.simgpu.gpu_models import GpuModel
-from slurm_colloc_lab.simgpu.nvml.build_library import LIBRARY, install_library
+from slurm_colloc_lab.simgpu.nvml.build_library import CUDA_LIBRARY, LIBRARY, install_library
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedGpu, render_pairs
 from slurm_colloc_lab.simgpu.nvml.gpu_state import ROOT_VARIABLE, Node, write_file
 from slurm_colloc_lab.simgpu.nvml.mig_instances import read_instances
@@ -69,6 +69,8 @@ def make_simulation(
         for folder in (directory, directory / "bin", directory / "lib", directory / "nodes"):
             _make_directory(folder, 0o755)
         install_library(directory / "lib" / LIBRARY, environment or os.environ)
+        (directory / "lib" / CUDA_LIBRARY).unlink(missing_ok=True)
+        (directory / "lib" / CUDA_LIBRARY).hardlink_to(directory / "lib" / LIBRARY)
         if not (directory / "driver").exists():
             born_s = int(time.clock_gettime(time.CLOCK_BOOTTIME))
             write_file(directory / "driver", render_pairs({**_DRIVER, "born_s": born_s}), 0o644)

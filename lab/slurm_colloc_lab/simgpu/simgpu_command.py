@@ -41,7 +41,7 @@ usage: simgpu run [OPTIONS]       behave like a training; see simgpu run --help
 _FAULT = re.compile(
     r"absent|no-driver|lie=uuid|lie=processes|(lost|fallen)=GPU-[\w-]+|lost|hang=\d+(\.\d+)?"
     r"|held=(GPU|MIG)-[\w-]+|vgpu|real-latency|paced=GPU-[\w-]+:0?\.\d+"
-    r"|(hang|lost-in)=nvml\w+(#\d+)?|fail=nvml\w+(#\d+)?:\d+|slow=nvml\w+(#\d+)?:\d+(\.\d+)?"
+    r"|(hang|lost-in)=(nvml|cu)\w+(#\d+)?|fail=(nvml|cu)\w+(#\d+)?:\d+|slow=(nvml|cu)\w+(#\d+)?:\d+(\.\d+)?"
 )
 _MIG_WORDS = {
     "[0, 0]": "",

@@ -52,6 +52,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_option,
     read_output,
     read_slowdown,
+    read_turn_s,
     refuse_directories,
     stays_fast,
 )
@@ -512,6 +513,7 @@ def build_candidate(
         mail=read_mail(options),
         instrument=not options.flag("no-instrument"),
         pause=not options.flag("no-pause"),
+        turn_s=read_turn_s(options),
         progress_regex=read_option(options, "progress-regex", parse_progress_regex),
         metrics=read_option(options, "metric", parse_metrics) or (),
         profile_like=options.text("profile-like"),

@@ -274,6 +274,28 @@ def read_links(options: Options) -> int:
     )
 
 
+TURN_S = 120.0
+"""The least length of a turn where `--take-turns` names none."""
+
+
+def read_turn_s(options: Options) -> float:
+    """The least length of its turns (`--take-turns`); 0 where it takes none.
+
+    Raises:
+        UsageProblem: It is no such number.
+    """
+    if not options.flag("take-turns"):
+        return 0.0
+    text = options.text("take-turns")
+    return TURN_S if text is None else parse_option(options, "take-turns", text, _parse_turn)
+
+
+def _parse_turn(text: str) -> float:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 86400:
+        raise ValueError("a number of seconds from 1 to 86400 is needed, as in 300")
+    return float(text)
+
+
 def _parse_links(text: str) -> int:
     count = parse_count(text)
     if not 2 <= count <= LINKS_MOST:

@@ -261,8 +261,18 @@ def choose_share(call: Call, settings: Settings) -> ShareRequest:
             f"jobs of one call share in one way, not in both {first} and {second}",
             hint="give --share on the command line, or submit them separately",
         )
+    takes_turns = any(candidate.job.turn_s for candidate in call.candidates)
     for value, origin in call.shares:
-        return ShareRequest.parse(value, origin)
+        share = ShareRequest.parse(value, origin)
+        if takes_turns and share.mode is not SharingMode.TIMESLICE:
+            raise UsageProblem(
+                f"--take-turns needs time slices, and --share is {value}: the driver cannot "
+                "move GPU memory under MPS or on MIG instances",
+                hint="leave out --share, or give --share=timeslice",
+            )
+        return share
+    if takes_turns:
+        return ShareRequest.parse(SharingMode.TIMESLICE.value, "--take-turns")
     return ShareRequest.parse(settings.share, "setting share")
 
 

@@ -16,6 +16,8 @@ from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.host.system.child_programs import run_program
 
 LIBRARY = "libnvidia-ml.so.1"
+CUDA_LIBRARY = "libcuda.so.1"
+"""Another name of the same file, which has the driver's checkpoint calls, too."""
 
 _HERE = Path(__file__).resolve().parent
 _SOURCES = (
@@ -32,6 +34,7 @@ _SOURCES = (
     "nvml_compute_profiles.c",
     "nvml_compute_instances.c",
     "nvml_mig_devices.c",
+    "cuda_checkpoint.c",
 )
 _HEADERS = ("nvml_common.h", "nvml_state.h", "nvml_mig.h")
 _FLAGS = (

@@ -13,6 +13,7 @@ from typing import Protocol
 from slurm_colloc.errors import CollocError
 from slurm_colloc_lab.simgpu.nvml.gpu_records import SimulatedProcess
 from slurm_colloc_lab.simgpu.nvml.gpu_state import is_stopped, open_node, read_starttime
+from slurm_colloc_lab.simgpu.training.checkpoint import CheckpointThread
 from slurm_colloc_lab.simgpu.training.cuda_context import (
     Context,
     OutOfGpuMemory,
@@ -116,7 +117,10 @@ def _work(job: TrainingJob, context: Context, attachment: MpsAttachment | None) 
     resumed_at = [start]
     # The time in which it was stopped is no work.
     signal.signal(signal.SIGCONT, lambda *_: resumed_at.append(time.monotonic()))
+    checkpoint = CheckpointThread(context)
     while True:
+        if checkpoint.work():
+            last = time.monotonic()
         now = time.monotonic()
         last = max(last, resumed_at.pop() if len(resumed_at) > 1 else last)
         duration_s = min(now - last, _LONGEST_TICK_S)
