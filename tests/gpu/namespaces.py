@@ -21,7 +21,8 @@ from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..cluster.hooks import read_prepared_setup
 from .gpu_node import GpuNode
-from .hook_bed import (
+from .hook_rounds import open_control
+from .prepared_packs import (
     build_client,
     end_clients,
     read_json,
@@ -29,7 +30,6 @@ from .hook_bed import (
     wait_for_clients,
     wait_for_epilogs,
 )
-from .hook_rounds import open_control
 
 MARK = "GPU_SUITE_CLIENT"
 """A variable by which clients are found from outside, whatever namespaces they live in."""

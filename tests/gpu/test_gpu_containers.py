@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from .gpu_node import running_gpu_node
-from .hook_bed import keep_result
 from .namespaces import run_in_container, sandbox_with_containers
+from .prepared_packs import keep_result
 
 pytestmark = [
     pytest.mark.gpu,

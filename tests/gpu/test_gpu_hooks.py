@@ -28,7 +28,9 @@ from ..cluster.hooks import read_audit
 from ..cluster.mps import write_settings
 from .driver_use import held_nvml, list_driver_users
 from .gpu_node import GpuNode, read_number, running_gpu_node
-from .hook_bed import (
+from .hook_rounds import PROVED, playing_hooks, render_summary
+from .namespaces import TRIAL_S, TRIALS, running_client, try_client
+from .prepared_packs import (
     CASES,
     Case,
     disturb,
@@ -42,8 +44,6 @@ from .hook_bed import (
     wait_for_epilogs,
     wait_until_nothing_is_left,
 )
-from .hook_rounds import PROVED, playing_hooks, render_summary
-from .namespaces import TRIAL_S, TRIALS, running_client, try_client
 from .trainings import Kind, run_trainings
 
 pytestmark = [

@@ -15,7 +15,7 @@ import pytest
 from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 
 from .hook_node import NODE, PATIENCE_S, HookNode, check_clean
-from .mig_bed import COMMENT, list_profiles, mig_on
+from .mig_node import COMMENT, list_profiles, mig_on
 
 pytestmark = pytest.mark.root
 

@@ -17,8 +17,8 @@ from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu, MigProblem, Planned
 from slurm_colloc.model.mig_profiles import Placement
 
 from .hook_node import NODE, HookNode
-from .mig_bed import switch
 from .mig_double import MigDouble
+from .mig_node import switch
 
 pytestmark = pytest.mark.root
 STEPS = st.lists(

@@ -20,7 +20,7 @@ from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.mig_child import GPU_LOCKS_AT
 
 from .hook_node import NODE, HookNode, check_clean
-from .mig_bed import COMMENT, ask, list_profiles, mig_on
+from .mig_node import COMMENT, ask, list_profiles, mig_on
 
 pytestmark = pytest.mark.root
 

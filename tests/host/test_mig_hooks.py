@@ -16,7 +16,7 @@ import pytest
 from slurm_colloc.host.nvml.nvml_query import UUID
 
 from .hook_node import NODE, HookNode, check_clean
-from .mig_bed import COMMENT, ask, list_agents, list_profiles, mig_on, switch
+from .mig_node import COMMENT, ask, list_agents, list_profiles, mig_on, switch
 
 pytestmark = pytest.mark.root
 

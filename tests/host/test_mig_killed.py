@@ -23,7 +23,7 @@ from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 from ..signalling import send_signal
 from ..wait_until import wait_until
 from .hook_node import NODE, HookNode, check_clean, kill_at, require_strace
-from .mig_bed import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
+from .mig_node import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
 
 pytestmark = [
     pytest.mark.long,

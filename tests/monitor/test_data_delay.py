@@ -21,7 +21,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
 from slurm_colloc.store.pack_directory import Setup, write_ended, write_setup
 
-from ..instrument.bed import ROOT, build_environment
+from ..instrument.counted_programs import ROOT, build_environment
 from ..packs import build_member, build_pack, write_packs
 from ..report.generated import render_report
 from ..simgpu.conftest import Simulation

@@ -25,9 +25,9 @@ from slurm_colloc.store.pack_directory import GpuDivision, write_division
 from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
 from ..packs import build_pack
-from .gpu_set_bed import GpuSetJob, begin_sets
+from .gpu_set_job import GpuSetJob, begin_sets
 from .pack_contexts import build_context
-from .submission_bed import run_plainly
+from .stepped_submission import run_plainly
 from .test_requeue_after_kill import RUNNING
 
 ALLOCATION = Allocation("7", "7", "n1", 0, 4, (), (), {})

@@ -1,4 +1,4 @@
-"""A Slurm job with several GPU sets, each of which a test may let begin; see submission_bed."""
+"""A Slurm job with several GPU sets, each of which a test may let begin; see stepped_submission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_colloc.store.pack_directory import list_members
 from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 from ..packs import build_member, build_pack, replace_job, write_packs
-from .submission_bed import GROUP, Submission, run_plainly
+from .stepped_submission import GROUP, Submission, run_plainly
 
 
 class GpuSetJob(Submission):
