@@ -14,7 +14,7 @@ from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import MIG_TABLES, InstanceProfile
 from slurm_colloc_lab.simgpu.gpu_models import H100_80
 from slurm_colloc_lab.simgpu.install import make_simulation
-from tests.host.hook_bed import NODE, Bed
+from tests.host.hook_node import NODE, HookNode
 
 RUNS = 5
 PLACING_TARGET_MS = 10
@@ -34,7 +34,7 @@ def measure_dividing() -> Section:
     home.chmod(0o755)
     try:
         make_simulation(home / "sim", {NODE: [H100_80]}, mig=True)
-        bed = Bed(home, home / "sim")
+        bed = HookNode(home, home / "sim")
         bed.slurm_conf.write_text(f"NodeName={NODE} Gres=gpu:1\n")
         bed.write_policy(mig="where-on", deadline_s=40.0)
         bed.fail_nvml("real-latency")
@@ -67,7 +67,7 @@ def _time_one(wish: tuple[InstanceProfile, ...]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def _time_hooks(bed: Bed, layout: str) -> tuple[float, float]:
+def _time_hooks(bed: HookNode, layout: str) -> tuple[float, float]:
     started = time.monotonic()
     told = bed.prolog("12", SLURM_JOB_COMMENT=f"[csub/1 mig={layout}]")
     between = time.monotonic()

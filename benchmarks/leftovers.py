@@ -13,7 +13,7 @@ from benchmarks.measuring import Figures, Section, Series, format_ratio, interle
 from slurm_colloc_lab.simgpu.gpu_models import H200
 from slurm_colloc_lab.simgpu.install import make_simulation
 from tests.host.false_daemon import false_daemon
-from tests.host.hook_bed import NODE, OTHER, Bed
+from tests.host.hook_node import NODE, OTHER, HookNode
 
 RUNS = 10
 TARGET_MS = 1000
@@ -35,7 +35,7 @@ def measure_leftovers() -> Section:
     home.chmod(0o755)
     try:
         make_simulation(home / "sim", {NODE: [H200, H200]})
-        bed = Bed(home, home / "sim")
+        bed = HookNode(home, home / "sim")
         bed.write_policy()
         actions = {name: _make(bed, behaviour) for name, behaviour in _BEHAVIOURS.items()}
         measured = interleave(actions, RUNS, warm_ups=1)
@@ -53,7 +53,7 @@ def measure_leftovers() -> Section:
     )
 
 
-def _make(bed: Bed, behaviour: Mapping[str, object] | None) -> Callable[[], float]:
+def _make(bed: HookNode, behaviour: Mapping[str, object] | None) -> Callable[[], float]:
     def run() -> float:
         if behaviour is None:
             return _time_prolog(bed)
@@ -67,7 +67,7 @@ def _make(bed: Bed, behaviour: Mapping[str, object] | None) -> Callable[[], floa
     return run
 
 
-def _time_prolog(bed: Bed) -> float:
+def _time_prolog(bed: HookNode) -> float:
     started = time.monotonic()
     told = bed.prolog("12", SLURM_JOB_UID=str(OTHER), SLURM_JOB_GID=str(OTHER))
     ms = (time.monotonic() - started) * 1000

@@ -53,6 +53,27 @@ def run_csub(
     return subprocess.CompletedProcess(["csub", *words], status, *said)
 
 
+class UserWithoutSlurm:
+    """Somebody who calls csub where no Slurm is, with a home and a state directory in it.
+
+    Args:
+        root: Where the home is made.
+        **variables: What else their environment has.
+    """
+
+    def __init__(self, root: Path, **variables: str) -> None:
+        self.home = root / "home"
+        self.state = self.home / ".local" / "state" / "slurm_colloc"
+        self.state.mkdir(parents=True)
+        self.environment = {
+            "HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8", **variables,
+        }  # fmt: skip
+
+    def csub(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run csub; `variables` are those of this call alone."""
+        return run_csub(*words, environment={**self.environment, **variables}, directory=self.home)
+
+
 @cache
 def _start_server(pid: int) -> socket.socket:  # noqa: ARG001 - one for each process of the tests
     """Start the process that is forked; it ends with this one."""

@@ -1,8 +1,13 @@
-"""The notebooks of the documentation: run, compared with what they show, and written."""
+"""The notebooks of the documentation: run, compared with what they show, and written.
+
+`python -m tests.notebooks` writes the outputs into them; docs/python.ipynb has a fake Slurm.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,12 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
+from .calls import UserWithoutSlurm
+from .fake_slurm.cluster import FakeSlurm
+from .recordings.recorded import NAMES, RECORDED
+
 DOCUMENTATION = Path(__file__).resolve().parents[1] / "docs"
+PYTHON, DATA = DOCUMENTATION / "python.ipynb", DOCUMENTATION / "data.ipynb"
 
 
 def read_notebook(path: Path) -> Any:
@@ -52,3 +62,40 @@ def write_notebook(path: Path, notebook: Any) -> None:
     )
     nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
     sys.stdout.write(f"{path}\n")
+
+
+def run_python_notebook(home: Path, environment: Mapping[str, str]) -> Any:
+    """Run docs/python.ipynb in the home of a user of Slurm; the notebook with outputs."""
+    return execute_notebook(PYTHON, home, {**os.environ, **environment})
+
+
+def run_data_notebook(root: Path) -> Any:
+    """Run docs/data.ipynb as a user who has the recorded packs; the notebook with outputs."""
+    user = UserWithoutSlurm(root, SLURM_COLLOC_SETTINGS=os.devnull)
+    for name in NAMES:
+        RECORDED[name].place(user.state)
+    environment = {**os.environ, **user.environment, "PATH": os.environ["PATH"]}
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        environment.pop(name, None)
+    return execute_notebook(DATA, user.home, environment)
+
+
+def main() -> None:
+    """Write the outputs into the notebooks."""
+    with tempfile.TemporaryDirectory() as name:
+        write_notebook(DATA, run_data_notebook(Path(name)))
+    with tempfile.TemporaryDirectory() as name:
+        home, directory = Path(name, "home"), Path(name, "slurm")
+        home.mkdir()
+        directory.mkdir()
+        slurm = FakeSlurm(directory)
+        base = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_STATE_HOME": str(home / "s")}
+        try:
+            notebook = run_python_notebook(home, {**base, **slurm.env(base)})
+        finally:
+            slurm.close()
+        write_notebook(PYTHON, notebook)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from ..bed import CsubUser, can_reach_checkout, user_of
 from ..cluster.conftest import accounts
 from ..wait_until import wait_until
-from .bed import Accounting, running_accounting
+from .accounting_sandbox import Accounting, running_accounting
 
 __all__ = ["accounts"]
 

@@ -14,7 +14,7 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from ..bed import CsubUser, user_of
 from ..cluster.conftest import accounts
 from ..wait_until import wait_until
-from .bed import running_accounting
+from .accounting_sandbox import running_accounting
 from .test_accounting import list_names
 
 __all__ = ["accounts"]

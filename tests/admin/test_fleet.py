@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -11,7 +12,6 @@ import pwd
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ from slurm_colloc.model.fleet_record import FleetRecord, build_mapping, parse_fl
 from slurm_colloc.slurm.accounting import AccountedJob, parse_accounts
 from slurm_colloc.store.atomic_files import drop_file
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..report.generated import T0, Truth, make_pack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -486,13 +486,8 @@ def test_the_command_collects_sums_up_and_exports(spool: Path, tmp_path: Path, s
     drop(spool)
     drop(spool, job_id="4712", failed=0, wasted_share=0.0, gpu_uuid=GPU.format(1))
     drop_file(spool, b"nothing")
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {"HOME": str(home), "PATH": f"{slurm}:{os.defpath}", "LC_ALL": "C.UTF-8"}
-
-    def csub(*words: str) -> subprocess.CompletedProcess[str]:
-        return run_csub("admin", "fleet", *words, environment=environment, directory=home)
-
+    user = UserWithoutSlurm(tmp_path, PATH=f"{slurm}:{os.defpath}")
+    csub = functools.partial(user.csub, "admin", "fleet")
     store, prom = str(tmp_path / "store"), tmp_path / "fleet.prom"
     where = ("--spool", str(spool), "--store", store)
     dry = csub("collect", *where, "--dry-run")
@@ -550,19 +545,13 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 
 
 def test_a_pack_that_has_ended_reports_itself(spool: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    state = home / ".local" / "state" / "slurm_colloc"
-    state.mkdir(parents=True)
-    (home / ".config" / "slurm_colloc").mkdir(parents=True)
-    settings = home / ".config" / "slurm_colloc" / "settings.toml"
+    user = UserWithoutSlurm(tmp_path)
+    settings = user.home / ".config" / "slurm_colloc" / "settings.toml"
+    settings.parent.mkdir(parents=True)
     settings.write_text(f'fleet_spool = "{spool}"\n')
     truths = [Truth(1, 0, 120, lambda at: 20 if at < 60 else 12), Truth(2, 60, 120, lambda _: 9)]
-    pack = make_pack(state, truths, names=["secret", "name"], failed=[2])
-    environment = {"HOME": str(home), "PATH": os.defpath, "LC_ALL": "C.UTF-8"}
-
-    def write() -> subprocess.CompletedProcess[str]:
-        return run_csub("report", "--write", str(pack), environment=environment, directory=home)
-
+    pack = make_pack(user.state, truths, names=["secret", "name"], failed=[2])
+    write = functools.partial(user.csub, "report", "--write", str(pack))
     done = write()
     assert (done.returncode, done.stderr) == (0, "")
     (path,) = spool.iterdir()

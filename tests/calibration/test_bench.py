@@ -19,7 +19,7 @@ from slurm_colloc_lab.calibration.training_server import Pool
 from slurm_colloc_lab.calibration.workloads import TINY, WORKLOADS
 
 from ..wait_until import wait_until
-from .bed import PATIENCE_S, cell, group, is_running, list_descendants
+from .short_cells import PATIENCE_S, cell, group, is_running, list_descendants
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.long]

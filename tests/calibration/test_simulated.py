@@ -17,7 +17,7 @@ from slurm_colloc_lab.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
 from ..wait_until import wait_until
-from .bed import PATIENCE_S, is_running
+from .short_cells import PATIENCE_S, is_running
 
 
 @pytest.fixture

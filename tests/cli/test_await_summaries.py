@@ -15,16 +15,14 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.indexes import forget_due, is_due, note_due
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
     """A state with one pack that was watched."""
     state = State(tmp_path / "state", "here")
-    state.prepare()
-    with state.writing([build_pack("s")]):
-        pass
+    write_packs(state, build_pack("s"))
     note_due(state.root, "s.0")
     return state
 

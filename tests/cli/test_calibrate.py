@@ -14,7 +14,7 @@ import pytest
 
 from slurm_colloc.store.calibrations import read_calibration
 
-from ..calibration.bed import PATIENCE_S, is_running, list_descendants
+from ..calibration.short_cells import PATIENCE_S, is_running, list_descendants
 from ..calibration.tables import TABLES
 from ..wait_until import wait_until
 

@@ -25,7 +25,7 @@ from slurm_colloc.slurm.options import OWN_OPTIONS
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.pack_directory import read_spec, write_spec
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..report.generated import Truth, make_pack
 from ..wait_until import wait_until
 
@@ -91,19 +91,18 @@ def test_completion_loads_no_command() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_is_written_where_the_shell_looks(tmp_path: Path, shell: str) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": os.defpath, "SHELL": f"/bin/{shell}"}
-    told = run_csub("--install-completion", environment=environment, directory=tmp_path)
+    user = UserWithoutSlurm(tmp_path, SHELL=f"/bin/{shell}")
+    told = user.csub("--install-completion")
     assert told.returncode == 0
     (path,) = (p for p in tmp_path.rglob("*csub*") if p.is_file())
-    shown = run_csub("--show-completion", shell, environment=environment, directory=tmp_path)
+    shown = user.csub("--show-completion", shell)
     assert path.read_text() == shown.stdout
     if shutil.which(shell):
         subprocess.run([shell, "-n", str(path)], check=True)
 
 
 def test_an_unknown_shell_is_one_sentence(tmp_path: Path) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": os.defpath}
-    refused = run_csub("--install-completion", "tcsh", environment=environment, directory=tmp_path)
+    refused = UserWithoutSlurm(tmp_path).csub("--install-completion", "tcsh")
     assert refused.returncode == 2
     assert "there is no completion for tcsh" in refused.stderr
 
@@ -234,8 +233,8 @@ def test_bash_completes_members(root: Path) -> None:
 
 
 def test_the_manual_page_has_each_command_and_option(tmp_path: Path) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": os.defpath}
-    page = run_csub("--man", environment=environment, directory=tmp_path).stdout
+    user = UserWithoutSlurm(tmp_path)
+    page = user.csub("--man").stdout
     for group in GROUPS.values():
         for name in group:
             assert f".B csub {name}\n" in page
@@ -246,7 +245,7 @@ def test_the_manual_page_has_each_command_and_option(tmp_path: Path) -> None:
         (tmp_path / "csub.1").write_text(page)
         checked = subprocess.run(
             ["man", "--warnings", "-l", str(tmp_path / "csub.1")],
-            env={**environment, "MANWIDTH": "90", "LC_ALL": "C.UTF-8"},
+            env={**user.environment, "MANWIDTH": "90"},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert checked.stderr == ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,31 +17,19 @@ from slurm_colloc.settings import (
     parse_settings,
 )
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 
 SHIPPED = Path(__file__).resolve().parents[2] / "site-config" / "settings.toml"
 
 
-class Person:
-    """Somebody with a home, at a site with a settings file."""
+class UserOfSite(UserWithoutSlurm):
+    """Somebody at a site with a settings file."""
 
     def __init__(self, root: Path) -> None:
-        self.home = root / "home"
         self.site = root / "site.toml"
-        self.own = self.home / ".config" / "slurm_colloc" / "settings.toml"
-        self.home.mkdir()
         self.site.write_text("")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "HOME": str(self.home),
-            "PATH": os.defpath,
-            "SLURM_COLLOC_SETTINGS": str(self.site),
-        }
-
-    def csub(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_csub(*arguments, environment=self.environment, directory=self.home)
+        super().__init__(root, SLURM_COLLOC_SETTINGS=str(self.site))
+        self.own = self.home / ".config" / "slurm_colloc" / "settings.toml"
 
     def rows(self) -> dict[str, dict[str, object]]:
         rows = json.loads(self.csub("config", "--json").stdout)
@@ -51,11 +37,11 @@ class Person:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    return Person(tmp_path)
+def person(tmp_path: Path) -> UserOfSite:
+    return UserOfSite(tmp_path)
 
 
-def test_every_setting_is_shown_with_its_source(person: Person) -> None:
+def test_every_setting_is_shown_with_its_source(person: UserOfSite) -> None:
     person.site.write_text('degree = 3\nkill_wait_s = 9\n[gpu_memory]\na100 = "40G"\n')
     assert person.csub("config", "degree", "2").returncode == 0
     assert person.csub("config", "gpu_memory.any", "80G").returncode == 0
@@ -78,7 +64,7 @@ def test_every_setting_is_shown_with_its_source(person: Person) -> None:
     assert (settings.degree, dict(settings.gpu_memory)) == (2, {"a100": "40G", "any": "80G"})
 
 
-def test_comments_and_order_survive_a_change(person: Person) -> None:
+def test_comments_and_order_survive_a_change(person: UserOfSite) -> None:
     person.own.parent.mkdir(parents=True)
     person.own.write_text(
         '# mine\nlauncher = "srun"  # steps\n\n# how many\ndegree = 2\n\n'
@@ -105,7 +91,7 @@ def test_comments_and_order_survive_a_change(person: Person) -> None:
     assert "does not set degree" in again.stderr
 
 
-def test_a_link_to_the_settings_stays_a_link(person: Person) -> None:
+def test_a_link_to_the_settings_stays_a_link(person: UserOfSite) -> None:
     target = person.home / "dotfiles.toml"
     target.write_text("degree = 2\n")
     person.own.parent.mkdir(parents=True)
@@ -134,7 +120,7 @@ def test_a_link_to_the_settings_stays_a_link(person: Person) -> None:
     ],
 )
 def test_a_wrong_value_changes_nothing(
-    person: Person, arguments: tuple[str, ...], words: str
+    person: UserOfSite, arguments: tuple[str, ...], words: str
 ) -> None:
     assert person.csub("config", "kill_wait_s", "7").returncode == 0
     before = person.own.read_text()
@@ -145,7 +131,7 @@ def test_a_wrong_value_changes_nothing(
     assert person.own.read_text() == before
 
 
-def test_caps_hold_for_everybody_and_name_their_file(person: Person) -> None:
+def test_caps_hold_for_everybody_and_name_their_file(person: UserOfSite) -> None:
     person.site.write_text(
         'pack_size = 9\n[caps]\nmembers_per_pack = 3\npack_time = "1-0"\njoin = "pending"\n'
     )
@@ -172,7 +158,7 @@ def test_caps_hold_for_everybody_and_name_their_file(person: Person) -> None:
     assert (settings.degree, settings.join) == (3, "pending")
 
 
-def test_a_user_has_no_caps_to_set(person: Person) -> None:
+def test_a_user_has_no_caps_to_set(person: UserOfSite) -> None:
     person.own.parent.mkdir(parents=True)
     person.own.write_text("[caps]\nmembers_per_pack = 100\n")
     told = person.csub("queue")
@@ -225,7 +211,7 @@ def test_the_shipped_file_lists_every_setting_with_its_built_in_value() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_where_it_is_read(
-    person: Person, line: str, sentence: str
+    person: UserOfSite, line: str, sentence: str
 ) -> None:
     person.own.parent.mkdir(parents=True)
     person.own.write_text(f"{line}\n")
@@ -234,14 +220,14 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_read(
 
 
 @pytest.mark.parametrize("word", ["inf", "nan"])
-def test_csub_config_writes_no_number_that_is_none(person: Person, word: str) -> None:
+def test_csub_config_writes_no_number_that_is_none(person: UserOfSite, word: str) -> None:
     ended = person.csub("config", "slowdown_bound", word)
     assert ended.returncode == 2
     assert f"slowdown_bound = {word} must be from 1 to 100" in ended.stderr
     assert not person.own.exists()
 
 
-def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: Person) -> None:
+def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: UserOfSite) -> None:
     person.own.parent.mkdir(parents=True)
     person.site.write_text('kill_wait_s = 9\nlauncher = "of_tomorrow"\n[caps]\njoin = "never"\n')
     person.own.write_text('degre = 3\ndegree = 2\npause = "no"\nslowdown_bound = nan\n')
@@ -256,7 +242,7 @@ def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: 
 
 
 @pytest.mark.parametrize("text", ["degree = ", "\x00", '"'])
-def test_on_a_node_a_file_that_is_no_toml_is_a_warning(person: Person, text: str) -> None:
+def test_on_a_node_a_file_that_is_no_toml_is_a_warning(person: UserOfSite, text: str) -> None:
     person.own.parent.mkdir(parents=True)
     person.own.write_text(text)
     settings, problems = load_node_settings(person.environment, None)
@@ -265,7 +251,7 @@ def test_on_a_node_a_file_that_is_no_toml_is_a_warning(person: Person, text: str
     assert problems[0].startswith(f"{person.own} is not TOML")
 
 
-def test_on_a_node_the_sites_file_may_be_missing(person: Person) -> None:
+def test_on_a_node_the_sites_file_may_be_missing(person: UserOfSite) -> None:
     person.site.unlink()
     settings, problems = load_node_settings(person.environment, RunnerSettings(monitor=False))
     assert not settings.monitor

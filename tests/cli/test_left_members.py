@@ -14,7 +14,7 @@ from slurm_colloc.model.member import MemberId
 from slurm_colloc.session.depend_on_members import DependencyTargets
 from slurm_colloc.store.all_packs import State
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack, write_packs
 
 if TYPE_CHECKING:
     from slurm_colloc.session.session import Session
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def state(tmp_path: Path) -> State:
     found = State(tmp_path / "state", "here")
-    found.prepare()
     for name, job_id in (("s", "7"), ("t", "9")):
-        pack = build_pack(name)
-        with found.writing([pack]):
-            found.record_job([pack.record], job_id)
+        write_packs(found, build_pack(name), job_id=job_id)
     return found
 
 

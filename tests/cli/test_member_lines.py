@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,28 +25,15 @@ from slurm_colloc.report.terminal_tables import (
 )
 from slurm_colloc.store.atomic_files import hold_lock
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..report.generated import Truth, make_pack
 from ..report.test_data import set_arguments
 
 EVIL = "x\x1b]0;evil\x07"
 
 
-class Person:
-    """A user of packs without Slurm."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        self.state = self.home / ".local" / "state" / "slurm_colloc"
-        self.state.mkdir(parents=True)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8",
-                "TERM": "xterm-256color"}  # fmt: skip
-
-    def csub(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_csub(*words, environment=self.environment, directory=self.home)
+class UserAtTerminal(UserWithoutSlurm):
+    """Somebody who presses keys."""
 
     def on_terminal(self, *words: str, keys: str = "", **variables: str) -> str:
         """What a call shows on a terminal; `keys` are pressed once it has shown something."""
@@ -76,11 +62,11 @@ class Person:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    return Person(tmp_path)
+def person(tmp_path: Path) -> UserAtTerminal:
+    return UserAtTerminal(tmp_path, TERM="xterm-256color")
 
 
-def make_sweep(person: Person, *, running: bool = False, members: int = 3) -> Path:
+def make_sweep(person: UserAtTerminal, *, running: bool = False, members: int = 3) -> Path:
     truths = [Truth(n, 0, 60, lambda _: 9) for n in range(1, members + 1)]
     pack = make_pack(person.state, truths, job_id="L1", running=running,
                      names=["sweep"] * members)  # fmt: skip
@@ -127,7 +113,7 @@ def test_equal_lines_of_one_submission_become_one() -> None:
     assert count_states(states[:1]) == ""
 
 
-def test_queue_and_history_tell_what_differs(person: Person) -> None:
+def test_queue_and_history_tell_what_differs(person: UserAtTerminal) -> None:
     make_sweep(person)
     for words in (("queue", "--all"), ("history", "L1")):
         shown = person.csub(*words).stdout
@@ -140,7 +126,7 @@ def test_queue_and_history_tell_what_differs(person: Person) -> None:
         assert "members:" not in shown, "a program that reads it gets members alone"
 
 
-def test_on_a_terminal_there_are_totals_and_colours(person: Person) -> None:
+def test_on_a_terminal_there_are_totals_and_colours(person: UserAtTerminal) -> None:
     make_sweep(person)
     shown = person.on_terminal("queue", "--all")
     assert "3 members: 3 COMPLETED" in shown
@@ -150,7 +136,7 @@ def test_on_a_terminal_there_are_totals_and_colours(person: Person) -> None:
     assert "\x1b" not in plain
 
 
-def test_a_format_is_squeues_or_sacct_s(person: Person) -> None:
+def test_a_format_is_squeues_or_sacct_s(person: UserAtTerminal) -> None:
     pack = make_sweep(person)
     done = person.csub("queue", "--all", "-o", "%.8i|%-5j|%T", "--noheader")
     assert done.returncode == 2
@@ -178,7 +164,9 @@ def write_latest(pack: Path, members: int, steps: int = 90) -> None:
     (pack / "latest.json").write_text(json.dumps(value))
 
 
-def test_the_time_to_the_end_is_told_where_earlier_runs_tell_the_steps(person: Person) -> None:
+def test_the_time_to_the_end_is_told_where_earlier_runs_tell_the_steps(
+    person: UserAtTerminal,
+) -> None:
     truth = Truth(1, 0, 120, lambda _: 9)
     before = make_pack(person.state, [truth], submission="20250101-000000-a", job_id="L7")
     assert learn_from_pack(before) == []
@@ -205,7 +193,7 @@ def test_times_are_round() -> None:
     ]  # fmt: skip
 
 
-def test_top_scrolls_and_q_ends_it(person: Person) -> None:
+def test_top_scrolls_and_q_ends_it(person: UserAtTerminal) -> None:
     pack = make_sweep(person, running=True, members=20)
     with hold_lock(pack / "alive", 0) as lock:
         assert lock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from slurm_colloc.store.profiles import (
 )
 from slurm_colloc.submission.jobs.call_jobs import collect_call
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..report.generated import Truth, make_pack
 
 CALIBRATION = Calibration(
@@ -52,36 +51,25 @@ COMMANDS = {
 }
 
 
-class LoginNode:
-    """A home with two scripts, and Slurm's commands that give fixed answers."""
+class LoginNode(UserWithoutSlurm):
+    """Somebody with two scripts, where Slurm's commands give fixed answers."""
 
     def __init__(self, root: Path) -> None:
-        self.home = root
-        self.state = root / ".local" / "state" / "slurm_colloc"
-        folder = root / "bin"
+        super().__init__(root)
+        folder = self.home / "bin"
         folder.mkdir()
+        conf = folder / "slurm.conf"
+        conf.write_text("ClusterName=here\n")
+        self.environment |= {"PATH": f"{folder}:{os.defpath}", "SLURM_CONF": str(conf)}
         for name, body in COMMANDS.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (folder / name).chmod(0o755)
         for name in (SMALL, BIG):
-            (root / name).write_text(
+            (self.home / name).write_text(
                 f"#!/bin/sh\n#SBATCH --gres=gpu:h200:1 --time=30:00\necho {name}\n"
             )
         # Of its own, so that no test depends on what was measured elsewhere.
         write_calibration(calibration_path(user_folder(self.state), "NVIDIA H200"), CALIBRATION)
-        conf = folder / "slurm.conf"
-        conf.write_text("ClusterName=here\n")
-        self.environment = {
-            "PATH": f"{folder}:{os.defpath}",
-            "HOME": str(root),
-            "SLURM_CONF": str(conf),
-        }
-
-    def csub(self, *arguments: str, columns: int | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**self.environment, "LC_ALL": "C.UTF-8"}
-        if columns is not None:
-            environment["COLUMNS"] = str(columns)
-        return run_csub(*arguments, environment=environment, directory=self.home)
 
     def plan(self, *arguments: str) -> dict[str, Any]:
         done = self.csub("plan", "--json", *arguments)
@@ -167,7 +155,7 @@ def test_jobs_that_copy_over_pcie_share_it(tmp_path: Path) -> None:
     assert [len(pack["members"]) for pack in packs] == [2, 2]
     assert 0.7 < packs[0]["pcie_share"] <= 1.0
     assert packs[0]["members"][0]["pcie_share"] == packs[0]["pcie_share"] / 2
-    shown = copying.csub("plan", "--explain", "--array=1-4", SMALL, columns=200).stdout
+    shown = copying.csub("plan", "--explain", "--array=1-4", SMALL, COLUMNS="200").stdout
     assert "PCIe        #" in shown
     assert "--max-slowdown is 1.5" in shown
 
@@ -180,7 +168,7 @@ def test_jobs_that_wait_for_the_disk_are_apart_and_told_why(node: LoginNode) -> 
     assert add_held_up(node.state, [told]) == []
     packs = node.plan("--array=1-2", SMALL)["packs"]
     assert [len(pack["members"]) for pack in packs] == [1, 1]
-    shown = node.csub("plan", "--explain", "--array=1-2", SMALL, columns=200).stdout
+    shown = node.csub("plan", "--explain", "--array=1-2", SMALL, COLUMNS="200").stdout
     assert "both wait for the disk (alone for 80 % and 80 % of their time)" in shown
 
 
@@ -203,7 +191,7 @@ def test_json_has_each_member_with_its_prediction(node: LoginNode) -> None:
 def test_every_pair_that_is_apart_has_a_reason_with_numbers(node: LoginNode) -> None:
     node.learn_small()
     node.learn_big()
-    done = node.csub("plan", "--explain", "pack", SMALL, BIG, columns=90)
+    done = node.csub("plan", "--explain", "pack", SMALL, BIG, COLUMNS="90")
     assert done.returncode == 0, done.stderr
     assert "2 jobs in 2 packs" in done.stdout
     told = " ".join(done.stdout.partition("Not together:")[2].split())
@@ -293,7 +281,9 @@ def test_jobs_that_look_alike_are_told_once(node: LoginNode) -> None:
     assert len(done.stdout.splitlines()) < 12
 
 
-def test_a_submission_takes_no_what_if_and_keeps_goal_and_policy_apart(node: LoginNode) -> None:
+def test_a_submission_takes_no_what_if_and_keeps_goal_and_policy_apart(
+    node: LoginNode,
+) -> None:
     done = node.csub("--what-if=degree=2", SMALL)
     assert done.returncode == 2
     assert "--what-if submits nothing" in done.stderr

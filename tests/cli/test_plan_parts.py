@@ -21,7 +21,7 @@ QUEUE = "4711|4711|PENDING|0:00|1:00:00|2026-01-01T00:00:00||Priority|{comment}"
 @pytest.fixture
 def node(tmp_path: Path) -> LoginNode:
     login = LoginNode(tmp_path)
-    (tmp_path / ANY).write_text("#!/bin/sh\n#SBATCH --gres=gpu:1 --time=30:00\necho any\n")
+    (login.home / ANY).write_text("#!/bin/sh\n#SBATCH --gres=gpu:1 --time=30:00\necho any\n")
     return login
 
 
@@ -266,7 +266,7 @@ def test_jobs_of_one_name_in_several_parts_are_told_apart(node: LoginNode) -> No
     assert {pair["first"] for pair in pairs.values()} == {"train.sh"}
     assert [pairs[number]["pairs"] for number in (1, 2)] == [2, 1]
     assert pairs[2]["second_number"] == 3
-    told = " ".join(node.csub("plan", "--explain", *call, columns=80).stdout.split())
+    told = " ".join(node.csub("plan", "--explain", *call, COLUMNS="80").stdout.split())
     assert "train.sh 1 and train.sh 2, 2 such pairs: partition, account" in told
     assert "train.sh 2 and train.sh 3: 2 at once need 8 CPUs, the GPU's share is 4" in told
 

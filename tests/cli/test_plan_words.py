@@ -57,7 +57,7 @@ def test_gpu_memory_below_what_was_measured_counts_and_is_told(node: LoginNode) 
         assert node.plan(f"--gpu-mem={enough}", "pack", SMALL, SMALL)["reasons"] == []
     done = node.csub("plan", "--gpu-mem=2G", SMALL)
     assert done.stderr == f"csub: {LESS}\n"
-    done = node.csub("plan", "--explain", "--gpu-mem=2G", SMALL, columns=200)
+    done = node.csub("plan", "--explain", "--gpu-mem=2G", SMALL, COLUMNS="200")
     assert done.stderr == ""
     assert f"Plan: {LESS}" in done.stdout
     done = node.csub("plan", "--what-if=gpu-mem=2G", "pack", SMALL, SMALL)
@@ -208,7 +208,7 @@ def test_energy_and_other_rules_stand_in_the_comparison(node: LoginNode) -> None
         if "policy" in change:
             members = [m for pack in found["what_if"]["packs"] for m in pack["members"]]
             assert {member["max_slowdown"] for member in members} == {None}
-    done = node.csub("plan", "--what-if=policy=first-fit", "pack", *[SMALL] * 4, columns=80)
+    done = node.csub("plan", "--what-if=policy=first-fit", "pack", *[SMALL] * 4, COLUMNS="80")
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("GPU energy (Wh)")]
     assert "unknown" not in row
 

@@ -42,7 +42,7 @@ from slurm_colloc.store.profiles import (
     slug_gpu_model,
 )
 
-from .test_report import Person
+from ..calls import UserWithoutSlurm
 
 OBSERVATION = Observation(
     signature="0123456789abcdef" * 2, family="f" * 32, name="train\x1b[31m",
@@ -56,8 +56,8 @@ def observe(run: int, **changes: Any) -> Observation:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    return Person(tmp_path)
+def person(tmp_path: Path) -> UserWithoutSlurm:
+    return UserWithoutSlurm(tmp_path)
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=2, max_size=30))
@@ -197,11 +197,11 @@ def test_what_is_wrong_is_said_with_its_key(key: str, value: object) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_profiles_are_listed_shown_and_forgotten(person: Person) -> None:
+def test_profiles_are_listed_shown_and_forgotten(person: UserWithoutSlurm) -> None:
     assert "There are no usage profiles" in person.csub("profile", "list").stdout
     other = observe(9, signature="f" * 32, name="vit")
     add_observations(person.state, [observe(1), observe(2, steps_per_s=22.0), other])
-    listed = person.csub("profile", "list", columns=80)
+    listed = person.csub("profile", "list", COLUMNS="80")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert "0123456789ab" in listed.stdout
     assert "\x1b" not in listed.stdout
@@ -217,13 +217,13 @@ def test_profiles_are_listed_shown_and_forgotten(person: Person) -> None:
     assert list_profiles(person.state) == ([], [])
 
 
-def test_profiles_travel(person: Person, tmp_path: Path) -> None:
+def test_profiles_travel(person: UserWithoutSlurm, tmp_path: Path) -> None:
     add_observations(person.state, [observe(1), observe(2)])
     exported = person.csub("profile", "export").stdout
     file = tmp_path / "profiles.json"
     file.write_text(exported)
     (tmp_path / "b").mkdir()
-    there = Person(tmp_path / "b")
+    there = UserWithoutSlurm(tmp_path / "b")
     assert "1 usage profile" in there.csub("profile", "import", str(file)).stdout
     assert list_profiles(there.state)[0] == list_profiles(person.state)[0]
     again = there.csub("profile", "import", str(file))
@@ -243,7 +243,7 @@ def test_profiles_travel(person: Person, tmp_path: Path) -> None:
     ids=lambda value: value[:20],
 )  # fmt: skip
 def test_a_bad_file_is_one_sentence_and_changes_nothing(
-    person: Person, tmp_path: Path, text: str, words: str
+    person: UserWithoutSlurm, tmp_path: Path, text: str, words: str
 ) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
@@ -256,14 +256,14 @@ def test_a_bad_file_is_one_sentence_and_changes_nothing(
     assert list_profiles(person.state) == ([], [])
 
 
-def build_two(person: Person) -> list[dict[str, Any]]:
+def build_two(person: UserWithoutSlurm) -> list[dict[str, Any]]:
     """The JSON forms of two usage profiles, none of which is here."""
     elsewhere = person.home / "elsewhere"
     add_observations(elsewhere, [observe(1), observe(2, signature="a" * 32)])
     return [build_profile_mapping(record) for record in list_profiles(elsewhere)[0]]
 
 
-def test_an_item_that_is_wrong_is_named_and_none_is_taken_over(person: Person) -> None:
+def test_an_item_that_is_wrong_is_named_and_none_is_taken_over(person: UserWithoutSlurm) -> None:
     good, other = build_two(person)
     file, second = person.home / "good.json", person.home / "second.json"
     file.write_text(json.dumps([good]))
@@ -277,7 +277,7 @@ def test_an_item_that_is_wrong_is_named_and_none_is_taken_over(person: Person) -
     assert list_profiles(person.state) == ([], [])
 
 
-def test_all_are_written_or_none(person: Person) -> None:
+def test_all_are_written_or_none(person: UserWithoutSlurm) -> None:
     good, other = build_two(person)
     file = person.home / "two.json"
     file.write_text(json.dumps([good, other]))
@@ -329,7 +329,7 @@ def test_of_several_in_one_file_the_one_of_most_runs_counts(tmp_path: Path) -> N
     assert list_profiles(tmp_path) == ([more], [])
 
 
-def test_calls_at_the_same_time_leave_all_or_none(person: Person) -> None:
+def test_calls_at_the_same_time_leave_all_or_none(person: UserWithoutSlurm) -> None:
     file = person.home / "two.json"
     file.write_text(json.dumps(build_two(person)))
     words = [("import", str(file)), ("forget", "--all")] * 6
@@ -343,7 +343,7 @@ def test_calls_at_the_same_time_leave_all_or_none(person: Person) -> None:
     assert {path.suffix for path in (person.state / "profiles").iterdir()} <= {"", ".json"}
 
 
-def test_a_pipe_can_be_imported(person: Person) -> None:
+def test_a_pipe_can_be_imported(person: UserWithoutSlurm) -> None:
     file = person.home / "two.json"
     file.write_text(json.dumps(build_two(person)))
     done = subprocess.run(
@@ -356,7 +356,7 @@ def test_a_pipe_can_be_imported(person: Person) -> None:
     assert len(list_profiles(person.state)[0]) == 2
 
 
-def test_a_folder_that_cannot_be_read_is_not_said_to_be_empty(person: Person) -> None:
+def test_a_folder_that_cannot_be_read_is_not_said_to_be_empty(person: UserWithoutSlurm) -> None:
     (person.state / "profiles").touch()
     for words in (["list"], ["list", "--json"], ["export"], ["forget", "--all"]):
         done = person.csub("profile", *words)
@@ -366,7 +366,7 @@ def test_a_folder_that_cannot_be_read_is_not_said_to_be_empty(person: Person) ->
         )
 
 
-def test_a_profile_of_another_version_is_ignored_named_and_kept(person: Person) -> None:
+def test_a_profile_of_another_version_is_ignored_named_and_kept(person: UserWithoutSlurm) -> None:
     add_observations(person.state, [observe(1)])
     path = profile_path(person.state, OBSERVATION.signature, "NVIDIA H200")
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 7}))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,31 +15,16 @@ from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.report.summary_file import summary_path
 from slurm_colloc.store.atomic_files import hold_lock
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..report.generated import T0, UUID, Truth, make_pack
 
 
-class Person:
-    """Somebody with a home and packs that have run."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        self.state = self.home / ".local" / "state" / "slurm_colloc"
-        self.state.mkdir(parents=True)
-
-    def csub(self, *arguments: str, columns: int | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8"}
-        if columns is not None:
-            environment["COLUMNS"] = str(columns)
-        return run_csub(*arguments, environment=environment, directory=self.home)
-
-
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    return Person(tmp_path)
+def person(tmp_path: Path) -> UserWithoutSlurm:
+    return UserWithoutSlurm(tmp_path)
 
 
-def make_two(person: Person) -> Path:
+def make_two(person: UserWithoutSlurm) -> Path:
     return make_pack(
         person.state,
         [Truth(1, 0, 120, lambda at: 20 if at < 60 else 12), Truth(2, 60, 120, lambda _: 9)],
@@ -50,19 +33,19 @@ def make_two(person: Person) -> Path:
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_a_report_is_a_table_of_the_members(person: Person, columns: int) -> None:
+def test_a_report_is_a_table_of_the_members(person: UserWithoutSlurm, columns: int) -> None:
     make_two(person)
-    done = person.csub("report", "4711", columns=columns)
+    done = person.csub("report", "4711", COLUMNS=str(columns))
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= columns
     for words in ("4711/1", "4711/2", "\\x1b[31mresnet", "[red]vit", "1.67", "estimated"):
         assert words in done.stdout, words
     assert "\x1b" not in done.stdout
-    last = person.csub("report", columns=columns)
+    last = person.csub("report", COLUMNS=str(columns))
     assert last.stdout == done.stdout, "the newest submission is meant"
 
 
-def test_json_and_csv_have_the_chosen_members(person: Person) -> None:
+def test_json_and_csv_have_the_chosen_members(person: UserWithoutSlurm) -> None:
     make_two(person)
     (summary,) = json.loads(person.csub("report", "4711/2", "--json").stdout)
     assert summary["schema"] == 1
@@ -75,7 +58,7 @@ def test_json_and_csv_have_the_chosen_members(person: Person) -> None:
     assert "4711/2" in by_name
 
 
-def test_what_cannot_be_reported_is_one_sentence(person: Person) -> None:
+def test_what_cannot_be_reported_is_one_sentence(person: UserWithoutSlurm) -> None:
     assert person.csub("report", "4711").returncode == 7
     make_two(person)
     done = person.csub("report", "4711", "--json", "--csv")
@@ -84,7 +67,7 @@ def test_what_cannot_be_reported_is_one_sentence(person: Person) -> None:
     assert person.csub("report", "4711/9").returncode == 7
 
 
-def test_the_runner_has_the_summary_written(person: Person, tmp_path: Path) -> None:
+def test_the_runner_has_the_summary_written(person: UserWithoutSlurm, tmp_path: Path) -> None:
     pack = make_two(person)
     done = person.csub("report", "--write", str(pack))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -101,7 +84,7 @@ def test_the_runner_has_the_summary_written(person: Person, tmp_path: Path) -> N
     assert "Traceback" not in refused.stderr
 
 
-def test_a_summary_that_was_damaged_is_made_anew(person: Person) -> None:
+def test_a_summary_that_was_damaged_is_made_anew(person: UserWithoutSlurm) -> None:
     pack = make_two(person)
     learn_from_pack(pack)
     summary_path(pack).write_text("{")
@@ -110,7 +93,7 @@ def test_a_summary_that_was_damaged_is_made_anew(person: Person) -> None:
     assert "4711/2" in done.stdout
 
 
-def test_top_says_when_nothing_runs(person: Person) -> None:
+def test_top_says_when_nothing_runs(person: UserWithoutSlurm) -> None:
     make_two(person)
     done = person.csub("top")
     assert done.returncode == 0
@@ -118,12 +101,12 @@ def test_top_says_when_nothing_runs(person: Person) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> None:
+def test_top_shows_what_the_monitors_saw_last(person: UserWithoutSlurm, columns: int) -> None:
     truths = [Truth(1, 0, 60, lambda _: 9), Truth(2, 0, 60, lambda _: 9)]
     pack = make_pack(person.state, truths, job_id="L1", running=True, names=["\x1b[2Jwiped", "b"])
     with hold_lock(pack / "alive", 0) as lock:
         assert lock
-        waiting = person.csub("top", columns=columns)
+        waiting = person.csub("top", COLUMNS=str(columns))
         assert "has measured nothing yet" in waiting.stdout
         latest = {
             "schema": 1, "at": time.time(),
@@ -133,7 +116,7 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
                         "2": {"start": 1, "steps": None}},
         }  # fmt: skip
         (pack / "latest.json").write_text(json.dumps(latest))
-        done = person.csub("top", "--once", columns=columns)
+        done = person.csub("top", "--once", COLUMNS=str(columns))
         assert (done.returncode, done.stderr) == (0, "")
         for words in ("L1/1", "4321", "9.01", "812 MB", "25 %", "SM 42 %", "whole GPU", "unknown"):
             assert words in done.stdout, words
@@ -142,14 +125,14 @@ def test_top_shows_what_the_monitors_saw_last(person: Person, columns: int) -> N
         assert max(map(len, done.stdout.splitlines())) <= columns
         assert "L1/2" not in person.csub("top", "L1/1").stdout
         (pack / "latest.json").write_text(json.dumps({**latest, "at": T0}))
-        assert "its monitor last reported" in person.csub("top", columns=columns).stdout
+        assert "its monitor last reported" in person.csub("top", COLUMNS=str(columns)).stdout
         (pack / "latest.json").write_text("{")
-        assert "is damaged" in " ".join(person.csub("top", columns=columns).stdout.split())
-        running = person.csub("report", "L1", columns=columns)
+        assert "is damaged" in " ".join(person.csub("top", COLUMNS=str(columns)).stdout.split())
+        running = person.csub("report", "L1", COLUMNS=str(columns))
         assert "have run together for" in running.stdout
 
 
-def test_why_says_how_much_slower_than_alone_a_running_member_is(person: Person) -> None:
+def test_why_says_how_much_slower_than_alone_a_running_member_is(person: UserWithoutSlurm) -> None:
     truths = [Truth(1, 0, 60, lambda _: 9), Truth(2, 0, 60, lambda _: 9)]
     plans = {
         1: MemberPlan(0, 2, 100, 60, solo_steps_per_s=15.0),

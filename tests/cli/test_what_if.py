@@ -25,7 +25,7 @@ esac
 
 def test_the_end_of_the_last_job_goes_by_the_gpus_that_there_are(tmp_path: Path) -> None:
     node = LoginNode(tmp_path)
-    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo = node.home / "bin" / "sinfo"
     sinfo.write_text(SINFO)
     node.learn_small()
     words = ("--what-if=degree=2", "--array=1-12", "--degree=4", SMALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..accounting.bed import require_accounting
+from ..accounting.accounting_sandbox import require_accounting
 from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
 from .conftest import put_csub_in_place

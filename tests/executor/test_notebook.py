@@ -20,11 +20,10 @@ def leave_out_ids(texts: Iterable[str]) -> list[str]:
 
 
 def test_the_notebook_says_what_the_documentation_shows(user: CsubUser) -> None:
-    from ..notebooks import list_outputs, read_notebook
-    from .run_notebook import NOTEBOOK, run_notebook
+    from ..notebooks import PYTHON, list_outputs, read_notebook, run_python_notebook
 
-    kept = list_outputs(read_notebook(NOTEBOOK))
-    found = list_outputs(run_notebook(user.home, user.environment))
+    kept = list_outputs(read_notebook(PYTHON))
+    found = list_outputs(run_python_notebook(user.home, user.environment))
     assert leave_out_ids(found) == leave_out_ids(kept)
     assert "ValueError: lr=0.9 diverges" in "".join(found)
     assert len(found) >= 5

@@ -35,8 +35,8 @@ class Controlled(Protocol):
 
 
 @dataclasses.dataclass
-class Bed:
-    """One of the two, and a folder that its jobs can write to.
+class SlurmUser:
+    """Who uses one of the two with csub's own calls, and a folder that jobs can write to.
 
     Attributes:
         cluster: The fake or the sandbox.
@@ -104,7 +104,7 @@ def real_cluster() -> Iterator[Sandbox]:
 @pytest.fixture(params=["fake", pytest.param("real", marks=[pytest.mark.slurm, pytest.mark.smoke])])
 def bed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bed]:
+) -> Iterator[SlurmUser]:
     """The fake, and then the real one."""
     is_real = request.param == "real"
     fake = None
@@ -117,7 +117,7 @@ def bed(
         monkeypatch.setenv(name, value)
     folder = tmp_path / "home"
     folder.mkdir()
-    bed = Bed(cluster, folder, SlurmAccess(), is_real)
+    bed = SlurmUser(cluster, folder, SlurmAccess(), is_real)
     yield bed
     for job_id, job in bed.client.list_jobs().items():
         if job.state in (SlurmJobState.PENDING, SlurmJobState.RUNNING):

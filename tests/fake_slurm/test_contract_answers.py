@@ -14,7 +14,7 @@ from slurm_colloc.slurm.accounting import read_history, read_qos
 from slurm_colloc.slurm.slurm_nodes import list_node_states
 
 from ..wait_until import wait_until
-from .conftest import Bed
+from .conftest import SlurmUser
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from .conftest import Bed
         (("--dependency=nosuch",), "Job dependency problem"),
     ],
 )
-def test_a_wrong_request_is_refused(bed: Bed, options: Sequence[str], words: str) -> None:
+def test_a_wrong_request_is_refused(bed: SlurmUser, options: Sequence[str], words: str) -> None:
     with pytest.raises(SlurmRefused, match=words):
         bed.submit(*options)
     # Slurm may keep a record of a job that failed.
@@ -33,14 +33,14 @@ def test_a_wrong_request_is_refused(bed: Bed, options: Sequence[str], words: str
     assert not states & {SlurmJobState.PENDING, SlurmJobState.RUNNING}
 
 
-def test_an_index_beyond_the_largest_is_refused(bed: Bed) -> None:
+def test_an_index_beyond_the_largest_is_refused(bed: SlurmUser) -> None:
     size = int(bed.client.read_config()["MaxArraySize"])
     with pytest.raises(SlurmRefused, match="Invalid job array specification"):
         bed.submit(f"--array={size}")
     bed.client.cancel(bed.submit("--hold", f"--array={size - 1}"))
 
 
-def test_what_names_no_element_of_an_array_does_nothing(bed: Bed) -> None:
+def test_what_names_no_element_of_an_array_does_nothing(bed: SlurmUser) -> None:
     array, single = bed.submit("--hold", "--array=7-8"), bed.submit("--hold")
     for name in (f"{array}_1", f"{single}_1"):
         bed.client.cancel(name)
@@ -52,7 +52,7 @@ def test_what_names_no_element_of_an_array_does_nothing(bed: Bed) -> None:
     bed.client.cancel(array, single)
 
 
-def test_a_request_is_only_tried(bed: Bed) -> None:
+def test_a_request_is_only_tried(bed: SlurmUser) -> None:
     script = bed.folder / "job.sh"
     script.write_text("#!/bin/sh\n")
     said = bed.client.check(
@@ -65,7 +65,7 @@ def test_a_request_is_only_tried(bed: Bed) -> None:
     )
 
 
-def test_nodes_are_listed(bed: Bed) -> None:
+def test_nodes_are_listed(bed: SlurmUser) -> None:
     shapes = {shape.partition: shape for shape in bed.client.list_nodes()}
     gpu = shapes["gpu"]
     assert (gpu.is_default, shapes["preempt"].is_default) == (True, False)
@@ -74,7 +74,7 @@ def test_nodes_are_listed(bed: Bed) -> None:
 
 
 def test_a_job_stays_away_from_nodes_that_are_left_out_and_goes_to_one_that_is_named(
-    bed: Bed,
+    bed: SlurmUser,
 ) -> None:
     names = sorted({node.name for node in list_node_states()})
     wanted = [(f"--nodelist={name}", name) for name in names]
@@ -90,13 +90,13 @@ def test_a_job_stays_away_from_nodes_that_are_left_out_and_goes_to_one_that_is_n
         bed.submit("--exclude=nosuchnode")
 
 
-def test_nothing_is_accounted(bed: Bed) -> None:
+def test_nothing_is_accounted(bed: SlurmUser) -> None:
     assert bed.client.read_accounting(["1"]) == {}
     assert read_history(None) == ([], "Slurm keeps no accounts here")
     assert read_qos().unknown == ""
 
 
-def test_the_configuration_is_shown(bed: Bed) -> None:
+def test_the_configuration_is_shown(bed: SlurmUser) -> None:
     config = bed.client.read_config()
     assert float(config["KillWait"].split()[0]) > 0
     assert config["JobRequeue"] == "1"
@@ -104,14 +104,14 @@ def test_the_configuration_is_shown(bed: Bed) -> None:
     assert config["ProctrackType"].startswith("proctrack/")
 
 
-def test_sbatch_tells_its_options_and_no_plug_in_adds_any(bed: Bed) -> None:
+def test_sbatch_tells_its_options_and_no_plug_in_adds_any(bed: SlurmUser) -> None:
     told = bed.run("sbatch", "--help").stdout
     assert told.startswith("Usage: sbatch ")
     assert "--array=" in told
     assert "Options provided by plugins:" not in told
 
 
-def test_without_the_controller_nothing_is_done(bed: Bed) -> None:
+def test_without_the_controller_nothing_is_done(bed: SlurmUser) -> None:
     job_id = bed.submit("--hold")
     asking: list[Callable[[], object]] = [
         bed.client.list_jobs,

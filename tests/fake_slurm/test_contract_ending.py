@@ -10,19 +10,19 @@ import pytest
 from slurm_colloc.errors import SlurmRefused
 
 from ..wait_until import wait_until
-from .conftest import FOREVER, GO, STEP, UNKNOWN_JOB, Bed
+from .conftest import FOREVER, GO, STEP, UNKNOWN_JOB, SlurmUser
 
 # Cancelling and signals ---------------------------------------------------------------------------
 
 
-def test_a_waiting_job_is_cancelled_at_once(bed: Bed) -> None:
+def test_a_waiting_job_is_cancelled_at_once(bed: SlurmUser) -> None:
     job_id = bed.submit("--hold")
     bed.client.cancel(job_id)
     assert bed.find_state(job_id) == "CANCELLED"
     assert bed.field(job_id, "JobState") == "CANCELLED"
 
 
-def test_cancelling_sends_term_to_the_batch_script_and_kills_it_later(bed: Bed) -> None:
+def test_cancelling_sends_term_to_the_batch_script_and_kills_it_later(bed: SlurmUser) -> None:
     job_id = bed.submit(script=f"trap 'echo term' TERM; echo up; {FOREVER}")
     wait_until(lambda: "up" in bed.read(f"out.{job_id}"), "it is up")
     bed.client.cancel(job_id)
@@ -33,7 +33,7 @@ def test_cancelling_sends_term_to_the_batch_script_and_kills_it_later(bed: Bed) 
     assert re.search(rf"error: \*\*\* JOB {job_id} ON \S+ CANCELLED AT \S+", said)
 
 
-def test_the_batch_script_alone_is_woken(bed: Bed) -> None:
+def test_the_batch_script_alone_is_woken(bed: SlurmUser) -> None:
     job_id = bed.submit(script=f"trap 'echo woken' URG; echo up; {FOREVER}")
     wait_until(lambda: "up" in bed.read(f"out.{job_id}"), "it is up")
     bed.client.wake_batch_script(job_id)
@@ -41,7 +41,7 @@ def test_the_batch_script_alone_is_woken(bed: Bed) -> None:
     assert bed.find_state(job_id) == "RUNNING"
 
 
-def test_an_unknown_job_is_said_to_be_unknown(bed: Bed) -> None:
+def test_an_unknown_job_is_said_to_be_unknown(bed: SlurmUser) -> None:
     assert bed.client.read_job(UNKNOWN_JOB) is None
     for act in (bed.client.hold, bed.client.requeue, bed.client.requeue_running):
         with pytest.raises(SlurmRefused, match="Invalid job id"):
@@ -53,7 +53,7 @@ def test_an_unknown_job_is_said_to_be_unknown(bed: Bed) -> None:
     assert asked.returncode == 1
 
 
-def test_cancelling_what_has_ended_is_no_error(bed: Bed) -> None:
+def test_cancelling_what_has_ended_is_no_error(bed: SlurmUser) -> None:
     job_id = bed.submit()
     bed.wait_for(job_id, "COMPLETED")
     bed.client.cancel(job_id)
@@ -63,7 +63,7 @@ def test_cancelling_what_has_ended_is_no_error(bed: Bed) -> None:
 # Requeueing ---------------------------------------------------------------------------------------
 
 
-def test_a_requeued_job_starts_again(bed: Bed) -> None:
+def test_a_requeued_job_starts_again(bed: SlurmUser) -> None:
     job_id = bed.submit(
         "--requeue", "--open-mode=append",
         script=f"echo start $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] && exit 0; {FOREVER}",
@@ -77,7 +77,7 @@ def test_a_requeued_job_starts_again(bed: Bed) -> None:
     assert [line.strip() for line in lines if line.startswith("start")] == ["start", "start 1"]
 
 
-def test_a_job_that_must_not_be_requeued_is_not(bed: Bed) -> None:
+def test_a_job_that_must_not_be_requeued_is_not(bed: SlurmUser) -> None:
     job_id = bed.submit("--no-requeue", script=FOREVER)
     bed.wait_for(job_id, "RUNNING")
     assert bed.field(job_id, "Requeue") == "0"
@@ -89,7 +89,7 @@ def test_a_job_that_must_not_be_requeued_is_not(bed: Bed) -> None:
 # Steps --------------------------------------------------------------------------------------------
 
 
-def test_steps_run_side_by_side_and_end_as_their_tasks(bed: Bed) -> None:
+def test_steps_run_side_by_side_and_end_as_their_tasks(bed: SlurmUser) -> None:
     job_id = bed.submit(
         script=f"""
         {STEP} --job-name='m/1' sh -c 'echo step $SLURM_STEP_ID; {GO}' &
@@ -112,7 +112,7 @@ def test_steps_run_side_by_side_and_end_as_their_tasks(bed: Bed) -> None:
     assert re.search(r"^step [01]$", said, re.MULTILINE)
 
 
-def test_a_step_is_signalled_and_another_is_ended(bed: Bed) -> None:
+def test_a_step_is_signalled_and_another_is_ended(bed: SlurmUser) -> None:
     job_id = bed.submit(
         script=f"""
         {STEP} --job-name=a sh -c 'trap "echo usr1 >>got" USR1; echo >up; {FOREVER}' 2>a.log &
@@ -133,7 +133,7 @@ def test_a_step_is_signalled_and_another_is_ended(bed: Bed) -> None:
     assert bed.find_state(job_id) == "RUNNING"
 
 
-def test_a_cancelled_job_sends_term_to_the_tasks_of_its_steps(bed: Bed) -> None:
+def test_a_cancelled_job_sends_term_to_the_tasks_of_its_steps(bed: SlurmUser) -> None:
     job_id = bed.submit(
         script=f"""
         {STEP} sh -c 'trap "echo term >>got; exit 0" TERM; echo up; {FOREVER}' 2>srun.log &
@@ -146,7 +146,7 @@ def test_a_cancelled_job_sends_term_to_the_tasks_of_its_steps(bed: Bed) -> None:
     assert bed.read("got") == "term\n"
 
 
-def test_a_step_whose_program_is_missing_is_said_so(bed: Bed) -> None:
+def test_a_step_whose_program_is_missing_is_said_so(bed: SlurmUser) -> None:
     job_id = bed.submit(script=f"{STEP} ./nosuch; echo status $?")
     bed.wait_for(job_id, "COMPLETED")
     said = bed.read(f"out.{job_id}")
@@ -154,7 +154,7 @@ def test_a_step_whose_program_is_missing_is_said_so(bed: Bed) -> None:
     assert "status 2\n" in said
 
 
-def test_a_step_from_outside_enters_a_running_job_alone(bed: Bed) -> None:
+def test_a_step_from_outside_enters_a_running_job_alone(bed: SlurmUser) -> None:
     job_id = bed.submit(script=f"echo up; {FOREVER}")
     wait_until(lambda: "up" in bed.read(f"out.{job_id}"), "it is up")
     argv = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1"]

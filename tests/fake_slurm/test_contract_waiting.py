@@ -10,13 +10,13 @@ import pytest
 from slurm_colloc.model.member import SlurmJobState
 
 from ..wait_until import wait_until
-from .conftest import FOREVER, Bed
+from .conftest import FOREVER, SlurmUser
 
 # Jobs from submission to end ----------------------------------------------------------------------
 
 
 def test_a_job_runs_in_its_directory_with_its_environment_and_output(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SlurmUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIVEN", "a b")
     job_id = bed.submit(
@@ -38,7 +38,9 @@ def test_a_job_runs_in_its_directory_with_its_environment_and_output(
     ("script", "state", "code"),
     [("exit 0", "COMPLETED", "0:0"), ("exit 6", "FAILED", "6:0"), ("kill -9 $$", "FAILED", "0:9")],
 )
-def test_a_job_ends_as_its_batch_script_does(bed: Bed, script: str, state: str, code: str) -> None:
+def test_a_job_ends_as_its_batch_script_does(
+    bed: SlurmUser, script: str, state: str, code: str
+) -> None:
     job_id = bed.submit(script=script)
     bed.wait_for(job_id, state)
     fields = bed.client.read_job(job_id)
@@ -47,14 +49,14 @@ def test_a_job_ends_as_its_batch_script_does(bed: Bed, script: str, state: str, 
     assert bed.client.read_end_time(job_id) is not None
 
 
-def test_what_a_batch_script_leaves_behind_is_ended_with_it(bed: Bed) -> None:
+def test_what_a_batch_script_leaves_behind_is_ended_with_it(bed: SlurmUser) -> None:
     job_id = bed.submit(script="sleep 300 & echo $! >pid")
     bed.wait_for(job_id, "COMPLETED")
     process = Path("/proc") / bed.read("pid").strip()
     wait_until(lambda: not process.exists(), "it has gone")
 
 
-def test_a_job_reaches_its_time_limit(bed: Bed) -> None:
+def test_a_job_reaches_its_time_limit(bed: SlurmUser) -> None:
     if bed.is_real:
         pytest.skip("the shortest limit of Slurm is a minute, and some seconds")
     job_id = bed.submit("--time=0:01", script=f"echo up; {FOREVER}")
@@ -70,7 +72,7 @@ def test_a_job_reaches_its_time_limit(bed: Bed) -> None:
     ("options", "reason"),
     [(("--hold",), "JobHeldUser"), (("--begin=now+1hour",), "BeginTime")],
 )
-def test_a_job_waits_for_a_reason(bed: Bed, options: Sequence[str], reason: str) -> None:
+def test_a_job_waits_for_a_reason(bed: SlurmUser, options: Sequence[str], reason: str) -> None:
     job_id = bed.submit("--comment=a [csub 1]|b", *options)
     listed = bed.client.list_jobs()[job_id]
     assert listed.state is SlurmJobState.PENDING
@@ -83,7 +85,7 @@ def test_a_job_waits_for_a_reason(bed: Bed, options: Sequence[str], reason: str)
     assert (bed.field(job_id, "JobState"), bed.field(job_id, "Reason")) == ("PENDING", reason)
 
 
-def test_a_job_waits_for_gpus_and_gets_them_when_another_ends(bed: Bed) -> None:
+def test_a_job_waits_for_gpus_and_gets_them_when_another_ends(bed: SlurmUser) -> None:
     taken = [bed.submit("--gres=gpu:2", script=FOREVER) for _ in range(1 if bed.is_real else 2)]
     for job_id in taken:
         bed.wait_for(job_id, "RUNNING")
@@ -96,7 +98,7 @@ def test_a_job_waits_for_gpus_and_gets_them_when_another_ends(bed: Bed) -> None:
     bed.wait_for(waiting, "COMPLETED")
 
 
-def test_a_job_is_held_and_released(bed: Bed) -> None:
+def test_a_job_is_held_and_released(bed: SlurmUser) -> None:
     job_id = bed.submit("--begin=now+1hour")
     bed.client.hold(job_id)
     assert bed.client.list_jobs()[job_id].reason.startswith("JobHeld")
@@ -106,7 +108,7 @@ def test_a_job_is_held_and_released(bed: Bed) -> None:
     bed.wait_for(job_id, "COMPLETED")
 
 
-def test_a_waiting_job_is_changed(bed: Bed) -> None:
+def test_a_waiting_job_is_changed(bed: SlurmUser) -> None:
     job_id = bed.submit("--hold", "--ntasks=1", "--cpus-per-task=1")
     bed.client.update_job(
         job_id,
@@ -132,7 +134,7 @@ def test_a_waiting_job_is_changed(bed: Bed) -> None:
         ("afterany", "exit 3", True),
     ],
 )
-def test_a_job_waits_for_another(bed: Bed, kind: str, script: str, runs: bool) -> None:
+def test_a_job_waits_for_another(bed: SlurmUser, kind: str, script: str, runs: bool) -> None:
     first = bed.submit(script=f"while [ ! -e go ]; do sleep 0.05; done; {script}")
     late = bed.submit(f"--dependency={kind}:{first}")
     shown = bed.run("squeue", "-h", "--states=all", "-o", "%T %r %E", "-j", late).stdout
@@ -149,7 +151,7 @@ def test_a_job_waits_for_another(bed: Bed, kind: str, script: str, runs: bool) -
         assert bed.find_state(late) == "PENDING"
 
 
-def test_a_dependency_is_taken_back(bed: Bed) -> None:
+def test_a_dependency_is_taken_back(bed: SlurmUser) -> None:
     first = bed.submit("--hold")
     late = bed.submit(f"--dependency=afterok:{first}")
     bed.client.update_job(late, {"Dependency": ""})
@@ -159,7 +161,7 @@ def test_a_dependency_is_taken_back(bed: Bed) -> None:
 # Arrays -------------------------------------------------------------------------------------------
 
 
-def test_tasks_of_an_array_are_jobs_of_their_own(bed: Bed) -> None:
+def test_tasks_of_an_array_are_jobs_of_their_own(bed: SlurmUser) -> None:
     job_id = bed.submit(
         "--array=0-2", "--output=%A_%a.out",
         script="echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID; exit $SLURM_ARRAY_TASK_ID",
@@ -170,7 +172,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(bed: Bed) -> None:
     assert bed.field(f"{job_id}_2", "JobState") == "FAILED"
 
 
-def test_waiting_tasks_are_listed_held_and_cancelled_one_by_one(bed: Bed) -> None:
+def test_waiting_tasks_are_listed_held_and_cancelled_one_by_one(bed: SlurmUser) -> None:
     job_id = bed.submit("--array=0-3", "--begin=now+1hour")
     names = {f"{job_id}_{task}" for task in range(4)}
     assert names <= set(bed.client.list_jobs())
@@ -184,7 +186,7 @@ def test_waiting_tasks_are_listed_held_and_cancelled_one_by_one(bed: Bed) -> Non
     assert bed.find_state(f"{job_id}_0") in ("CANCELLED", "")
 
 
-def test_an_array_runs_no_more_tasks_than_it_may(bed: Bed) -> None:
+def test_an_array_runs_no_more_tasks_than_it_may(bed: SlurmUser) -> None:
     job_id = bed.submit("--array=0-2%1", script=FOREVER)
     bed.wait_for(f"{job_id}_0", "RUNNING")
     assert bed.find_state(f"{job_id}_1") == bed.find_state(f"{job_id}_2") == "PENDING"

@@ -1,14 +1,15 @@
-"""A pack's figures by the monitor, put next to those of programs, driver and GPU."""
+"""A pack's figures by the monitor next to those of programs, driver and GPU, and what they cost."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from .bed import HERE, Bed, read_number
 from .comparison import (
     compute_mean,
     compute_rise_per_s,
@@ -17,7 +18,17 @@ from .comparison import (
     find_settled_window,
     parse_counters,
 )
+from .cost import (
+    Timeline,
+    convert_to_monotonic,
+    estimate_instrument,
+    estimate_presence,
+    estimate_ticks,
+    parse_units,
+)
+from .estimates import TRIMMED, Estimate, add_up
 from .figures import RESULTS, keep, round_error, tell
+from .gpu_node import HERE, GpuNode, read_number
 from .mappings import read_mappings
 from .trainings import read_printed
 from .watched import (
@@ -37,7 +48,7 @@ LOOKS = 3
 BATCH_OF = {False: 128, True: 2}
 
 
-def compare_rates(bed: Bed, job_id: str, summary: dict[str, Any]) -> list[dict[str, Any]]:
+def compare_rates(bed: GpuNode, job_id: str, summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Each member's rate by the report against what its program has printed, in the same window."""
     batch = BATCH_OF[bed.is_simulated]
     rows = read_rows(bed.find_pack(job_id), "members")
@@ -71,7 +82,7 @@ def find_first_step_at(rows: list[dict[str, Any]], number: int) -> float:
     return float(known[-1])
 
 
-def read_series(bed: Bed, job_id: str, number: int) -> list[tuple[float, ...]]:
+def read_series(bed: GpuNode, job_id: str, number: int) -> list[tuple[float, ...]]:
     """Columns of a member's own progress, its moments in seconds since the epoch."""
     times, *others = parse_counters(read_progress(bed, job_id, number))
     offset_s = time.time() - time.monotonic()
@@ -83,7 +94,7 @@ def clip(window: tuple[float, float], times: tuple[float, ...]) -> tuple[float, 
     return max(window[0], times[0]), min(window[1], times[-1])
 
 
-def judge_rates(bed: Bed, name: str, rates: list[dict[str, Any]]) -> None:
+def judge_rates(bed: GpuNode, name: str, rates: list[dict[str, Any]]) -> None:
     """Keep the rates of a pack, and tell the worst of them."""
     keep(bed, rates, "packs", name, "rates")
     worst = max(abs(rate["error"]) for rate in rates)
@@ -91,7 +102,7 @@ def judge_rates(bed: Bed, name: str, rates: list[dict[str, Any]]) -> None:
     tell(f"{name}: rates differ from the programs' own by {worst:.3%} at most (goal 1 %)")
 
 
-def look_at(bed: Bed, recordings: Recordings, job_id: str, name: str) -> list[dict[str, Any]]:
+def look_at(bed: GpuNode, recordings: Recordings, job_id: str, name: str) -> list[dict[str, Any]]:
     """Look at a running pack from outside, by nvidia-smi, csub and the monitor's own calls."""
     monitor = find_monitor(bed, job_id)
     before = time.monotonic(), read_cpu_s(monitor)
@@ -117,7 +128,7 @@ def look_at(bed: Bed, recordings: Recordings, job_id: str, name: str) -> list[di
     return looks
 
 
-def measure_calls(bed: Bed, name: str) -> None:
+def measure_calls(bed: GpuNode, name: str) -> None:
     """How long the monitor's kinds of calls take while the pack runs."""
     uuid = bed.gpu_before["uuid"]
     argv = [sys.executable, str(HERE / "nvml_calls.py"), uuid, str(CALLS)]
@@ -132,7 +143,7 @@ def measure_calls(bed: Bed, name: str) -> None:
 
 
 def compare_memory(
-    bed: Bed, job_id: str, name: str, looks: list[dict[str, Any]]
+    bed: GpuNode, job_id: str, name: str, looks: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """gpu_memory by the monitor against nvidia-smi's at the same moment."""
     rows = read_rows(bed.find_pack(job_id), "members")
@@ -161,7 +172,7 @@ def compare_memory(
     return [row for row in found if row["error"] is not None]
 
 
-def compare_use(bed: Bed, job_id: str, name: str, summary: dict[str, Any]) -> None:
+def compare_use(bed: GpuNode, job_id: str, name: str, summary: dict[str, Any]) -> None:
     """The members' modelled SM activity and energy against what the GPU says."""
     pack = bed.find_pack(job_id)
     members = [row for row in read_rows(pack, "members") if row["last_step_at"]]
@@ -208,7 +219,7 @@ def compare_use(bed: Bed, job_id: str, name: str, summary: dict[str, Any]) -> No
     assert measured is not None
 
 
-def compare_cost(bed: Bed, job_id: str, name: str) -> None:
+def compare_cost(bed: GpuNode, job_id: str, name: str) -> None:
     """What the monitor itself used."""
     record = read_monitor_record(bed.find_pack(job_id))
     wall_s = record["written_at"] - record["started_at"]
@@ -238,7 +249,7 @@ def compare_cost(bed: Bed, job_id: str, name: str) -> None:
 
 
 def compare_delays(
-    bed: Bed, job_id: str, summary: dict[str, Any], workers: Sequence[int]
+    bed: GpuNode, job_id: str, summary: dict[str, Any], workers: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Each member's wait for data by the report against its program's own; `workers` by member."""
     rows = read_rows(bed.find_pack(job_id), "members")
@@ -263,3 +274,88 @@ def compare_delays(
     for row in found:
         tell(f"{row['workers']} workers: stall {row['report']}, program {row['program']}")
     return found
+
+
+# -- what measuring costs -----------------------------------------------------------------------
+
+GOAL_PERCENT = 0.5
+STEPS_IN_UNIT = 4
+
+
+def judge_pairs(
+    bed: GpuNode, gpu_rows: list[dict[str, Any]], text: str, told: dict[str, Any]
+) -> None:
+    """Keep and tell what counting and monitor cost, each with its interval.
+
+    Args:
+        bed: Where.
+        gpu_rows: The pack's samples of its GPU, one at each tick.
+        text: The units.
+        told: What paired.py has printed: cores, and both clocks at begin and end.
+    """
+    units = parse_units(text)
+    ticks = convert_to_monotonic(
+        sorted({float(row["at"]) for row in gpu_rows}), [tuple(pair) for pair in told["clocks"]]
+    )
+    timeline = Timeline(units, ticks)
+    took_ms = [1000 * unit.took_s / STEPS_IN_UNIT for unit in units]
+    machine = {
+        **told,
+        "units": len(units),
+        "ticks": len(ticks),
+        "segments": len(timeline.find_segments()),
+        "step_ms_deciles": [round(value, 4) for value in statistics.quantiles(took_ms, n=10)],
+    }
+    keep(bed, machine, "pairs")
+    trimmed, plain = estimate_instrument(units)
+    lost = estimate_ticks(timeline)
+    presence = estimate_presence(timeline)
+    out = round(100 * TRIMMED)
+    _tell_cost(
+        bed, "instrument", trimmed, others={"plain_mean": plain}, percent_trimmed_at_each_end=out
+    )
+    _tell_cost(bed, "ticks", lost.ticks, met=lost.met)
+    _tell_cost(bed, "control", lost.control)
+    _tell_cost(
+        bed, "between ticks", presence.fast_mode, others={"low_quantile": presence.low_quantile}
+    )
+    total = add_up([trimmed, lost.ticks, presence.fast_mode])
+    _tell_cost(bed, "total", total)
+    assert trimmed is not None, "no group of units"
+    assert lost.met, "no tick of the monitor met the training"
+    assert len(told["cpus"]) > 1
+
+
+def _tell_cost(
+    bed: GpuNode,
+    name: str,
+    found: Estimate | None,
+    others: dict[str, Estimate | None] | None = None,
+    **more: int,
+) -> None:
+    """Keep an estimate, and others of the same thing, and print a line."""
+    value: dict[str, Any] = {"goal_percent": GOAL_PERCENT, **_to_json(found), **more}
+    told = _describe(found)
+    for other, one in (others or {}).items():
+        value[other] = _to_json(one)
+        told += f"; {other.replace('_', ' ')} {_describe(one)}"
+    told += "".join(f"; {key.replace('_', ' ')} {number}" for key, number in more.items())
+    keep(bed, value, "results", f"cost, {name}")
+    tell(f"cost, {name}: {told}")
+
+
+def _to_json(found: Estimate | None) -> dict[str, Any]:
+    if found is None:
+        return {**dict.fromkeys(field.name for field in dataclasses.fields(Estimate)), "n": 0}
+    return dataclasses.asdict(found)
+
+
+def _describe(found: Estimate | None) -> str:
+    if found is None:
+        return "unknown"
+    ends = f"{_show(found.low)} to {_show(found.high)}"
+    return f"{_show(found.mean)} ({ends}), median {_show(found.median)}, n {found.n}"
+
+
+def _show(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:+.3f} %"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurm_colloc.host.nvml import nvml_child
 
 if TYPE_CHECKING:
-    from .bed import Bed
+    from .gpu_node import GpuNode
 
 LIMIT_S = 60.0
 # What must not change.
@@ -65,7 +65,7 @@ def _query(names: tuple[str, ...]) -> list[str]:
     return [] if ended.returncode else [word.strip() for word in ended.stdout.split(",")]
 
 
-def measure_nvml(bed: Bed) -> Iterator[tuple[str, float]]:
+def measure_nvml(bed: GpuNode) -> Iterator[tuple[str, float]]:
     """How long a process takes for its parts of asking NVML."""
     begin_s = time.monotonic()
     ended = subprocess.run(
@@ -85,7 +85,7 @@ def measure_nvml(bed: Bed) -> Iterator[tuple[str, float]]:
 
 
 @contextlib.contextmanager
-def held_nvml(bed: Bed) -> Iterator[None]:
+def held_nvml(bed: GpuNode) -> Iterator[None]:
     """Another process has NVML open meanwhile."""
     holder = subprocess.Popen(
         [sys.executable, "-IB", nvml_child.__file__, "--on-request"],

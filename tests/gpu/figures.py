@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .bed import Bed
 from .comparison import compute_error
+from .gpu_node import GpuNode
 
 STARTED_S = time.monotonic()
 RESULTS: dict[str, Any] = {}
 
 
-def keep(bed: Bed, value: Any, *path: str) -> None:
+def keep(bed: GpuNode, value: Any, *path: str) -> None:
     """Write a result under names from outside to inside, before it is judged."""
     place = RESULTS
     for name in path[:-1]:

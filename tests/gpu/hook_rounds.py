@@ -32,8 +32,8 @@ from slurm_colloc.host.system.directories import Owner
 from slurm_colloc.resources import data_path
 from slurm_colloc_lab.sandbox.sandbox_hooks import set_constants
 
-from .bed import HERE, Bed
 from .driver_use import measure_nvml, to_ms
+from .gpu_node import HERE, GpuNode
 
 LIMIT_S = 60.0
 ACTIVE_S = 20.0
@@ -51,7 +51,7 @@ class Rounds:
         directory: Where root's files lie.
     """
 
-    def __init__(self, bed: Bed, directory: Path) -> None:
+    def __init__(self, bed: GpuNode, directory: Path) -> None:
         self.bed = bed
         self.run = directory / "run"
         self._directory = directory
@@ -245,7 +245,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return []
 
 
-def open_control(bed: Bed, pipe_directory: str) -> ControlProgram:
+def open_control(bed: GpuNode, pipe_directory: str) -> ControlProgram:
     """The control program of a daemon, as the user whose daemon it is."""
     simulation = str(bed.sandbox.layout.simgpu) if bed.is_simulated else ""
     programs = find_programs(f"{simulation}/bin" if simulation else "")
@@ -260,7 +260,7 @@ def open_control(bed: Bed, pipe_directory: str) -> ControlProgram:
 
 
 @contextlib.contextmanager
-def playing_hooks(bed: Bed) -> Iterator[Rounds]:
+def playing_hooks(bed: GpuNode) -> Iterator[Rounds]:
     """A place for played hooks; daemons that a failed test has left are ended."""
     directory = Path(tempfile.mkdtemp(prefix="hr", dir="/var/tmp"))
     directory.chmod(0o755)

@@ -20,8 +20,9 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
 from ..cluster.hooks import read_prepared_setup
-from .bed import Bed
-from .hook_bed import (
+from .gpu_node import GpuNode
+from .hook_rounds import open_control
+from .prepared_packs import (
     build_client,
     end_clients,
     read_json,
@@ -29,7 +30,6 @@ from .hook_bed import (
     wait_for_clients,
     wait_for_epilogs,
 )
-from .hook_rounds import open_control
 
 MARK = "GPU_SUITE_CLIENT"
 """A variable by which clients are found from outside, whatever namespaces they live in."""
@@ -54,7 +54,7 @@ MEMBERS = 3
 
 @contextlib.contextmanager
 def running_client(
-    bed: Bed, pipe_directory: str, name: str, mark: str, seconds: float = TRIAL_S
+    bed: GpuNode, pipe_directory: str, name: str, mark: str, seconds: float = TRIAL_S
 ) -> Iterator[dict[str, Any]]:
     """A client with namespaces of its own, at work; how it ended is added afterwards.
 
@@ -109,7 +109,7 @@ def running_client(
             found |= {"exit": process.returncode, "printed": printed[-2000:]}
 
 
-def try_client(bed: Bed, pipe_directory: str, name: str) -> dict[str, Any]:
+def try_client(bed: GpuNode, pipe_directory: str, name: str) -> dict[str, Any]:
     """Start a client with namespaces of its own against a daemon outside; what came of it."""
     mark = f"trial-{list(TRIALS).index(name)}"
     with running_client(bed, pipe_directory, name, mark) as found:
@@ -132,7 +132,7 @@ def find_marked(mark: str) -> list[dict[str, Any]]:
     return found
 
 
-def look_from_outside(bed: Bed, pipe_directory: str, mark: str) -> dict[str, Any]:
+def look_from_outside(bed: GpuNode, pipe_directory: str, mark: str) -> dict[str, Any]:
     """How daemon and NVML name a client, and who it is."""
     control = open_control(bed, pipe_directory)
     gpu = bed.read_nvml()
@@ -195,7 +195,7 @@ def list_mounts(below: Path) -> list[str]:
     return [path for line in mounts if (path := line.split()[1]).startswith(f"{below}/")]
 
 
-def run_in_container(bed: Bed) -> dict[str, Any]:
+def run_in_container(bed: GpuNode) -> dict[str, Any]:
     """Run a pack whose members have a /dev/shm that the node's daemon does not have."""
     name = "containers"
     first = "stat -c 'shm=%d' /dev/shm"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed
+from .gpu_node import HERE, GpuNode
 from .throughput import (
     Series,
     choose_fullest,
@@ -85,7 +85,7 @@ class Batch:
         return ["--gres=gpu:1", f"--cpus-per-task={cores}", "--mem=4G", "--time=45", "--join=never"]
 
 
-def look_at_speeds(bed: Bed, trainings: Iterable[str]) -> dict[str, float]:
+def look_at_speeds(bed: GpuNode, trainings: Iterable[str]) -> dict[str, float]:
     """What one alone does on this machine in a second; it also fills the page cache."""
     program = [sys.executable, str(HERE / "train_sized.py"), "--progress", f"{bed.user.home}/look"]
     program += ["--device", "cpu"] if bed.is_simulated else []
@@ -98,7 +98,7 @@ def look_at_speeds(bed: Bed, trainings: Iterable[str]) -> dict[str, float]:
     return IMAGES_PER_S
 
 
-def write_script(bed: Bed, batch: Batch, seconds: float, *, fused: int = 1) -> Path:
+def write_script(bed: GpuNode, batch: Batch, seconds: float, *, fused: int = 1) -> Path:
     """The script of a training with about so many seconds of work alone.
 
     It is the same for one alone and for every member of a pack, and no other batch's: what csub
@@ -131,7 +131,7 @@ def write_script(bed: Bed, batch: Batch, seconds: float, *, fused: int = 1) -> P
 
 
 def plan(
-    bed: Bed, batch: Batch, script: Path, count: int, more: Sequence[str] = ()
+    bed: GpuNode, batch: Batch, script: Path, count: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What csub would do with so many of them."""
     words = ["plan", "--json", *batch.asked, f"--max-slowdown={batch.bound:g}", *more]
@@ -141,7 +141,7 @@ def plan(
     return planned
 
 
-def choose_members(bed: Bed, batch: Batch, script: Path) -> tuple[int, dict[str, Any]]:
+def choose_members(bed: GpuNode, batch: Batch, script: Path) -> tuple[int, dict[str, Any]]:
     """The most trainings that csub plans to put into one pack, and that plan."""
     planned: dict[str, Any] = {}
     for count in range(batch.members, 1, -1):
@@ -152,7 +152,7 @@ def choose_members(bed: Bed, batch: Batch, script: Path) -> tuple[int, dict[str,
 
 
 def run_together(
-    bed: Bed,
+    bed: GpuNode,
     batch: Batch,
     script: Path,
     name: str,

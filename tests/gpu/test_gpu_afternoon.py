@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
 
@@ -47,9 +47,11 @@ ONE_LINE_MPS = (
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm and one user for all of it; what is known is given by a file of an earlier call."""
-    with running_bed(archive="kept-afternoon.tar.gz", host_memory_mb_per_node=120_000) as found:
+    with running_gpu_node(
+        archive="kept-afternoon.tar.gz", host_memory_mb_per_node=120_000
+    ) as found:
         RESULTS.update(gpu=found.gpu_before, simulated=found.is_simulated)
         kept = Path(os.environ.get("CSUB_GPU_PROFILES", "-"))
         if kept.exists():
@@ -67,7 +69,7 @@ def list_trainings(run: str) -> list[tuple[str, int, str]]:
     ]
 
 
-def write_script(bed: Bed, kind: str) -> Path:
+def write_script(bed: GpuNode, kind: str) -> Path:
     program = [sys.executable, str(HERE / "afternoon_trainings.py"), kind]
     device = ["--device", "cpu"] if bed.is_simulated else []
     script = bed.user.home / f"{kind}.sh"
@@ -80,7 +82,7 @@ def write_script(bed: Bed, kind: str) -> Path:
     return script
 
 
-def run_wrapper(bed: Bed, run: str) -> dict[str, Any]:
+def run_wrapper(bed: GpuNode, run: str) -> dict[str, Any]:
     """One job with all, each started when it would have been typed."""
     trainings = list_trainings(run)
     lines = ["#!/bin/bash", *([] if bed.is_simulated else [ONE_LINE_MPS]), "date +%s.%N >$1.begin"]
@@ -112,7 +114,7 @@ def run_wrapper(bed: Bed, run: str) -> dict[str, Any]:
     return {"ends_s": ends, "times_s": times, "failed": sum(code != 0 for code in codes)}
 
 
-def run_csub(bed: Bed, run: str) -> dict[str, Any]:
+def run_csub(bed: GpuNode, run: str) -> dict[str, Any]:
     """Each typed by itself."""
     state, _, bound = run.removeprefix("twelve-").partition("-")
     if state == "unknown":
@@ -166,7 +168,7 @@ def run_csub(bed: Bed, run: str) -> dict[str, Any]:
     }
 
 
-def read_events(bed: Bed, begin: float) -> list[dict[str, Any]]:
+def read_events(bed: GpuNode, begin: float) -> list[dict[str, Any]]:
     """What runners have written down since then that matters here."""
     names = ("degree", "measures", "requeue", "took_over", "emptied", "culprit", "open_door")
     found = []
@@ -178,7 +180,7 @@ def read_events(bed: Bed, begin: float) -> list[dict[str, Any]]:
     return found
 
 
-def read_degrees(bed: Bed, begin: float) -> list[dict[str, Any]]:
+def read_degrees(bed: GpuNode, begin: float) -> list[dict[str, Any]]:
     return [
         json.loads(path.read_text())
         for path in sorted((bed.user.state / "packs").glob("*/degree.json"))
@@ -186,7 +188,7 @@ def read_degrees(bed: Bed, begin: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_afternoon(bed: Bed) -> None:
+def test_an_afternoon(bed: GpuNode) -> None:
     rows = []
     for run in RUNS:
         if time.monotonic() - STARTED > BUDGET_S:

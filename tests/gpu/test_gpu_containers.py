@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from .bed import running_bed
-from .hook_bed import keep_result
+from .gpu_node import running_gpu_node
 from .namespaces import run_in_container, sandbox_with_containers
+from .prepared_packs import keep_result
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +20,9 @@ pytestmark = [
 
 
 def test_members_with_their_own_shm_are_clients_of_the_nodes_daemon_together() -> None:
-    with running_bed(sandbox_with_containers, "kept-containers.tar.gz", hooks=True) as contained:
+    with running_gpu_node(
+        sandbox_with_containers, "kept-containers.tar.gz", hooks=True
+    ) as contained:
         found = run_in_container(contained)
         keep_result(contained, found, "containers")
     setup, shown = found["setup"], "\n".join(found["shown"])

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 from .planned import IMAGES_PER_S, look_at_speeds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
@@ -50,11 +50,11 @@ RESULTS: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm and one user for all of it."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     gpus = gpus or int(read_number("CSUB_GPU_SIMULATED_GPUS", 1))
-    with running_bed(
+    with running_gpu_node(
         archive="kept-degree.tar.gz",
         gpus_per_node=gpus,
         host_memory_mb_per_node=110_000 * gpus,
@@ -64,7 +64,7 @@ def bed() -> Iterator[Bed]:
         yield found
 
 
-def write_training(bed: Bed, name: str) -> Path:
+def write_training(bed: GpuNode, name: str) -> Path:
     """A script with as much work as one alone does in WORK_S; each name is another script."""
     images = 70_000 if bed.is_simulated else int(WORK_S * IMAGES_PER_S[TRAINING])
     program = [sys.executable, str(HERE / "train_sized.py"), "--size", TRAINING]
@@ -79,7 +79,7 @@ def write_training(bed: Bed, name: str) -> Path:
     return script
 
 
-def note(bed: Bed, name: str, entry: dict[str, Any]) -> dict[str, Any]:
+def note(bed: GpuNode, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     alone = RESULTS.get("alone", entry)
     entry.setdefault("wall_ratio", entry["wall_s"] / alone["wall_s"])
     RESULTS[name] = entry
@@ -92,14 +92,14 @@ def note(bed: Bed, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def run_packs(bed: Bed, name: str, script: Path, members: int) -> dict[str, Any]:
+def run_packs(bed: GpuNode, name: str, script: Path, members: int) -> dict[str, Any]:
     """Submit an array; from Slurm's first start to the last member's end."""
     words = (*ASKED, f"--array=1-{members}", "--max-slowdown=1.5", *OPTIONS, str(script))
     planned = json.loads(bed.user.csub("plan", "--json", *words).stdout)
     return finish_packs(bed, name, words, planned["packs"])
 
 
-def finish_packs(bed: Bed, name: str, words: Sequence[str], planned: Any) -> dict[str, Any]:
+def finish_packs(bed: GpuNode, name: str, words: Sequence[str], planned: Any) -> dict[str, Any]:
     """Submit and wait until all have ended; how long that took, and what csub says."""
     job_id = bed.submit(name, *words)
     bed.finish(job_id, patience_s=500)
@@ -119,7 +119,7 @@ def finish_packs(bed: Bed, name: str, words: Sequence[str], planned: Any) -> dic
     return entry
 
 
-def read_degrees(bed: Bed, job_id: str) -> list[dict[str, Any]]:
+def read_degrees(bed: GpuNode, job_id: str) -> list[dict[str, Any]]:
     """What each pack of a submission has measured."""
     found = []
     for path in sorted((bed.user.state / "packs").glob("*/degree.json")):
@@ -129,7 +129,7 @@ def read_degrees(bed: Bed, job_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def run_frameworks(bed: Bed) -> dict[str, Any]:
+def run_frameworks(bed: GpuNode) -> dict[str, Any]:
     """Four unlike trainings: each alone, so that it is known, then all in one pack."""
     home, alone = bed.user.home, {}
     scripts = []
@@ -154,7 +154,7 @@ def run_frameworks(bed: Bed) -> dict[str, Any]:
 
 
 def run_in_background(
-    bed: Bed, name: str, script: Path, members: int, before: Sequence[str] = ()
+    bed: GpuNode, name: str, script: Path, members: int, before: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What a user would type: one job in which all start with & and are waited for."""
     lines = ["#!/bin/bash", *before, "date +%s.%N > $1.begin"]
@@ -177,7 +177,7 @@ with LocalCluster(worker_config=WorkerConfig(cores={members})) as cluster:
 """
 
 
-def run_in_hyperqueue(bed: Bed, name: str, script: Path, members: int) -> dict[str, Any]:
+def run_in_hyperqueue(bed: GpuNode, name: str, script: Path, members: int) -> dict[str, Any]:
     """Each a task of one core on a worker that runs in a job with the GPU, which they all see.
 
     The Python package's worker knows no GPUs, so that a part of one cannot be asked for; as many as
@@ -188,7 +188,7 @@ def run_in_hyperqueue(bed: Bed, name: str, script: Path, members: int) -> dict[s
     return run_wrapper(bed, name, "\n".join([*lines, "date +%s.%N > $1.end"]) + "\n", members)
 
 
-def run_wrapper(bed: Bed, name: str, text: str, members: int) -> dict[str, Any]:
+def run_wrapper(bed: GpuNode, name: str, text: str, members: int) -> dict[str, Any]:
     """Run a script in one job of Slurm's that writes when it has begun and when it has ended."""
     wrapper = bed.user.home / f"{name}.wrapper"
     wrapper.write_text(text)
@@ -201,7 +201,7 @@ def run_wrapper(bed: Bed, name: str, text: str, members: int) -> dict[str, Any]:
     return {"members": members, "wall_s": end - begin}
 
 
-def test_trainings_of_a_minute(bed: Bed) -> None:
+def test_trainings_of_a_minute(bed: GpuNode) -> None:
     look_at_speeds(bed, [TRAINING])
     RESULTS["images_per_s"] = IMAGES_PER_S[TRAINING]
     script = write_training(bed, f"{TRAINING}-alone")

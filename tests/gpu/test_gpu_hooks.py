@@ -26,9 +26,11 @@ from slurm_colloc.host.system.node_processes import identify, is_alive
 
 from ..cluster.hooks import read_audit
 from ..cluster.mps import write_settings
-from .bed import Bed, read_number, running_bed
 from .driver_use import held_nvml, list_driver_users
-from .hook_bed import (
+from .gpu_node import GpuNode, read_number, running_gpu_node
+from .hook_rounds import PROVED, playing_hooks, render_summary
+from .namespaces import TRIAL_S, TRIALS, running_client, try_client
+from .prepared_packs import (
     CASES,
     Case,
     disturb,
@@ -42,8 +44,6 @@ from .hook_bed import (
     wait_for_epilogs,
     wait_until_nothing_is_left,
 )
-from .hook_rounds import PROVED, playing_hooks, render_summary
-from .namespaces import TRIAL_S, TRIALS, running_client, try_client
 from .trainings import Kind, run_trainings
 
 pytestmark = [
@@ -62,9 +62,9 @@ SETTLING_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm whose hooks prepare MPS, and one user, for all of it."""
-    with running_bed(hooks=True) as found:
+    with running_gpu_node(hooks=True) as found:
         keep_result(found, found.gpu_before, "gpu_before")
         keep_result(found, found.is_simulated, "simulated")
         yield found
@@ -79,7 +79,7 @@ def before() -> set[str]:
 # -- times -----------------------------------------------------------------------------------------
 
 
-def test_prolog_and_epilog_are_timed_with_nvml_cold_and_warm(bed: Bed) -> None:
+def test_prolog_and_epilog_are_timed_with_nvml_cold_and_warm(bed: GpuNode) -> None:
     with playing_hooks(bed) as rounds:
         # The first fills the file cache.
         rounds.measure("first", 0)
@@ -133,7 +133,7 @@ def read_confinement(daemon: int, server: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_is_left_after(bed: Bed, before: set[str], case: Case) -> None:
+def test_nothing_is_left_after(bed: GpuNode, before: set[str], case: Case) -> None:
     job_id = submit_clients(bed, case.name)
     wait_for_clients(bed, job_id)
     setup = bed.read_setup(job_id)
@@ -178,7 +178,7 @@ def test_nothing_is_left_after(bed: Bed, before: set[str], case: Case) -> None:
         assert gpu[name] == bed.gpu_before[name]
 
 
-def test_devices_of_other_gpus_are_denied_on_this_machines_cgroups(bed: Bed) -> None:
+def test_devices_of_other_gpus_are_denied_on_this_machines_cgroups(bed: GpuNode) -> None:
     """The job's GPU can be opened in a daemon's group and no other one: here none is the job's."""
     label = f"gpu-suite-{os.getpid()}"
     device = f"/dev/nvidia{bed.read_nvml()['minor_number']}"
@@ -211,13 +211,13 @@ def test_devices_of_other_gpus_are_denied_on_this_machines_cgroups(bed: Bed) -> 
 # -- what users and administrators see -------------------------------------------------------------
 
 
-def write_checks(bed: Bed, title: str, text: str) -> None:
+def write_checks(bed: GpuNode, title: str, text: str) -> None:
     """Keep what a command printed."""
     with (bed.out / "checks.txt").open("a") as file:
         file.write(f"== {title}\n{text}\n")
 
 
-def test_the_doctor_finds_nothing_wrong(bed: Bed) -> None:
+def test_the_doctor_finds_nothing_wrong(bed: GpuNode) -> None:
     ended = bed.user.csub("doctor", check=False)
     write_checks(bed, f"csub doctor: {ended.returncode}", ended.stdout + ended.stderr)
     asked = bed.user.csub("doctor", "--json", check=False)
@@ -232,7 +232,7 @@ def test_the_doctor_finds_nothing_wrong(bed: Bed) -> None:
     assert levels["hooks"] == levels["mps"] == levels["nvml"] == "green"
 
 
-def test_the_hooks_of_an_installation_are_verified(bed: Bed) -> None:
+def test_the_hooks_of_an_installation_are_verified(bed: GpuNode) -> None:
     base = Path("/var/tmp") / f"gv{os.getpid()}"
     launcher = base / "opt" / "slurm_colloc" / "bin" / "python"
     launcher.parent.mkdir(parents=True)
@@ -265,7 +265,9 @@ def test_the_hooks_of_an_installation_are_verified(bed: Bed) -> None:
 # -- namespaces ------------------------------------------------------------------------------------
 
 
-def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(bed: Bed) -> None:
+def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(
+    bed: GpuNode,
+) -> None:
     found = {}
     with playing_hooks(bed) as rounds:
         job_id, _ = rounds.begin_job()
@@ -296,7 +298,7 @@ def test_clients_in_namespaces_of_their_own_are_tried_against_a_daemon_outside(b
 # -- throughput ------------------------------------------------------------------------------------
 
 
-def test_trainings_under_the_nodes_daemon_and_the_packs_own_are_counted(bed: Bed) -> None:
+def test_trainings_under_the_nodes_daemon_and_the_packs_own_are_counted(bed: GpuNode) -> None:
     runs: dict[str, dict[str, Any]] = {}
     try:
         for number, by in enumerate(ORDER, start=1):
@@ -326,7 +328,7 @@ def test_trainings_under_the_nodes_daemon_and_the_packs_own_are_counted(bed: Bed
 
 
 def test_all_hooks_together_have_left_nothing_and_the_gpu_as_it_was(
-    bed: Bed, before: set[str]
+    bed: GpuNode, before: set[str]
 ) -> None:
     after = wait_until_nothing_is_left(bed, before)
     gpu = bed.read_gpu_state()

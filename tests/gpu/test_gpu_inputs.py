@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
 
@@ -46,9 +46,9 @@ RESULTS: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     gpus = 2 if "exchange" in RUNS else 1
-    with running_bed(
+    with running_gpu_node(
         archive="kept-inputs.tar.gz", gpus_per_node=gpus, host_memory_mb_per_node=110_000
     ) as found:
         RESULTS.update(gpu=found.gpu_before, simulated=found.is_simulated)
@@ -56,18 +56,18 @@ def bed() -> Iterator[Bed]:
 
 
 @pytest.fixture(scope="module")
-def pictures(bed: Bed) -> Path:
+def pictures(bed: GpuNode) -> Path:
     return make_pictures(bed, PICTURES, 1)
 
 
-def make_pictures(bed: Bed, count: int, scale: int) -> Path:
+def make_pictures(bed: GpuNode, count: int, scale: int) -> Path:
     folder = bed.user.home / f"pictures-{scale}"
     program = [sys.executable, str(HERE / "train_pictures.py"), "make", str(folder), str(count)]
     bed.user.run([*program, f"--scale={scale}"])
     return folder
 
 
-def write_script(bed: Bed, name: str, pictures: Path, *words: str) -> tuple[Path, Path]:
+def write_script(bed: GpuNode, name: str, pictures: Path, *words: str) -> tuple[Path, Path]:
     """A training's script, and where it writes."""
     out = bed.user.home / f"{name}.json"
     program = [sys.executable, str(HERE / "train_pictures.py"), "train", str(pictures), str(out)]
@@ -89,7 +89,7 @@ def count_rate(epochs: list[dict[str, Any]]) -> float:
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run in ("own", "shared")])
-def test_eight_trainings(bed: Bed, pictures: Path, run: str) -> None:
+def test_eight_trainings(bed: GpuNode, pictures: Path, run: str) -> None:
     more = ["--shared"] if run == "shared" else []
     made = [
         write_script(bed, f"{run}-{n}", pictures, f"--epochs={EPOCHS}", *more)
@@ -124,7 +124,7 @@ def count_rates(outs: list[Path], begin: float) -> list[float]:
 
 @pytest.mark.skipif("cores" not in RUNS, reason="not asked for")
 @pytest.mark.parametrize("run", ["even", "cores"])
-def test_cores_by_need(bed: Bed, run: str) -> None:
+def test_cores_by_need(bed: GpuNode, run: str) -> None:
     """Nothing is known of members without instrument, so cores stay divided evenly."""
     pictures = make_pictures(bed, PICTURES // 4, 2)
     # An epoch's end, where workers have nothing to load, is to be a small part.
@@ -158,7 +158,7 @@ def test_cores_by_need(bed: Bed, run: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*STALLS] if "stalls" in RUNS else [])
-def test_stalls(bed: Bed, pictures: Path, kind: str) -> None:
+def test_stalls(bed: GpuNode, pictures: Path, kind: str) -> None:
     name = kind.replace(" ", "-")
     plain, out = write_script(bed, f"plain-{name}", pictures, *STALLS[kind], "--epochs=2")
     words = ("--gres=gpu:1", "--cpus-per-task=4", "--mem=12G", "--time=10")
@@ -176,7 +176,7 @@ def test_stalls(bed: Bed, pictures: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*EXCHANGES] if "exchange" in RUNS else [])
-def test_exchange_between_gpus(bed: Bed, kind: str) -> None:
+def test_exchange_between_gpus(bed: GpuNode, kind: str) -> None:
     name = kind.replace(" ", "-")
     out = bed.user.home / f"{name}.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
@@ -207,7 +207,7 @@ def test_exchange_between_gpus(bed: Bed, kind: str) -> None:
     show(bed, "exchange")
 
 
-def show(bed: Bed, run: str) -> None:
+def show(bed: GpuNode, run: str) -> None:
     with contextlib.suppress(OSError):
         bed.write("inputs.json", RESULTS)
     print(f"\n{run}: {json.dumps(RESULTS[run])[:2000]}", flush=True)

@@ -21,7 +21,7 @@ import pytest
 from slurm_colloc.host.system.node_processes import list_processes
 from slurm_colloc.store.atomic_files import write_atomic
 
-from .bed import HERE, read_number
+from .gpu_node import HERE, read_number
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

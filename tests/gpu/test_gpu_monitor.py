@@ -21,18 +21,18 @@ import pytest
 
 from slurm_colloc.report.pack_summary import build_summary
 
-from .bed import HERE, Bed, read_number, running_bed
 from .compared import (
     compare_cost,
     compare_delays,
     compare_memory,
     compare_rates,
     compare_use,
+    judge_pairs,
     judge_rates,
     look_at,
 )
 from .figures import RESULTS, STARTED_S, keep, tell
-from .pairs import judge_pairs
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 from .trainings import read_printed
 from .watched import (
     OPTIONS,
@@ -70,22 +70,22 @@ PARTS = os.environ.get("CSUB_GPU_PARTS", " ".join(ALL_PARTS)).split()
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm and one user for all of it."""
-    with running_bed(archive="kept-measuring.tar.gz") as found:
+    with running_gpu_node(archive="kept-measuring.tar.gz") as found:
         keep(found, found.gpu_before, "gpu")
         keep(found, found.is_simulated, "simulated")
         yield found
 
 
 @pytest.fixture(scope="module")
-def recordings(bed: Bed) -> Recordings:
+def recordings(bed: GpuNode) -> Recordings:
     """What is kept of all packs."""
     return Recordings(bed.out / "measuring.tar.gz")
 
 
 @pytest.fixture(scope="module")
-def training(bed: Bed) -> Path:
+def training(bed: GpuNode) -> Path:
     """The script of all trainings; libraries and kernels have been read from disk once."""
     script = write_training(bed)
     program = [sys.executable, str(HERE / "train_small.py"), "--seconds", "1"]
@@ -105,7 +105,7 @@ def leave_out_unless_asked_for(part: str) -> None:
 # -- one pack --------------------------------------------------------------------------------------
 
 
-def finish(bed: Bed, recordings: Recordings, name: str, job_id: str) -> dict[str, Any]:
+def finish(bed: GpuNode, recordings: Recordings, name: str, job_id: str) -> dict[str, Any]:
     """Wait for a pack's end, keep what it left, and return its summary."""
     rows = bed.finish(job_id, patience_s=PATIENCE_S)
     recordings.jobs[name] = job_id
@@ -125,7 +125,7 @@ def finish(bed: Bed, recordings: Recordings, name: str, job_id: str) -> dict[str
 
 
 def test_a_training_alone_makes_its_profile(
-    bed: Bed, recordings: Recordings, training: Path
+    bed: GpuNode, recordings: Recordings, training: Path
 ) -> None:
     leave_out_unless_asked_for("alone")
     tell("a training alone")
@@ -149,7 +149,7 @@ def test_a_training_alone_makes_its_profile(
 
 @pytest.mark.parametrize("name", ["timeslice", "mps"])
 def test_many_that_share_are_measured(
-    bed: Bed, recordings: Recordings, training: Path, name: str
+    bed: GpuNode, recordings: Recordings, training: Path, name: str
 ) -> None:
     leave_out_unless_asked_for(name)
     share = {"timeslice": "timeslice", "mps": "mps!"}[name]
@@ -157,7 +157,13 @@ def test_many_that_share_are_measured(
 
 
 def measure_many(
-    bed: Bed, recordings: Recordings, training: Path, name: str, share: str, *, limit_threads: bool
+    bed: GpuNode,
+    recordings: Recordings,
+    training: Path,
+    name: str,
+    share: str,
+    *,
+    limit_threads: bool,
 ) -> None:
     """Run a pack of trainings, look at it from outside, and compare."""
     tell(name)
@@ -197,7 +203,7 @@ def measure_many(
 
 
 def test_what_watching_costs_is_measured_in_pairs(
-    bed: Bed, recordings: Recordings, training: Path
+    bed: GpuNode, recordings: Recordings, training: Path
 ) -> None:
     del training
     leave_out_unless_asked_for("pairs")
@@ -216,7 +222,7 @@ def test_what_watching_costs_is_measured_in_pairs(
 
 
 def test_injected_delays_of_data_are_found_again(
-    bed: Bed, recordings: Recordings, training: Path
+    bed: GpuNode, recordings: Recordings, training: Path
 ) -> None:
     del training
     leave_out_unless_asked_for("delayed")
@@ -245,7 +251,7 @@ def test_injected_delays_of_data_are_found_again(
 
 
 def test_members_without_thread_limits_are_measured_where_time_is_left(
-    bed: Bed, recordings: Recordings, training: Path
+    bed: GpuNode, recordings: Recordings, training: Path
 ) -> None:
     leave_out_unless_asked_for("mps-unlimited")
     left_s = BUDGET_S - (time.monotonic() - STARTED_S)
@@ -258,7 +264,7 @@ def test_members_without_thread_limits_are_measured_where_time_is_left(
 
 
 def test_the_recordings_give_the_same_figures_again(
-    bed: Bed, recordings: Recordings, tmp_path: Path
+    bed: GpuNode, recordings: Recordings, tmp_path: Path
 ) -> None:
     recordings.write(bed)
     subprocess.run(["tar", "-xzf", recordings.path, "-C", tmp_path], check=True)
@@ -277,7 +283,7 @@ def test_the_recordings_give_the_same_figures_again(
         assert again["unexplained"] == before["unexplained"]
 
 
-def test_nothing_of_the_monitor_is_left(bed: Bed) -> None:
+def test_nothing_of_the_monitor_is_left(bed: GpuNode) -> None:
     after = bed.wait_until_nothing_is_left()
     keep(bed, after, "at_the_end")
     sums = {

@@ -27,7 +27,7 @@ from slurm_colloc.host.system.node_processes import (
 )
 
 from ..signalling import send_signal
-from .bed import HERE, Bed, running_bed
+from .gpu_node import HERE, GpuNode, running_gpu_node
 from .trainings import Kind, compare, run_trainings
 
 pytestmark = [
@@ -47,16 +47,16 @@ TIMES: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm and one user for all of it."""
-    with running_bed() as found:
+    with running_gpu_node() as found:
         yield found
 
 
 # -- throughput ------------------------------------------------------------------------------------
 
 
-def build_kinds(bed: Bed) -> dict[str, Kind]:
+def build_kinds(bed: GpuNode) -> dict[str, Kind]:
     scale = bed.scale
     work = ("--images", str(int(scale.window_s * scale.images_per_s)))
     # They begin within a few seconds of each other.
@@ -73,7 +73,7 @@ def build_kinds(bed: Bed) -> dict[str, Kind]:
 
 
 @pytest.fixture(scope="module")
-def images(bed: Bed) -> str:
+def images(bed: GpuNode) -> str:
     """Image files on disk, and their format."""
     target = bed.user.home / "images"
     argv = [sys.executable, str(HERE / "image_files.py"), str(target), str(bed.scale.files)]
@@ -81,7 +81,7 @@ def images(bed: Bed) -> str:
 
 
 @pytest.fixture(scope="module")
-def warm(bed: Bed) -> None:
+def warm(bed: GpuNode) -> None:
     """Libraries and kernels have been read from disk once, so that no row is measured cold."""
     program = [sys.executable, str(HERE / "train_small.py"), "--seconds", "1"]
     program += ["--device", "cpu", "--batch", "2"] if bed.is_simulated else []
@@ -90,19 +90,21 @@ def warm(bed: Bed) -> None:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ["alone", "mps", "timeslice"])
-def test_trainings_run_and_are_counted(bed: Bed, name: str) -> None:
+def test_trainings_run_and_are_counted(bed: GpuNode, name: str) -> None:
     measure(bed, name)
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ["files-alone", "files-mps"])
-def test_trainings_that_read_files_run_and_are_counted(bed: Bed, images: str, name: str) -> None:
+def test_trainings_that_read_files_run_and_are_counted(
+    bed: GpuNode, images: str, name: str
+) -> None:
     measure(bed, name)
     RESULTS["runs"][name]["file_format"] = images
     bed.write("mps.json", RESULTS)
 
 
-def measure(bed: Bed, name: str) -> None:
+def measure(bed: GpuNode, name: str) -> None:
     kind = build_kinds(bed)[name]
     run = run_trainings(bed, kind)
     RESULTS.update(
@@ -184,7 +186,7 @@ CASES = (
 )
 
 
-def build_member(bed: Bed, kind: str, number: int, flags: Path) -> str:
+def build_member(bed: GpuNode, kind: str, number: int, flags: Path) -> str:
     """The line of a script that works, or fails once members 1 and 2 are up."""
     if bed.is_simulated:
         return build_simulated_member(kind, number, flags)
@@ -213,7 +215,7 @@ def build_simulated_member(kind: str, number: int, flags: Path) -> str:
     )
 
 
-def submit_three(bed: Bed, name: str, kind: str, *options: str) -> str:
+def submit_three(bed: GpuNode, name: str, kind: str, *options: str) -> str:
     """Submit two members that work and a third; the job id."""
     home = bed.user.home
     flags = home / f"{name}.flags"
@@ -232,7 +234,7 @@ def submit_three(bed: Bed, name: str, kind: str, *options: str) -> str:
     )  # fmt: skip
 
 
-def wait_for_work(bed: Bed, name: str, job_id: str) -> None:
+def wait_for_work(bed: GpuNode, name: str, job_id: str) -> None:
     """Wait until all three work on the GPU and are known as clients."""
     flags = bed.user.home / f"{name}.flags"
     deadline = time.monotonic() + WORK_PATIENCE_S
@@ -245,7 +247,7 @@ def wait_for_work(bed: Bed, name: str, job_id: str) -> None:
         time.sleep(0.05)
 
 
-def kill_part(bed: Bed, job_id: str, part: str) -> int:
+def kill_part(bed: GpuNode, job_id: str, part: str) -> int:
     """Kill a process of a pack's MPS, or its runner, by SIGKILL; its pid."""
     pid = int(bed.wait_for_event(job_id, "mps_daemon")["pid"])
     if part == "server":
@@ -260,7 +262,7 @@ def kill_part(bed: Bed, job_id: str, part: str) -> int:
     return pid
 
 
-def record(bed: Bed, name: str, job_id: str, **more: Any) -> dict[str, Any]:
+def record(bed: GpuNode, name: str, job_id: str, **more: Any) -> dict[str, Any]:
     """Write what came of a pack, before anything is judged."""
     rows = bed.user.members(job_id)
     left = bed.wait_until_nothing_is_left()
@@ -296,7 +298,7 @@ def record(bed: Bed, name: str, job_id: str, **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_nothing_runs_on_when_a_packs_runner_was_killed(bed: Bed) -> None:
+def test_nothing_runs_on_when_a_packs_runner_was_killed(bed: GpuNode) -> None:
     name = "runner-killed"
     job_id = submit_three(bed, name, "work", "--requeue")
     wait_for_work(bed, name, job_id)
@@ -321,7 +323,7 @@ def test_nothing_runs_on_when_a_packs_runner_was_killed(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_one_members_fault_is_nobody_elses(bed: Bed, case: Case) -> None:
+def test_one_members_fault_is_nobody_elses(bed: GpuNode, case: Case) -> None:
     job_id = submit_three(bed, case.name, "work" if case.kills else case.name, *case.options)
     if case.kills:
         wait_for_work(bed, case.name, job_id)
@@ -355,14 +357,14 @@ def _tell(number: int, row: dict[str, Any]) -> str:
     return f"{number} {row['state']} ({row['cause']}) after {row['starts']} starts"
 
 
-def test_all_packs_together_have_left_nothing(bed: Bed) -> None:
+def test_all_packs_together_have_left_nothing(bed: GpuNode) -> None:
     assert bed.find_leftovers() == {}
 
 
 # -- times and state -------------------------------------------------------------------------------
 
 
-def test_start_and_stop_are_timed_over_packs(bed: Bed) -> None:
+def test_start_and_stop_are_timed_over_packs(bed: GpuNode) -> None:
     keys = ("control_ms", "active_ms", "stop_ms", "restarts")
     rows: list[dict[str, Any]] = []
     for name, job_id in bed.jobs.items():
@@ -386,7 +388,7 @@ def test_start_and_stop_are_timed_over_packs(bed: Bed) -> None:
     assert len(rows) >= 5
 
 
-def test_the_gpu_is_as_it_was(bed: Bed) -> None:
+def test_the_gpu_is_as_it_was(bed: GpuNode) -> None:
     """Settings and processes; GPU memory but for what the driver itself keeps or gives back."""
     before = bed.gpu_before
     after: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ..cluster.mps import journal
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
 
@@ -30,8 +30,8 @@ RESULTS: dict[str, Any] = {"members": MEMBERS, "gb": GB, "steps": STEPS, "least_
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    with running_bed(
+def bed() -> Iterator[GpuNode]:
+    with running_gpu_node(
         archive="kept-oversubscribe.tar.gz",
         gpus_per_node=1,
         # What the pack asks for: the memory of all of them, once more with a margin.
@@ -44,7 +44,7 @@ def bed() -> Iterator[Bed]:
         yield found
 
 
-def write_training(bed: Bed) -> str:
+def write_training(bed: GpuNode) -> str:
     program = [sys.executable, str(HERE / "train_turns.py"), "--gb", str(GB), "--steps", str(STEPS)]
     script = bed.user.home / "turns.sh"
     script.write_text(
@@ -55,12 +55,12 @@ def write_training(bed: Bed) -> str:
     return str(script)
 
 
-def read_output(bed: Bed, job_id: str, number: int) -> list[str]:
+def read_output(bed: GpuNode, job_id: str, number: int) -> list[str]:
     path = bed.user.home / f"slurm-{job_id}_{number}.out"
     return [line for line in path.read_text().splitlines() if line.startswith(("loss", "sum"))]
 
 
-def test_all_make_every_step_with_the_losses_of_undisturbed_runs(bed: Bed) -> None:
+def test_all_make_every_step_with_the_losses_of_undisturbed_runs(bed: GpuNode) -> None:
     script = write_training(bed)
     asked = ("--gres=gpu:1", "-c1", "--mem=6G", "--time=30", "--join=never")
     array = f"--array=1-{MEMBERS}"

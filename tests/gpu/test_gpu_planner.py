@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 from .planned import (
     FUSED,
     LOADER,
@@ -67,11 +67,11 @@ RESULTS: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One Slurm and one user for all of it."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     gpus = gpus or int(read_number("CSUB_GPU_SIMULATED_GPUS", 1))
-    with running_bed(
+    with running_gpu_node(
         archive="kept-planner.tar.gz",
         gpus_per_node=gpus,
         host_memory_mb_per_node=HOST_MEMORY_MB_PER_GPU * gpus,
@@ -81,7 +81,7 @@ def bed() -> Iterator[Bed]:
         yield found
 
 
-def note(bed: Bed, batch: Batch, entry: dict[str, Any], told: str) -> None:
+def note(bed: GpuNode, batch: Batch, entry: dict[str, Any], told: str) -> None:
     """Keep what was measured, and say it."""
     with LOCK:
         RESULTS.setdefault("batches", {}).setdefault(str(batch), []).append(entry)
@@ -97,7 +97,7 @@ def compare(alone: dict[str, Any], pack: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def measure_rounds(bed: Bed, batch: Batch) -> None:
+def measure_rounds(bed: GpuNode, batch: Batch) -> None:
     """Rounds of one alone and a pack, as many as there is time for."""
     script = write_script(bed, batch, ROUND_S)
     longest_s = 0.0
@@ -129,7 +129,7 @@ def measure_rounds(bed: Bed, batch: Batch) -> None:
         note(bed, batch, entry, f"round {number}: {told}")
 
 
-def measure_wall(bed: Bed, batch: Batch) -> None:
+def measure_wall(bed: GpuNode, batch: Batch) -> None:
     """One alone and a pack, so long that starting is little of it."""
     script = write_script(bed, batch, WALL_S)
     alone = run_together(bed, batch, script, f"{batch.name}-alone", members=1, window_s=WALL_S)
@@ -147,7 +147,7 @@ def measure_wall(bed: Bed, batch: Batch) -> None:
     )
 
 
-def measure_ramp(bed: Bed, batch: Batch) -> None:
+def measure_ramp(bed: GpuNode, batch: Batch) -> None:
     """Trainings that csub does not know, and what it plans once it does."""
     script = write_script(bed, batch, RAMP_S)
     # Of trainings that nobody knows, nothing but its user's word makes one pack.
@@ -175,7 +175,7 @@ def measure_ramp(bed: Bed, batch: Batch) -> None:
     )
 
 
-def measure_declined(bed: Bed, batch: Batch) -> None:
+def measure_declined(bed: GpuNode, batch: Batch) -> None:
     """One alone that fills the GPU, and what csub does with several."""
     script = write_script(bed, batch, WINDOW_S)
     alone = run_together(bed, batch, script, f"{batch.name}-alone", members=1, window_s=WINDOW_S)
@@ -204,7 +204,7 @@ PARTS = {
 }
 
 
-def test_packs_as_planned_against_one_at_a_time(bed: Bed) -> None:
+def test_packs_as_planned_against_one_at_a_time(bed: GpuNode) -> None:
     batches = [Batch.parse(text) for text in BATCHES]
     RESULTS["images_per_s"] = look_at_speeds(bed, (batch.training for batch in batches))
     if any(batch.training == LOADER for batch in batches):

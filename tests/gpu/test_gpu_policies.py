@@ -21,7 +21,7 @@ import pytest
 from benchmarks.gpu.mix_table import compute_results
 from benchmarks.gpu.policies import read_all
 
-from .bed import read_number
+from .gpu_node import read_number
 
 pytestmark = [pytest.mark.gpu, pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(1800)]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 from .test_gpu_afternoon import write_script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1800)]
@@ -39,13 +39,13 @@ RESULTS: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    with running_bed(archive="kept-serving.tar.gz", host_memory_mb_per_node=120_000) as found:
+def bed() -> Iterator[GpuNode]:
+    with running_gpu_node(archive="kept-serving.tar.gz", host_memory_mb_per_node=120_000) as found:
         RESULTS.update(gpu=found.gpu_before, simulated=found.is_simulated)
         yield found
 
 
-def submit(bed: Bed, run: str, *words: str) -> str:
+def submit(bed: GpuNode, run: str, *words: str) -> str:
     """The member's name."""
     told = bed.user.csub(*ASKED, *words)
     found = re.search(r"member (\d+/\d+)", told.stdout + told.stderr)
@@ -55,7 +55,7 @@ def submit(bed: Bed, run: str, *words: str) -> str:
     return name
 
 
-def start_server(bed: Bed, run: str) -> tuple[str, Path]:
+def start_server(bed: GpuNode, run: str) -> tuple[str, Path]:
     out = bed.user.home / f"{run}.latencies"
     script = bed.user.home / f"serve-{run}.sh"
     device = "--device=cpu" if bed.is_simulated else ""
@@ -68,7 +68,7 @@ def start_server(bed: Bed, run: str) -> tuple[str, Path]:
     return name, out
 
 
-def read_steps(bed: Bed) -> list[tuple[float, int]]:
+def read_steps(bed: GpuNode) -> list[tuple[float, int]]:
     """When the monitor last looked, and the steps counted, of each member that makes some."""
     found = []
     for path in (bed.user.state / "packs").glob("*/latest.json"):
@@ -78,7 +78,7 @@ def read_steps(bed: Bed) -> list[tuple[float, int]]:
     return found
 
 
-def run_trainings(bed: Bed, run: str) -> tuple[float, float, list[float]]:
+def run_trainings(bed: GpuNode, run: str) -> tuple[float, float, list[float]]:
     """Begin and end of a window in which all have settled, and their steps a second."""
     script = write_script(bed, "residual")
     members = [
@@ -102,7 +102,7 @@ def summarise(latencies: list[float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_serving_beside_trainings(bed: Bed, run: str) -> None:
+def test_serving_beside_trainings(bed: GpuNode, run: str) -> None:
     result: dict[str, Any] = {}
     if run == "none":
         _, _, result["steps_per_s"] = run_trainings(bed, run)

@@ -13,21 +13,22 @@ With CSUB_GPU_SIMULATED=1 it runs on two simulated GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import shlex
 import statistics
 import sys
+import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed, read_number, running_bed
-from .lossy_nvml import breaking_nvml
+from .gpu_node import HERE, GpuNode, read_number, running_gpu_node
 from .planned import IMAGES_PER_S, look_at_speeds
 from .trainings import read_printed
 
@@ -51,9 +52,9 @@ ROWS: list[list[Any]] = []
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[GpuNode]:
     """One node with two GPUs, and one user for all of it."""
-    with running_bed(
+    with running_gpu_node(
         archive="kept-several.tar.gz",
         gpus_per_node=2,
         host_memory_mb_per_node=220_000,
@@ -63,7 +64,7 @@ def bed() -> Iterator[Bed]:
         yield found
 
 
-def write_small(bed: Bed, name: str, *, gpus: int = 1) -> Path:
+def write_small(bed: GpuNode, name: str, *, gpus: int = 1) -> Path:
     """A script with as much work as one alone does in WORK_S."""
     images = 50_000 if bed.is_simulated else int(WORK_S * IMAGES_PER_S["small"])
     program = [sys.executable, str(HERE / "train_sized.py"), "--size", "small"]
@@ -73,7 +74,7 @@ def write_small(bed: Bed, name: str, *, gpus: int = 1) -> Path:
     return write_script(bed, name, f"{shlex.join(program)} --progress {progress}", gpus, cores=1)
 
 
-def write_pair(bed: Bed, name: str, steps: int) -> Path:
+def write_pair(bed: GpuNode, name: str, steps: int) -> Path:
     """A script of a training on two GPUs, as its user would write it."""
     program = [str(HERE / "train_pair.py"), "--steps", str(steps)]
     program += ["--progress", f"{bed.user.home}/{name}.progress"]
@@ -83,7 +84,7 @@ def write_pair(bed: Bed, name: str, steps: int) -> Path:
     return write_script(bed, name, shlex.join(run), gpus=2, cores=4)
 
 
-def write_script(bed: Bed, name: str, command: str, gpus: int, *, cores: int) -> Path:
+def write_script(bed: GpuNode, name: str, command: str, gpus: int, *, cores: int) -> Path:
     script = bed.user.home / f"{name}.sh"
     script.write_text(
         f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus}\n#SBATCH --cpus-per-task={cores}\n"
@@ -93,7 +94,7 @@ def write_script(bed: Bed, name: str, command: str, gpus: int, *, cores: int) ->
     return script
 
 
-def run_job(bed: Bed, name: str, *words: str, states: Sequence[str] = ("COMPLETED",)) -> Any:
+def run_job(bed: GpuNode, name: str, *words: str, states: Sequence[str] = ("COMPLETED",)) -> Any:
     """Submit, wait until all have ended; how long that took, and what csub and its members say."""
     planned = bed.user.csub("plan", "--json", *words, check=False).stdout
     job_id = bed.submit(name, *words)
@@ -119,7 +120,7 @@ def run_job(bed: Bed, name: str, *words: str, states: Sequence[str] = ("COMPLETE
     return entry
 
 
-def note(bed: Bed, part: str, name: str, entry: dict[str, Any], *, against_s: float) -> None:
+def note(bed: GpuNode, part: str, name: str, entry: dict[str, Any], *, against_s: float) -> None:
     """Keep a measurement, and what it was measured against."""
     entry["times"] = against_s / entry["wall_s"]
     RESULTS.setdefault(part, {})[name] = entry
@@ -149,7 +150,7 @@ def may_begin(part: str) -> bool:
     return part in PARTS and left_s >= NEEDS_S[part]
 
 
-def run_small_alone(bed: Bed, *, gpus: int = 1) -> tuple[Path, float]:
+def run_small_alone(bed: GpuNode, *, gpus: int = 1) -> tuple[Path, float]:
     """The script of the small ones, and how long one takes alone; it is measured once."""
     script = bed.user.home / "small.sh"
     if "alone" not in RESULTS:
@@ -159,7 +160,7 @@ def run_small_alone(bed: Bed, *, gpus: int = 1) -> tuple[Path, float]:
     return script, float(RESULTS["alone"]["wall_s"])
 
 
-def test_many_small_trainings_over_both_gpus(bed: Bed) -> None:
+def test_many_small_trainings_over_both_gpus(bed: GpuNode) -> None:
     if not may_begin("small"):
         pytest.skip("not asked for, or no time")
     script, alone_s = run_small_alone(bed)
@@ -175,7 +176,7 @@ def test_many_small_trainings_over_both_gpus(bed: Bed) -> None:
         assert bed.is_simulated or len(used) == 2
 
 
-def run_pair_alone(bed: Bed) -> tuple[int, dict[str, Any]]:
+def run_pair_alone(bed: GpuNode) -> tuple[int, dict[str, Any]]:
     """Steps of about WORK_S, and a pair alone on both GPUs; it is measured once."""
     if "pair-alone" not in RESULTS:
         per_s = 20.0
@@ -194,7 +195,7 @@ def run_pair_alone(bed: Bed) -> tuple[int, dict[str, Any]]:
     return int(found["steps"]), found
 
 
-def add_communication(bed: Bed, entry: dict[str, Any], numbers: Sequence[int]) -> None:
+def add_communication(bed: GpuNode, entry: dict[str, Any], numbers: Sequence[int]) -> None:
     printed = [read_printed(bed, entry["job_id"], number) for number in numbers]
     entry["printed"] = printed
     entry["communication_share"] = round(
@@ -202,7 +203,7 @@ def add_communication(bed: Bed, entry: dict[str, Any], numbers: Sequence[int]) -
     )
 
 
-def test_two_pairs_share_both_gpus(bed: Bed) -> None:
+def test_two_pairs_share_both_gpus(bed: GpuNode) -> None:
     if not may_begin("pairs"):
         pytest.skip("not asked for, or no time")
     steps, alone = run_pair_alone(bed)
@@ -215,7 +216,7 @@ def test_two_pairs_share_both_gpus(bed: Bed) -> None:
     assert len(ports) == 2
 
 
-def test_a_pair_next_to_six_small_ones(bed: Bed) -> None:
+def test_a_pair_next_to_six_small_ones(bed: GpuNode) -> None:
     if not may_begin("mixed"):
         pytest.skip("not asked for, or no time")
     script, small_s = run_small_alone(bed)
@@ -235,7 +236,7 @@ def test_a_pair_next_to_six_small_ones(bed: Bed) -> None:
     note(bed, "mixed", "pair-and-six", entry, against_s=serial_s)
 
 
-def write_failing(bed: Bed, script: Path, mark: Path) -> Path:
+def write_failing(bed: GpuNode, script: Path, mark: Path) -> Path:
     """A small training that ends as PyTorch's do, as soon as its GPU is named in a file."""
     command = next(line for line in script.read_text().splitlines() if line.startswith("exec "))
     lines = [
@@ -259,7 +260,7 @@ def write_failing(bed: Bed, script: Path, mark: Path) -> Path:
     return failing
 
 
-def find_busy_gpus(bed: Bed, job_id: str, *, gpus: int) -> list[str]:
+def find_busy_gpus(bed: GpuNode, job_id: str, *, gpus: int) -> list[str]:
     """The GPUs on which a member trains by now; none before there are as many as are wanted."""
     since = time.time() - RUN_S
     found = {
@@ -271,7 +272,7 @@ def find_busy_gpus(bed: Bed, job_id: str, *, gpus: int) -> list[str]:
     return sorted(found) if len(found) >= gpus else []
 
 
-def test_what_ran_on_a_gpu_that_is_lost_goes_to_the_other(bed: Bed) -> None:
+def test_what_ran_on_a_gpu_that_is_lost_goes_to_the_other(bed: GpuNode) -> None:
     if not may_begin("lost"):
         pytest.skip("not asked for, or no time")
     script, alone_s = run_small_alone(bed)
@@ -305,3 +306,114 @@ def test_what_ran_on_a_gpu_that_is_lost_goes_to_the_other(bed: Bed) -> None:
     note(bed, "lost", "one-of-two-gpus", entry, against_s=count * alone_s)
     assert set(entry["states"].values()) == {"COMPLETED"}, bed.user.describe(job_id)
     assert all(uuid not in uuids for uuids in entry["gpus"].values())
+
+
+# -- an NVML that calls a GPU lost -------------------------------------------------------------
+# No one takes a GPU off its bus for a test. What is played is what programs see of it: NVIDIA's
+# Python binding answers GPU_IS_LOST for that GPU, by whichever way it is asked for.
+
+_NAME = "csub_lossy_nvml"
+_MODULE = """
+import ctypes, importlib.abc, importlib.util, os, sys
+
+LOST = {lost!r}
+
+
+def read_lost():
+    try:
+        with open(LOST) as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def patch(nvml):
+    uuids = {{}}
+    ask_uuid = nvml.nvmlDeviceGetUUID
+
+    def key_of(handle):
+        return ctypes.cast(handle, ctypes.c_void_p).value
+
+    def fail():
+        raise nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
+
+    def wrap_find(find):
+        def found(*arguments, **named):
+            handle = find(*arguments, **named)
+            uuid = ask_uuid(handle)
+            uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+            uuids[key_of(handle)] = uuid
+            return fail() if uuid in read_lost() else handle
+        return found
+
+    def wrap(call):
+        def called(handle, *arguments, **named):
+            try:
+                uuid = uuids.get(key_of(handle))
+            except (ctypes.ArgumentError, TypeError):
+                uuid = None
+            if uuid is not None and uuid in read_lost():
+                fail()
+            return call(handle, *arguments, **named)
+        return called
+
+    for name in dir(nvml):
+        call = getattr(nvml, name)
+        if not callable(call) or not name.startswith(("nvmlDevice", "nvmlGpmSampleGet")):
+            continue
+        if name.startswith("nvmlDeviceGetHandleBy"):
+            setattr(nvml, name, wrap_find(call))
+        elif not name.startswith("nvmlDeviceGetCount"):
+            setattr(nvml, name, wrap(call))
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "pynvml":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def execute(module):
+                load(module)
+                patch(module)
+
+            spec.loader.exec_module = execute
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@contextlib.contextmanager
+def breaking_nvml() -> Iterator[Callable[[str], None]]:
+    """While it lasts, programs that start in this environment believe what is said to be lost.
+
+    Returns:
+        Says that a GPU is lost, by UUID.
+    """
+    site = Path(sysconfig.get_path("purelib"))
+    lost = site / f"{_NAME}.lost"
+    files = {
+        site / f"{_NAME}.py": _MODULE.format(lost=str(lost)),
+        site / f"{_NAME}.pth": f"import {_NAME}\n",
+        lost: "",
+    }
+    try:
+        for path, text in files.items():
+            path.write_text(text)
+            path.chmod(0o644)
+
+        def lose(uuid: str) -> None:
+            lost.write_text(f"{uuid}\n")
+
+        yield lose
+    finally:
+        for path in files:
+            path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .bed import HERE, Bed
+from .gpu_node import HERE, GpuNode
 from .throughput import choose_window, compute_rates, compute_wall_s, parse_series
 
 PATIENCE_S = 240.0
@@ -38,7 +38,7 @@ class Kind:
     arguments: tuple[str, ...]
 
 
-def run_trainings(bed: Bed, kind: Kind) -> dict[str, Any]:
+def run_trainings(bed: GpuNode, kind: Kind) -> dict[str, Any]:
     """Run the trainings of a kind in one pack; what was measured.
 
     The members of all kinds ask for the same, so that Slurm and csub give each the same number of
@@ -71,7 +71,7 @@ def run_trainings(bed: Bed, kind: Kind) -> dict[str, Any]:
 
 
 def measure(
-    bed: Bed, kind: Kind, job_id: str, rows: dict[int, dict[str, Any]], texts: dict[int, str]
+    bed: GpuNode, kind: Kind, job_id: str, rows: dict[int, dict[str, Any]], texts: dict[int, str]
 ) -> dict[str, Any]:
     """Put together what trainings, csub and Slurm have written."""
     series = [parse_series(text) for text in texts.values()]
@@ -105,7 +105,7 @@ def measure(
     }
 
 
-def read_printed(bed: Bed, job_id: str, number: int) -> dict[str, Any]:
+def read_printed(bed: GpuNode, job_id: str, number: int) -> dict[str, Any]:
     """What a training printed at its end."""
     for name in (f"slurm-{job_id}_{number}.out", f"slurm-{job_id}.out"):
         lines = bed.user.output(name).strip().splitlines()

@@ -24,8 +24,8 @@ from typing import Any
 from slurm_colloc.host.system.node_processes import list_processes
 from slurm_colloc.store.report_files import list_sample_files
 
-from .bed import HERE, Bed
 from .comparison import parse_compute_apps, parse_processes_xml, sum_by_member
+from .gpu_node import HERE, GpuNode
 
 OPTIONS = ("--gres=gpu:1", "--mem=6G", "--time=8")
 STARTED_PATIENCE_S = 90.0
@@ -55,7 +55,7 @@ class Recordings:
     jobs: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
-    def write(self, bed: Bed) -> None:
+    def write(self, bed: GpuNode) -> None:
         """Write the archive: a state directory whose packs csub can report on again."""
         packs = {name: bed.find_pack(job_id) for name, job_id in self.jobs.items()}
         names = {name: {"job": self.jobs[name], "pack": packs[name].name} for name in packs}
@@ -90,7 +90,7 @@ def _choose_file(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 # -- packs -----------------------------------------------------------------------------------------
 
 
-def write_training(bed: Bed) -> Path:
+def write_training(bed: GpuNode) -> Path:
     """The script of the small training."""
     progress = bed.user.home / "progress"
     progress.mkdir(exist_ok=True)
@@ -107,12 +107,12 @@ def write_training(bed: Bed) -> Path:
     return bed.user.script("training.sh", "\n".join(lines))
 
 
-def find_progress_words(bed: Bed) -> str:
+def find_progress_words(bed: GpuNode) -> str:
     """Where a member writes its progress, for its shell."""
     return f"{bed.user.home}/progress/$SLURM_JOB_ID.${{SLURM_COLLOC_MEMBER##*/}}"
 
 
-def use_simulated_gpu(bed: Bed) -> list[str]:
+def use_simulated_gpu(bed: GpuNode) -> list[str]:
     """Lines of a script; none where the GPU is real."""
     # PyTorch cannot use it, so another program of the member does.
     if not bed.is_simulated:
@@ -121,14 +121,14 @@ def use_simulated_gpu(bed: Bed) -> list[str]:
     return ["(sleep 5; exec simgpu run --seconds 600 --gpu-memory 2G --sm 30 --dram 5) & other=$!"]
 
 
-def leave_simulated_gpu(bed: Bed) -> list[str]:
+def leave_simulated_gpu(bed: GpuNode) -> list[str]:
     """The lines that follow it."""
     if not bed.is_simulated:
         return []
     return ["status=$?", "kill $other", "wait $other", "exit $status"]
 
 
-def write_options(bed: Bed, seconds: float, *, limit_threads: bool = True) -> None:
+def write_options(bed: GpuNode, seconds: float, *, limit_threads: bool = True) -> None:
     """What the next trainings do.
 
     Args:
@@ -143,7 +143,7 @@ def write_options(bed: Bed, seconds: float, *, limit_threads: bool = True) -> No
     (bed.user.home / "options").write_text("\n".join([*lines, ""]))
 
 
-def write_program(bed: Bed, name: str, words: Sequence[str], *, progress: bool = False) -> Path:
+def write_program(bed: GpuNode, name: str, words: Sequence[str], *, progress: bool = False) -> Path:
     """A script of a program of this folder; it writes its progress where trainings do."""
     program = [sys.executable, str(HERE / words[0]), *words[1:]]
     if bed.is_simulated:
@@ -155,7 +155,7 @@ def write_program(bed: Bed, name: str, words: Sequence[str], *, progress: bool =
     return bed.user.script(name, "\n".join(lines))
 
 
-def read_progress(bed: Bed, job_id: str, number: int) -> str:
+def read_progress(bed: GpuNode, job_id: str, number: int) -> str:
     """What a member has written of its progress; empty before."""
     path = bed.user.home / "progress" / f"{job_id}.{number}"
     with contextlib.suppress(FileNotFoundError):
@@ -163,7 +163,7 @@ def read_progress(bed: Bed, job_id: str, number: int) -> str:
     return ""
 
 
-def wait_until_all_train(bed: Bed, job_id: str, members: int) -> None:
+def wait_until_all_train(bed: GpuNode, job_id: str, members: int) -> None:
     """Wait until every member has gone through its warm-up."""
 
     def look() -> bool:
@@ -179,7 +179,7 @@ def wait_until_all_train(bed: Bed, job_id: str, members: int) -> None:
 # -- looks from outside ----------------------------------------------------------------------------
 
 
-def take_look(bed: Bed, job_id: str, recordings: Recordings, name: str) -> dict[str, Any]:
+def take_look(bed: GpuNode, job_id: str, recordings: Recordings, name: str) -> dict[str, Any]:
     """What nvidia-smi says at this moment of the members' gpu_memory, in MiB.
 
     Args:
@@ -212,7 +212,7 @@ def take_look(bed: Bed, job_id: str, recordings: Recordings, name: str) -> dict[
     }
 
 
-def _ask(bed: Bed, words: Sequence[str]) -> str:
+def _ask(bed: GpuNode, words: Sequence[str]) -> str:
     argv, environment = ["nvidia-smi", *words], dict(os.environ)
     if bed.is_simulated:
         argv = [sys.executable, "-c", _SIMULATED_APPS]
@@ -229,13 +229,13 @@ def _ask(bed: Bed, words: Sequence[str]) -> str:
     return ended.stdout + ended.stderr
 
 
-def keep_long_output(bed: Bed, recordings: Recordings, name: str) -> None:
+def keep_long_output(bed: GpuNode, recordings: Recordings, name: str) -> None:
     """Keep all that nvidia-smi says of the GPU now."""
     if not bed.is_simulated:
         recordings.texts[f"nvidia-smi/{name}-all.xml"] = _ask(bed, ("-q", "-x"))
 
 
-def find_owners(bed: Bed, job_id: str) -> dict[int, int]:
+def find_owners(bed: GpuNode, job_id: str) -> dict[int, int]:
     """The member of each process of a pack, by pid; wrappers themselves left out."""
     wrappers = {}
     for path in bed.find_pack(job_id).glob("members/*/run.*.started"):
@@ -252,7 +252,7 @@ def find_owners(bed: Bed, job_id: str) -> dict[int, int]:
     return owners
 
 
-def find_monitor(bed: Bed, job_id: str) -> int:
+def find_monitor(bed: GpuNode, job_id: str) -> int:
     """The pid of a pack's monitor."""
     return int(bed.wait_for_event(job_id, "monitor")["pid"])
 
@@ -266,7 +266,7 @@ def read_cpu_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def show(bed: Bed, *words: str) -> str:
+def show(bed: GpuNode, *words: str) -> str:
     """What csub prints for the user, kept in seen.txt."""
     ended = bed.user.run(["csub", *words], environment={"COLUMNS": "140"}, check=False)
     text = ended.stdout + ended.stderr
@@ -280,7 +280,7 @@ def show(bed: Bed, *words: str) -> str:
 # -- what was measured -----------------------------------------------------------------------------
 
 
-def read_report(bed: Bed, job_id: str) -> dict[str, Any]:
+def read_report(bed: GpuNode, job_id: str) -> dict[str, Any]:
     """The pack's summary by `csub report --json`."""
     (summary,) = json.loads(bed.user.csub("report", "--json", job_id).stdout)
     return dict(summary)

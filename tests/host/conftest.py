@@ -27,7 +27,7 @@ from slurm_colloc_lab.simgpu.nvml.build_library import NoCompiler
 
 from ..mps.nvidia import find_control
 from ..signalling import send_signal
-from .hook_bed import NODE, Bed, reset_gpus
+from .hook_node import NODE, HookNode, reset_gpus
 from .waiting import Start, waiting_children
 
 # Less than the minute that a test gets on a machine with a GPU, so that reasons are told.
@@ -209,9 +209,9 @@ def simulation() -> Iterator[Path]:
 
 
 @pytest.fixture
-def bed(short_directory: Path, simulation: Path) -> Iterator[Bed]:
+def bed(short_directory: Path, simulation: Path) -> Iterator[HookNode]:
     """The same node with a policy, for root's hooks."""
-    found = Bed(short_directory, simulation)
+    found = HookNode(short_directory, simulation)
     found.slurm_conf.write_text(f"NodeName={NODE} Gres=gpu:2\n")
     found.write_policy()
     found.fail_nvml()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .hook_bed import NOBODY, Bed
+from .hook_node import NOBODY, HookNode
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = Path(__file__).with_name("hostile_daemon.py")
@@ -22,7 +22,9 @@ _RUN_HOSTILE = (
 
 
 @contextlib.contextmanager
-def false_daemon(bed: Bed, behaviour: Mapping[str, object], uid: int = NOBODY) -> Iterator[int]:
+def false_daemon(
+    bed: HookNode, behaviour: Mapping[str, object], uid: int = NOBODY
+) -> Iterator[int]:
     """Somebody else than the daemon listens in its pipe directory while this lasts; its pid."""
     child = subprocess.Popen(
         [

@@ -10,7 +10,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.system.child_programs import run_as, run_program
 from slurm_colloc.host.system.directories import Owner
 
-from .hook_bed import NOBODY
+from .hook_node import NOBODY
 
 pytestmark = [
     pytest.mark.root,

@@ -33,7 +33,7 @@ from slurm_colloc.host.system.node_processes import (
 from slurm_colloc.host.system.signals import LOOK_S, SignalRecord, end_members, kill_group
 
 from ..sessions import list_session
-from .hook_bed import NOBODY, OTHER, PATIENCE_S
+from .hook_node import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start
 
 pytestmark = [

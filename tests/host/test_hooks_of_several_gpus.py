@@ -14,7 +14,7 @@ from slurm_colloc_lab.simgpu.gpu_models import H200
 from slurm_colloc_lab.simgpu.install import make_simulation
 
 from ..signalling import send_signal
-from .hook_bed import DEFAULT, EXCLUSIVE_PROCESS, NOBODY, NODE, OTHER, Bed, check_clean
+from .hook_node import DEFAULT, EXCLUSIVE_PROCESS, NOBODY, NODE, OTHER, HookNode, check_clean
 
 pytestmark = [
     pytest.mark.root,
@@ -26,7 +26,7 @@ GPUS = 8
 
 
 @pytest.fixture
-def wide(bed: Bed) -> Bed:
+def wide(bed: HookNode) -> HookNode:
     """A node of eight GPUs whose policy sets EXCLUSIVE_PROCESS."""
     make_simulation(bed.simulation, {NODE: [H200] * GPUS})
     # A simulated daemon takes as long as a Python to start.
@@ -34,11 +34,11 @@ def wide(bed: Bed) -> Bed:
     return bed
 
 
-def list_modes(bed: Bed) -> list[int]:
+def list_modes(bed: HookNode) -> list[int]:
     return [gpu.compute_mode for gpu in bed.node.read_gpus()]
 
 
-def test_eight_gpus_of_one_job_have_a_daemon_each_and_are_put_back(wide: Bed) -> None:
+def test_eight_gpus_of_one_job_have_a_daemon_each_and_are_put_back(wide: HookNode) -> None:
     before = wide.snapshot()
     numbers = ",".join(map(str, range(GPUS)))
     ended = wide.prolog(SLURM_JOB_GPUS=numbers, SLURM_JOB_COMMENT=EACH)
@@ -57,7 +57,7 @@ def test_eight_gpus_of_one_job_have_a_daemon_each_and_are_put_back(wide: Bed) ->
     check_clean(wide)
 
 
-def test_two_jobs_of_two_gpus_each_do_not_disturb_each_other(wide: Bed) -> None:
+def test_two_jobs_of_two_gpus_each_do_not_disturb_each_other(wide: HookNode) -> None:
     def start(job_id: str, gpus: str, uid: int) -> int:
         return wide.prolog(
             job_id,
@@ -82,7 +82,7 @@ def test_two_jobs_of_two_gpus_each_do_not_disturb_each_other(wide: Bed) -> None:
     check_clean(wide)
 
 
-def test_where_one_gpu_of_a_job_is_divided_or_held_none_is_half_prepared(wide: Bed) -> None:
+def test_where_one_gpu_of_a_job_is_divided_or_held_none_is_half_prepared(wide: HookNode) -> None:
     gpu = wide.node.read_gpus()[1]
     wide.node.write_gpu(dataclasses.replace(gpu, mig_mode=1, mig_pending=1))
     before = wide.snapshot()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .hook_bed import Bed, check_clean
+from .hook_node import HookNode, check_clean
 
 pytestmark = [
     pytest.mark.long,
@@ -53,7 +53,7 @@ values = st.sampled_from(NASTY) | st.text(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_environment_is_answered_with_one_line_at_most(
-    bed: Bed, changed: dict[str, str], words: str, token: str
+    bed: HookNode, changed: dict[str, str], words: str, token: str
 ) -> None:
     lines = len(bed.read_audit())
     told = bed.prolog(SLURM_JOB_COMMENT=f"{words} {token}", **changed)
@@ -76,7 +76,7 @@ def test_any_environment_is_answered_with_one_line_at_most(
 
 
 @pytest.mark.parametrize("job_id", [*NASTY, "11\n", "011", "11 12"])
-def test_a_job_id_that_is_none_is_refused_in_one_sentence(bed: Bed, job_id: str) -> None:
+def test_a_job_id_that_is_none_is_refused_in_one_sentence(bed: HookNode, job_id: str) -> None:
     for command in ("prolog", "epilog"):
         if job_id in ("1", "4294967295"):
             continue

@@ -35,7 +35,7 @@ from slurm_colloc.host.system.control_groups import read_hierarchies, remove_gro
 from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.host.system.signals import SignalRecord
 
-from .hook_bed import NOBODY, OTHER
+from .hook_node import NOBODY, OTHER
 
 pytestmark = [
     pytest.mark.long,

@@ -18,7 +18,7 @@ import pytest
 
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 
-from .hook_bed import NODE, OTHER, PATIENCE_S, Bed, check_clean, require_strace
+from .hook_node import NODE, OTHER, PATIENCE_S, HookNode, check_clean, require_strace
 
 pytestmark = [
     pytest.mark.root,
@@ -80,7 +80,7 @@ BEHAVIOURS = {
 }
 
 
-def replace_programs(bed: Bed, behaviour: str) -> Bed:
+def replace_programs(bed: HookNode, behaviour: str) -> HookNode:
     """The same node with other programs in the place of NVIDIA's."""
     place = bed.home / "sim"
     (place / "bin").mkdir(parents=True)
@@ -114,7 +114,7 @@ def list_strays(place: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", sorted(BEHAVIOURS))
-def test_the_job_starts_without_and_nothing_is_left(bed: Bed, name: str) -> None:
+def test_the_job_starts_without_and_nothing_is_left(bed: HookNode, name: str) -> None:
     hostile = replace_programs(bed, BEHAVIOURS[name])
     # Less than usual, so that those who wait for the deadline are not waited for as long.
     hostile.write_policy(deadline_s=5.0, stop_s=3.0)
@@ -132,7 +132,7 @@ def test_the_job_starts_without_and_nothing_is_left(bed: Bed, name: str) -> None
     check_clean(bed)
 
 
-def test_a_daemon_that_forks_before_its_hook_goes_on_leaves_nothing(bed: Bed) -> None:
+def test_a_daemon_that_forks_before_its_hook_goes_on_leaves_nothing(bed: HookNode) -> None:
     """Of one that is the user's before it is in its groups, what leaves its session gets away."""
     require_strace()
     label = f"{NODE}-11-{zlib.crc32(os.fsencode(str(bed.run))):08x}"
@@ -159,7 +159,7 @@ def test_a_daemon_that_forks_before_its_hook_goes_on_leaves_nothing(bed: Bed) ->
     check_clean(bed)
 
 
-def test_a_killed_prolog_takes_its_control_program_along(bed: Bed) -> None:
+def test_a_killed_prolog_takes_its_control_program_along(bed: HookNode) -> None:
     """One that waits for an answer is in no group of ours, and must not stay."""
     hostile = replace_programs(bed, BEHAVIOURS["never answers"])
     hook = subprocess.Popen(

@@ -18,13 +18,13 @@ from slurm_colloc.host.mps.daemon_limits import DAEMON_GID
 from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.system.node_processes import identify, is_alive
 
-from .hook_bed import (
+from .hook_node import (
     EXCLUSIVE_PROCESS,
     NOBODY,
     NODE,
     OTHER,
     PATIENCE_S,
-    Bed,
+    HookNode,
     check_clean,
 )
 
@@ -37,7 +37,7 @@ pytestmark = [
 # -- as it should be ------------------------------------------------------------------------------
 
 
-def test_prolog_and_epilog_leave_the_gpu_as_it_was(bed: Bed) -> None:
+def test_prolog_and_epilog_leave_the_gpu_as_it_was(bed: HookNode) -> None:
     before = bed.snapshot()
     ended = bed.prolog()
     assert (ended.status, ended.audit["action"], ended.audit["outcome"]) == (0, "prepared", "")
@@ -80,7 +80,7 @@ def read_only(path: Path) -> Iterator[None]:
 
 
 def test_the_daemon_ends_and_the_node_is_unfit_where_roots_directory_cannot_be_written(
-    bed: Bed,
+    bed: HookNode,
 ) -> None:
     assert bed.prolog().audit["action"] == "prepared"
     daemon = identify(bed.peer().pid)
@@ -98,7 +98,7 @@ def test_the_daemon_ends_and_the_node_is_unfit_where_roots_directory_cannot_be_w
     check_clean(bed)
 
 
-def test_without_the_file_of_the_locks_the_daemon_ends_all_the_same(bed: Bed) -> None:
+def test_without_the_file_of_the_locks_the_daemon_ends_all_the_same(bed: HookNode) -> None:
     bed.prolog()
     daemon = identify(bed.peer().pid)
     assert daemon is not None
@@ -109,7 +109,7 @@ def test_without_the_file_of_the_locks_the_daemon_ends_all_the_same(bed: Bed) ->
     assert "lock cannot be opened: No such file or directory" in ended.audit["outcome"]
 
 
-def test_slurmds_kill_of_the_hooks_process_group_does_not_reach_the_daemon(bed: Bed) -> None:
+def test_slurmds_kill_of_the_hooks_process_group_does_not_reach_the_daemon(bed: HookNode) -> None:
     hook = subprocess.Popen(
         bed.argv("prolog"), env=bed.environment("11"), start_new_session=True, cwd="/"
     )
@@ -122,7 +122,7 @@ def test_slurmds_kill_of_the_hooks_process_group_does_not_reach_the_daemon(bed: 
     check_clean(bed)
 
 
-def test_a_daemon_for_each_gpu_where_the_token_says_so(bed: Bed) -> None:
+def test_a_daemon_for_each_gpu_where_the_token_says_so(bed: HookNode) -> None:
     bed.prolog(SLURM_JOB_GPUS="0,1", SLURM_JOB_COMMENT="[csub/1 mps gpus=each]")
     setup = bed.setup()
     assert [daemon["gpus"] for daemon in setup["daemons"]] == [[gpu] for gpu in setup["gpus"]]
@@ -136,7 +136,7 @@ def test_a_daemon_for_each_gpu_where_the_token_says_so(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_status_tells_what_is_prepared(bed: Bed) -> None:
+def test_status_tells_what_is_prepared(bed: HookNode) -> None:
     assert bed.command("status")["jobs"] == []
     bed.prolog()
     [job] = bed.command("status")["jobs"]
@@ -148,7 +148,7 @@ def test_status_tells_what_is_prepared(bed: Bed) -> None:
 # -- in any order ---------------------------------------------------------------------------------
 
 
-def test_a_second_prolog_finds_all_done(bed: Bed) -> None:
+def test_a_second_prolog_finds_all_done(bed: HookNode) -> None:
     bed.prolog()
     first = bed.peer()
     ended = bed.prolog()
@@ -158,7 +158,7 @@ def test_a_second_prolog_finds_all_done(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_requeued_job_without_an_epilog_in_between_gets_a_fresh_daemon(bed: Bed) -> None:
+def test_a_requeued_job_without_an_epilog_in_between_gets_a_fresh_daemon(bed: HookNode) -> None:
     bed.prolog()
     first = identify(bed.peer().pid)
     assert first is not None
@@ -170,7 +170,7 @@ def test_a_requeued_job_without_an_epilog_in_between_gets_a_fresh_daemon(bed: Be
     check_clean(bed)
 
 
-def test_epilogs_without_a_prolog_and_after_another_do_nothing(bed: Bed) -> None:
+def test_epilogs_without_a_prolog_and_after_another_do_nothing(bed: HookNode) -> None:
     assert bed.epilog().status == 0
     assert not bed.run.exists()
     bed.prolog()
@@ -180,7 +180,7 @@ def test_epilogs_without_a_prolog_and_after_another_do_nothing(bed: Bed) -> None
     check_clean(bed)
 
 
-def test_an_epilog_without_a_credential_undoes_by_the_jobs_number_alone(bed: Bed) -> None:
+def test_an_epilog_without_a_credential_undoes_by_the_jobs_number_alone(bed: HookNode) -> None:
     bed.prolog()
     ended = bed.hook(
         "epilog",
@@ -195,7 +195,7 @@ def test_an_epilog_without_a_credential_undoes_by_the_jobs_number_alone(bed: Bed
     check_clean(bed)
 
 
-def test_hooks_of_one_job_at_the_same_moment_do_not_disturb_each_other(bed: Bed) -> None:
+def test_hooks_of_one_job_at_the_same_moment_do_not_disturb_each_other(bed: HookNode) -> None:
     with ThreadPoolExecutor(4) as pool:
         commands = ["prolog", "epilog", "prolog", "epilog"]
         ended = list(pool.map(lambda command: bed.hook(command, "11").status, commands))
@@ -204,7 +204,7 @@ def test_hooks_of_one_job_at_the_same_moment_do_not_disturb_each_other(bed: Bed)
     check_clean(bed)
 
 
-def test_hooks_of_two_jobs_at_the_same_moment(bed: Bed) -> None:
+def test_hooks_of_two_jobs_at_the_same_moment(bed: HookNode) -> None:
     def start(job_id: str, gpu: str, uid: int) -> int:
         return bed.prolog(
             job_id, SLURM_JOB_GPUS=gpu, SLURM_JOB_UID=str(uid), SLURM_JOB_GID=str(uid)
@@ -221,7 +221,7 @@ def test_hooks_of_two_jobs_at_the_same_moment(bed: Bed) -> None:
 # -- rebooted, lost, held -------------------------------------------------------------------------
 
 
-def test_after_a_reboot_files_go_and_no_process_is_touched(bed: Bed) -> None:
+def test_after_a_reboot_files_go_and_no_process_is_touched(bed: HookNode) -> None:
     bed.write_policy(exclusive_process=True)
     bed.prolog()
     daemon = identify(bed.peer().pid)
@@ -237,7 +237,7 @@ def test_after_a_reboot_files_go_and_no_process_is_touched(bed: Bed) -> None:
     assert not (bed.run / "11").exists()
 
 
-def test_recover_leaves_alone_what_may_be_alive_and_what_is_not_ours(bed: Bed) -> None:
+def test_recover_leaves_alone_what_may_be_alive_and_what_is_not_ours(bed: HookNode) -> None:
     bed.prolog()
     stranger = bed.run / "notes"
     stranger.mkdir()
@@ -251,7 +251,7 @@ def test_recover_leaves_alone_what_may_be_alive_and_what_is_not_ours(bed: Bed) -
     check_clean(bed)
 
 
-def test_a_gpu_that_another_job_holds_is_refused(bed: Bed) -> None:
+def test_a_gpu_that_another_job_holds_is_refused(bed: HookNode) -> None:
     bed.prolog("11")
     ended = bed.prolog("12", SLURM_JOB_UID=str(OTHER), SLURM_JOB_GID=str(OTHER))
     assert (ended.status, ended.audit["action"]) == (0, "told")
@@ -263,7 +263,7 @@ def test_a_gpu_that_another_job_holds_is_refused(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_gpu_of_a_dead_job_is_cleared_for_the_next(bed: Bed) -> None:
+def test_a_gpu_of_a_dead_job_is_cleared_for_the_next(bed: HookNode) -> None:
     bed.prolog("11")
     dead = identify(bed.peer("11").pid)
     assert dead is not None
@@ -291,7 +291,7 @@ def test_a_gpu_of_a_dead_job_is_cleared_for_the_next(bed: Bed) -> None:
         "x" * 2000,
     ],
 )
-def test_a_comment_that_asks_for_nothing_gets_nothing(bed: Bed, comment: str) -> None:
+def test_a_comment_that_asks_for_nothing_gets_nothing(bed: HookNode, comment: str) -> None:
     ended = bed.prolog(SLURM_JOB_COMMENT=comment)
     assert (ended.status, ended.audit["action"]) == (0, "none")
     assert not bed.run.exists()
@@ -314,7 +314,7 @@ def test_a_comment_that_asks_for_nothing_gets_nothing(bed: Bed, comment: str) ->
     ],
 )
 def test_what_the_policy_denies_is_told_to_the_job(
-    bed: Bed, policy: dict[str, object], variables: dict[str, str | None], reason: str
+    bed: HookNode, policy: dict[str, object], variables: dict[str, str | None], reason: str
 ) -> None:
     # Strict is about the node's faults, not about this.
     bed.write_policy(strict=True, **policy)
@@ -337,7 +337,7 @@ def test_what_the_policy_denies_is_told_to_the_job(
     ],
 )
 def test_gpus_that_cannot_be_told_are_not_touched(
-    bed: Bed, variables: dict[str, str | None], reason: str
+    bed: HookNode, variables: dict[str, str | None], reason: str
 ) -> None:
     ended = bed.hook("prolog", "11", **variables)
     assert ended.status == 0
@@ -349,7 +349,7 @@ def test_gpus_that_cannot_be_told_are_not_touched(
     check_clean(bed)
 
 
-def test_one_switch_turns_the_prolog_off_and_leaves_the_epilog_on(bed: Bed) -> None:
+def test_one_switch_turns_the_prolog_off_and_leaves_the_epilog_on(bed: HookNode) -> None:
     bed.prolog("11")
     bed.write_policy(enabled=False)
     ended = bed.prolog("12", SLURM_JOB_GPUS="1")
@@ -361,7 +361,7 @@ def test_one_switch_turns_the_prolog_off_and_leaves_the_epilog_on(bed: Bed) -> N
 
 @pytest.mark.parametrize("text", ["enable = true", "\x00", None])
 def test_a_policy_that_cannot_be_believed_prepares_nothing_and_undoes_all(
-    bed: Bed, text: str | None
+    bed: HookNode, text: str | None
 ) -> None:
     bed.prolog("11")
     if text is None:

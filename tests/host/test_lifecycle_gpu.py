@@ -15,7 +15,7 @@ import pytest
 from slurm_colloc.host.mps.mps_control import read_peer
 from slurm_colloc_lab.simgpu.install import simulation_environment
 
-from .hook_bed import (
+from .hook_node import (
     COMMENT,
     DEFAULT,
     EXCLUSIVE_PROCESS,
@@ -23,7 +23,7 @@ from .hook_bed import (
     NODE,
     PATIENCE_S,
     PROHIBITED,
-    Bed,
+    HookNode,
     check_clean,
     set_mode,
 )
@@ -45,7 +45,9 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
         ("hang=30", "no answer within 4 s"),
     ],
 )
-def test_without_a_true_word_of_nvml_nothing_is_prepared(bed: Bed, fault: str, words: str) -> None:
+def test_without_a_true_word_of_nvml_nothing_is_prepared(
+    bed: HookNode, fault: str, words: str
+) -> None:
     before = bed.snapshot()
     bed.fail_nvml(fault)
     ended = bed.prolog()
@@ -59,7 +61,9 @@ def test_without_a_true_word_of_nvml_nothing_is_prepared(bed: Bed, fault: str, w
 
 
 @pytest.mark.parametrize("fault", ["absent", "hang=30", "lie=uuid"])
-def test_an_epilog_that_cannot_ask_nvml_undoes_the_rest_and_says_so(bed: Bed, fault: str) -> None:
+def test_an_epilog_that_cannot_ask_nvml_undoes_the_rest_and_says_so(
+    bed: HookNode, fault: str
+) -> None:
     bed.prolog()
     bed.fail_nvml(fault)
     ended = bed.epilog()
@@ -68,7 +72,7 @@ def test_an_epilog_that_cannot_ask_nvml_undoes_the_rest_and_says_so(bed: Bed, fa
     check_clean(bed)
 
 
-def test_the_compute_mode_is_set_back_or_the_node_is_not_fit(bed: Bed) -> None:
+def test_the_compute_mode_is_set_back_or_the_node_is_not_fit(bed: HookNode) -> None:
     bed.write_policy(exclusive_process=True)
     before = bed.snapshot()
     bed.prolog()
@@ -88,7 +92,7 @@ def test_the_compute_mode_is_set_back_or_the_node_is_not_fit(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_compute_mode_that_somebody_else_has_set_is_left(bed: Bed) -> None:
+def test_a_compute_mode_that_somebody_else_has_set_is_left(bed: HookNode) -> None:
     bed.write_policy(exclusive_process=True)
     bed.prolog()
     set_mode(bed, 0, PROHIBITED)
@@ -100,7 +104,7 @@ def test_a_compute_mode_that_somebody_else_has_set_is_left(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-def test_a_daemon_that_is_dead_or_hangs_is_undone_all_the_same(bed: Bed, number: int) -> None:
+def test_a_daemon_that_is_dead_or_hangs_is_undone_all_the_same(bed: HookNode, number: int) -> None:
     before = bed.snapshot()
     bed.prolog()
     os.kill(bed.peer().pid, number)
@@ -110,7 +114,7 @@ def test_a_daemon_that_is_dead_or_hangs_is_undone_all_the_same(bed: Bed, number:
     check_clean(bed)
 
 
-def start_client(bed: Bed, job_id: str = "11") -> subprocess.Popen[bytes]:
+def start_client(bed: HookNode, job_id: str = "11") -> subprocess.Popen[bytes]:
     """A process of the job's that uses the GPU through its daemon, and is seen to."""
     environment = simulation_environment(bed.simulation, {"PATH": "/usr/bin:/bin"})
     client = subprocess.Popen(
@@ -135,7 +139,7 @@ def start_client(bed: Bed, job_id: str = "11") -> subprocess.Popen[bytes]:
     return client
 
 
-def test_a_client_that_outlived_its_job_is_ended(bed: Bed) -> None:
+def test_a_client_that_outlived_its_job_is_ended(bed: HookNode) -> None:
     before = bed.snapshot()
     bed.prolog()
     client = start_client(bed)
@@ -170,7 +174,9 @@ def frozen(pid: int) -> Iterator[None]:
                 time.sleep(0.01)
 
 
-def test_a_daemon_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(bed: Bed) -> None:
+def test_a_daemon_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(
+    bed: HookNode,
+) -> None:
     before = bed.snapshot()
     bed.prolog()
     daemon = bed.peer().pid
@@ -190,7 +196,7 @@ def test_a_daemon_that_cannot_be_killed_makes_the_node_unfit_until_it_has_gone(b
     check_clean(bed)
 
 
-def test_a_process_that_was_sent_no_signal_never_makes_the_node_unfit(bed: Bed) -> None:
+def test_a_process_that_was_sent_no_signal_never_makes_the_node_unfit(bed: HookNode) -> None:
     before = bed.snapshot()
     bed.prolog()
     client = start_client(bed)
@@ -207,7 +213,7 @@ def test_a_process_that_was_sent_no_signal_never_makes_the_node_unfit(bed: Bed) 
     check_clean(bed)
 
 
-def test_a_user_who_keeps_the_daemon_busy_does_not_keep_the_epilog(bed: Bed) -> None:
+def test_a_user_who_keeps_the_daemon_busy_does_not_keep_the_epilog(bed: HookNode) -> None:
     bed.prolog()
     pipe = str(bed.run / "11" / "0" / "p")
     environment = simulation_environment(bed.simulation, {"PATH": "/usr/bin:/bin"})
@@ -234,7 +240,7 @@ def test_a_user_who_keeps_the_daemon_busy_does_not_keep_the_epilog(bed: Bed) -> 
         busy.stdin.close()
 
 
-def test_a_hook_that_runs_out_of_its_time_lets_the_job_start(bed: Bed) -> None:
+def test_a_hook_that_runs_out_of_its_time_lets_the_job_start(bed: HookNode) -> None:
     bed.write_policy(deadline_s=2.5, stop_s=2.0)
     bed.fail_nvml("hang=30")
     ended = bed.prolog()
@@ -245,7 +251,7 @@ def test_a_hook_that_runs_out_of_its_time_lets_the_job_start(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_only_root_and_slurmd_may_call_it(bed: Bed) -> None:
+def test_only_root_and_slurmd_may_call_it(bed: HookNode) -> None:
     ended = subprocess.run(
         bed.argv("prolog"),
         env=bed.environment("11"),

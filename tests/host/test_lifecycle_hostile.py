@@ -11,11 +11,11 @@ import pytest
 
 from slurm_colloc.host.lifecycle import UNSAFE_PROLOG
 
-from .hook_bed import (
+from .hook_node import (
     NOBODY,
     OTHER,
     PATIENCE_S,
-    Bed,
+    HookNode,
     check_clean,
 )
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_links_that_a_user_has_planted_are_not_followed(bed: Bed) -> None:
+def test_links_that_a_user_has_planted_are_not_followed(bed: HookNode) -> None:
     secret = bed.home / "secret"
     secret.write_text("of root")
     secret.chmod(0o600)
@@ -54,7 +54,7 @@ def test_links_that_a_user_has_planted_are_not_followed(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_run_directory_that_a_user_has_made_beforehand_is_not_used(bed: Bed) -> None:
+def test_a_run_directory_that_a_user_has_made_beforehand_is_not_used(bed: HookNode) -> None:
     bed.run.mkdir()
     os.chown(bed.run, NOBODY, NOBODY)
     ended = bed.prolog()
@@ -67,7 +67,7 @@ def test_a_run_directory_that_a_user_has_made_beforehand_is_not_used(bed: Bed) -
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "file"])
-def test_something_in_the_place_of_a_jobs_directory(bed: Bed, kind: str) -> None:
+def test_something_in_the_place_of_a_jobs_directory(bed: HookNode, kind: str) -> None:
     target = bed.home / "target"
     target.mkdir()
     (target / "file").write_text("stays")
@@ -89,7 +89,7 @@ def test_something_in_the_place_of_a_jobs_directory(bed: Bed, kind: str) -> None
     assert bed.list_programs() == []
 
 
-def test_another_user_listens_where_the_daemon_should(bed: Bed) -> None:
+def test_another_user_listens_where_the_daemon_should(bed: HookNode) -> None:
     bed.prolog()
     os.kill(bed.peer().pid, signal.SIGKILL)
     pipe = bed.run / "11" / "0" / "p"
@@ -123,7 +123,7 @@ def test_another_user_listens_where_the_daemon_should(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("size_kb", [4, 16, 64, 200, 264, 300])
-def test_a_full_run_directory_costs_the_job_nothing(bed: Bed, size_kb: int) -> None:
+def test_a_full_run_directory_costs_the_job_nothing(bed: HookNode, size_kb: int) -> None:
     bed.run.mkdir()
     both = (
         f"mount -t tmpfs -o size={size_kb}k,mode=755 tmpfs {bed.run} || exit 99\n"

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from .hook_bed import (
-    Bed,
+from .hook_node import (
+    HookNode,
     kill_at,
     list_counts,
     require_strace,
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("call", ["unlink,unlinkat", "rmdir", "write", "umount2", "wait4"])
-def test_an_epilog_killed_at_any_step_is_finished_by_the_next(bed: Bed, call: str) -> None:
+def test_an_epilog_killed_at_any_step_is_finished_by_the_next(bed: HookNode, call: str) -> None:
     require_strace()
     before = bed.snapshot()
     bed.write_policy(exclusive_process=True)

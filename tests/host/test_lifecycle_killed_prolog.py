@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from .hook_bed import (
+from .hook_node import (
     NOBODY,
-    Bed,
+    HookNode,
     check_clean,
     kill_at,
     list_counts,
@@ -27,7 +27,7 @@ CALLS = (*LEAVING, "fchown", "fallocate", "clone,clone3,fork,vfork", "connect", 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(bed: Bed, call: str) -> None:
+def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(bed: HookNode, call: str) -> None:
     require_strace()
     before = bed.snapshot()
     bed.write_policy(exclusive_process=True)
@@ -45,7 +45,7 @@ def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(bed: Bed, call: str
 
 
 @pytest.mark.parametrize("call", [*LEAVING, "connect"])
-def test_a_prolog_killed_at_any_step_can_be_run_again(bed: Bed, call: str) -> None:
+def test_a_prolog_killed_at_any_step_can_be_run_again(bed: HookNode, call: str) -> None:
     require_strace()
     kills = 0
     for count in list_counts(call):

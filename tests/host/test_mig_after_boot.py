@@ -14,8 +14,8 @@ import pytest
 
 from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 
-from .hook_bed import NODE, PATIENCE_S, Bed, check_clean
-from .mig_bed import COMMENT, list_profiles, mig_on
+from .hook_node import NODE, PATIENCE_S, HookNode, check_clean
+from .mig_node import COMMENT, list_profiles, mig_on
 
 pytestmark = pytest.mark.root
 
@@ -23,22 +23,22 @@ ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
-def mig(bed: Bed) -> Iterator[Bed]:
+def mig(bed: HookNode) -> Iterator[HookNode]:
     """Two H200 with MIG on, and a site that lets jobs use that, and turn it on."""
     with mig_on(bed):
         bed.write_policy(mig="switch", mig_change=False)
         yield bed
 
 
-def list_kept(bed: Bed) -> list[Path]:
+def list_kept(bed: HookNode) -> list[Path]:
     return sorted((bed.home / "state" / "mig_on").glob("*"))
 
 
-def read_modes(bed: Bed) -> list[int]:
+def read_modes(bed: HookNode) -> list[int]:
     return [gpu.mig_mode for gpu in bed.node.read_gpus()]
 
 
-def reboot(bed: Bed) -> None:
+def reboot(bed: HookNode) -> None:
     """What is left of a node in the middle of a job: /run is empty, and MIG is off."""
     for gpu in bed.node.read_gpus():
         restart_gpu(bed.node, gpu)
@@ -50,7 +50,7 @@ def reboot(bed: Bed) -> None:
         path.write_text(json.dumps({"schema": 1, "boot": ANOTHER_BOOT}))
 
 
-def recover_at_boot(bed: Bed) -> dict[str, Any]:
+def recover_at_boot(bed: HookNode) -> dict[str, Any]:
     """`recover` where no slurmd is to be seen: that of another test may run on this machine."""
     ended = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", *bed.argv("recover")],
@@ -68,7 +68,7 @@ def recover_at_boot(bed: Bed) -> dict[str, Any]:
     return {"status": ended.returncode, **json.loads(ended.stdout)}
 
 
-def test_what_is_kept_goes_with_the_end_of_the_job(mig: Bed) -> None:
+def test_what_is_kept_goes_with_the_end_of_the_job(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (kept,) = list_kept(mig)
     assert kept.name == mig.setup()["gpus"][0]
@@ -77,7 +77,7 @@ def test_what_is_kept_goes_with_the_end_of_the_job(mig: Bed) -> None:
     check_clean(mig)
 
 
-def test_recover_turns_mig_on_again_after_a_reboot(mig: Bed) -> None:
+def test_recover_turns_mig_on_again_after_a_reboot(mig: HookNode) -> None:
     before = mig.snapshot()[NODE]
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (gpu,) = mig.setup()["gpus"]
@@ -94,7 +94,7 @@ def test_recover_turns_mig_on_again_after_a_reboot(mig: Bed) -> None:
     assert recover_at_boot(mig)["mig"] == []
 
 
-def test_the_next_prolog_does_it_where_nothing_did_at_boot(mig: Bed) -> None:
+def test_the_next_prolog_does_it_where_nothing_did_at_boot(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
     ended = mig.prolog("12", SLURM_JOB_COMMENT=COMMENT)
@@ -107,7 +107,7 @@ def test_the_next_prolog_does_it_where_nothing_did_at_boot(mig: Bed) -> None:
     assert list_kept(mig) == []
 
 
-def test_a_layout_that_is_not_to_be_had_then_still_gets_one_instance(mig: Bed) -> None:
+def test_a_layout_that_is_not_to_be_had_then_still_gets_one_instance(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
     ended = mig.prolog("12", SLURM_JOB_COMMENT="[csub/1 mig=4g+4g]")
@@ -117,7 +117,7 @@ def test_a_layout_that_is_not_to_be_had_then_still_gets_one_instance(mig: Bed) -
     assert read_modes(mig) == [1, 0]
 
 
-def test_a_policy_that_lets_nothing_switch_is_told_once_and_drains_nothing(mig: Bed) -> None:
+def test_a_policy_that_lets_nothing_switch_is_told_once_and_drains_nothing(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", mig_change=False)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
@@ -138,7 +138,7 @@ def test_a_policy_that_lets_nothing_switch_is_told_once_and_drains_nothing(mig: 
     ],
 )
 def test_what_could_not_be_done_is_done_by_the_next_hook(
-    mig: Bed, fault: str, status: int, said: str
+    mig: HookNode, fault: str, status: int, said: str
 ) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
@@ -151,7 +151,7 @@ def test_what_could_not_be_done_is_done_by_the_next_hook(
     assert read_modes(mig) == [1, 0]
 
 
-def test_a_state_directory_of_others_is_neither_used_nor_a_fault(mig: Bed) -> None:
+def test_a_state_directory_of_others_is_neither_used_nor_a_fault(mig: HookNode) -> None:
     state = mig.home / "state"
     state.mkdir()
     os.chown(state, 65534, 65534)
@@ -163,7 +163,7 @@ def test_a_state_directory_of_others_is_neither_used_nor_a_fault(mig: Bed) -> No
     assert "is not root's alone" in recover_at_boot(mig)["mig"][0]
 
 
-def test_while_slurmd_runs_a_gpu_is_left_to_the_job_that_has_it(mig: Bed) -> None:
+def test_while_slurmd_runs_a_gpu_is_left_to_the_job_that_has_it(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
     stand_in = mig.home / "slurmd"

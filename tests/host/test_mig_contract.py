@@ -16,9 +16,9 @@ from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu, MigProblem, PlannedInstance
 from slurm_colloc.model.mig_profiles import Placement
 
-from .hook_bed import NODE, Bed
-from .mig_bed import switch
+from .hook_node import NODE, HookNode
 from .mig_double import MigDouble
+from .mig_node import switch
 
 pytestmark = pytest.mark.root
 STEPS = st.lists(
@@ -34,7 +34,7 @@ STEPS = st.lists(
 
 
 @pytest.fixture
-def session(bed: Bed) -> Iterator[MigSession]:
+def session(bed: HookNode) -> Iterator[MigSession]:
     """NVML's calls for the first of two H200 with MIG on."""
     switch(bed, on=True)
     lock = bed.home / "lock"
@@ -139,7 +139,7 @@ def test_a_mode_takes_only_where_nothing_stands_and_instances_need_it(
 
 @pytest.mark.long
 def test_a_call_that_hangs_is_given_up_and_the_next_session_waits_for_its_lock(
-    bed: Bed, session: MigSession
+    bed: HookNode, session: MigSession
 ) -> None:
     (gpu,) = session.read()
     bed.fail_nvml("hang=nvmlDeviceGetMigMode")
@@ -168,7 +168,7 @@ def test_a_call_that_hangs_is_given_up_and_the_next_session_waits_for_its_lock(
 
 
 def test_a_second_session_for_a_gpu_waits_until_the_first_has_ended(
-    bed: Bed, session: MigSession
+    bed: HookNode, session: MigSession
 ) -> None:
     (gpu,) = session.read()
     lock = Path(bed.home / "lock")

@@ -19,8 +19,8 @@ from slurm_colloc.host.hooks.epilog import JobUndo
 from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.mig_child import GPU_LOCKS_AT
 
-from .hook_bed import NODE, Bed, check_clean
-from .mig_bed import COMMENT, ask, list_profiles, mig_on
+from .hook_node import NODE, HookNode, check_clean
+from .mig_node import COMMENT, ask, list_profiles, mig_on
 
 pytestmark = pytest.mark.root
 
@@ -31,7 +31,7 @@ SEVEN = "[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]"
 
 
 @pytest.fixture
-def mig(bed: Bed) -> Iterator[Bed]:
+def mig(bed: HookNode) -> Iterator[HookNode]:
     """Two H200 with MIG on, and a site that lets jobs use that."""
     with mig_on(bed):
         yield bed
@@ -48,7 +48,7 @@ def mig(bed: Bed) -> Iterator[Bed]:
         "fail=nvmlDeviceGetGpuInstancePossiblePlacements_v2:999",
     ],
 )
-def test_instances_that_cannot_be_seen_are_not_taken_for_gone(mig: Bed, fault: str) -> None:
+def test_instances_that_cannot_be_seen_are_not_taken_for_gone(mig: HookNode, fault: str) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml(fault)
@@ -64,7 +64,7 @@ def test_instances_that_cannot_be_seen_are_not_taken_for_gone(mig: Bed, fault: s
 # -- checkpoints that cannot be read --------------------------------------------------------------
 
 
-def test_a_damaged_checkpoint_is_kept_while_a_gpu_may_be_divided(mig: Bed) -> None:
+def test_a_damaged_checkpoint_is_kept_while_a_gpu_may_be_divided(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     path = mig.checkpoint_path()
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_kept_while_a_gpu_may_be_divided(mig: Bed) -> No
     assert mig.snapshot() == before
 
 
-def test_what_a_newer_checkpoint_says_of_the_gpus_is_undone(mig: Bed) -> None:
+def test_what_a_newer_checkpoint_says_of_the_gpus_is_undone(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.change_checkpoint(schema=2, phase={"of": "another kind"})
@@ -90,7 +90,7 @@ def test_what_a_newer_checkpoint_says_of_the_gpus_is_undone(mig: Bed) -> None:
     check_clean(mig)
 
 
-def test_where_no_gpu_has_mig_a_damaged_checkpoint_is_forgotten(bed: Bed) -> None:
+def test_where_no_gpu_has_mig_a_damaged_checkpoint_is_forgotten(bed: HookNode) -> None:
     bed.write_policy()
     bed.prolog()
     bed.checkpoint_path().write_text("{")
@@ -110,7 +110,7 @@ def test_where_no_gpu_has_mig_a_damaged_checkpoint_is_forgotten(bed: Bed) -> Non
 
 
 @pytest.mark.long
-def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
+def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", mig_slow_s=0.0)
     before = mig.snapshot()
     mig.fail_nvml(
@@ -129,7 +129,7 @@ def test_a_prolog_without_time_to_undo_lets_no_job_start(mig: Bed) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("has_epilog", [True, False])
 def test_no_job_starts_on_a_gpu_that_is_still_divided_for_another(
-    mig: Bed, has_epilog: bool
+    mig: HookNode, has_epilog: bool
 ) -> None:
     before = mig.snapshot()
     mig.prolog(DEAD, SLURM_JOB_COMMENT="[csub/1 mig=3g]")
@@ -149,7 +149,7 @@ def test_no_job_starts_on_a_gpu_that_is_still_divided_for_another(
     assert mig.snapshot() == before
 
 
-def test_an_epilog_without_the_jobs_lock_drains_the_node(mig: Bed) -> None:
+def test_an_epilog_without_the_jobs_lock_drains_the_node(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", deadline_s=6.0, stop_s=3.0)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     with (mig.run / "lock").open("r+b") as file:
@@ -161,7 +161,7 @@ def test_an_epilog_without_the_jobs_lock_drains_the_node(mig: Bed) -> None:
     check_clean(mig)
 
 
-def test_an_epilog_that_fails_as_no_one_foresaw_drains_the_node(mig: Bed) -> None:
+def test_an_epilog_that_fails_as_no_one_foresaw_drains_the_node(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     # A name that cannot be read as text where it is looked at.
     mig.change_checkpoint(gpus=["GPU-\x00"])
@@ -170,7 +170,9 @@ def test_an_epilog_that_fails_as_no_one_foresaw_drains_the_node(mig: Bed) -> Non
     assert ended.status == 1, ended.audit
 
 
-def test_what_else_is_left_makes_no_gpu_unfit(mig: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_else_is_left_makes_no_gpu_unfit(
+    mig: HookNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     run = RunDirectory(str(mig.run), makes=False)
@@ -206,7 +208,9 @@ n.nvmlGpuInstanceCreateComputeInstance(made, 2)
 """
 
 
-def test_an_administrators_instance_in_the_place_of_the_jobs_is_left_and_told(mig: Bed) -> None:
+def test_an_administrators_instance_in_the_place_of_the_jobs_is_left_and_told(
+    mig: HookNode,
+) -> None:
     mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
     (gpu,) = mig.setup()["mig"]["gpus"]
     mig.fail_nvml(f"held={gpu['instances'][0]['uuid']}")
@@ -232,7 +236,7 @@ def test_an_administrators_instance_in_the_place_of_the_jobs_is_left_and_told(mi
 # -- slow answers ---------------------------------------------------------------------------------
 
 
-def test_an_nvml_that_takes_its_time_to_load_drains_nothing(mig: Bed) -> None:
+def test_an_nvml_that_takes_its_time_to_load_drains_nothing(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     # Likewise another hook, or a call that was killed, may have the GPU for longer than a call.
@@ -248,7 +252,7 @@ def test_an_nvml_that_takes_its_time_to_load_drains_nothing(mig: Bed) -> None:
 
 
 @pytest.mark.long
-def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> None:
+def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", mig_slow_s=2.0)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml("hang=nvmlDeviceGetMigMode")
@@ -259,7 +263,7 @@ def test_the_first_cause_is_told_of_an_nvml_that_gives_no_answer(mig: Bed) -> No
 
 
 @pytest.mark.long
-def test_a_node_is_drained_by_name_where_waiting_has_an_end(mig: Bed) -> None:
+def test_a_node_is_drained_by_name_where_waiting_has_an_end(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", mig_slow_s=2.0)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (gpu,) = mig.setup()["mig"]["gpus"]
@@ -285,7 +289,7 @@ def test_a_node_is_drained_by_name_where_waiting_has_an_end(mig: Bed) -> None:
         "slow=nvmlComputeInstanceDestroy:3 slow=nvmlDeviceGetGpuInstances:1",
     ],
 )
-def test_an_nvml_that_has_become_slow_since_is_waited_for(mig: Bed, fault: str) -> None:
+def test_an_nvml_that_has_become_slow_since_is_waited_for(mig: HookNode, fault: str) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.fail_nvml(*fault.split())
@@ -297,7 +301,7 @@ def test_an_nvml_that_has_become_slow_since_is_waited_for(mig: Bed, fault: str) 
 
 
 @pytest.mark.long
-def test_a_prolog_waits_for_a_slow_nvml_to_take_back_what_it_began(mig: Bed) -> None:
+def test_a_prolog_waits_for_a_slow_nvml_to_take_back_what_it_began(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.fail_nvml(
         "slow=nvmlGpuInstanceDestroy:7", "fail=nvmlDeviceCreateGpuInstanceWithPlacement#3:999"
@@ -321,7 +325,9 @@ def test_a_prolog_waits_for_a_slow_nvml_to_take_back_what_it_began(mig: Bed) -> 
     ],
 )
 @pytest.mark.long
-def test_an_nvml_that_is_slow_at_each_call_is_a_fallback_and_no_drain(mig: Bed, fault: str) -> None:
+def test_an_nvml_that_is_slow_at_each_call_is_a_fallback_and_no_drain(
+    mig: HookNode, fault: str
+) -> None:
     before = mig.snapshot()
     mig.fail_nvml(fault)
     ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
@@ -337,7 +343,7 @@ def test_an_nvml_that_is_slow_at_each_call_is_a_fallback_and_no_drain(mig: Bed, 
 
 
 @pytest.mark.long
-def test_after_a_call_that_hangs_what_stood_is_made_again(mig: Bed) -> None:
+def test_after_a_call_that_hangs_what_stood_is_made_again(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     stands = mig.snapshot()
@@ -372,7 +378,7 @@ def test_after_a_call_that_hangs_what_stood_is_made_again(mig: Bed) -> None:
     assert stands != before
 
 
-def test_a_call_that_hangs_once_costs_nothing(mig: Bed) -> None:
+def test_a_call_that_hangs_once_costs_nothing(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     stands = mig.snapshot()
@@ -402,7 +408,7 @@ def test_a_call_that_hangs_once_costs_nothing(mig: Bed) -> None:
     assert mig.snapshot() == before
 
 
-def test_each_change_has_a_line_in_the_log_and_there_is_a_limit(mig: Bed) -> None:
+def test_each_change_has_a_line_in_the_log_and_there_is_a_limit(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
     (gpu,) = mig.setup()["mig"]["gpus"]
     request = {"request": "change", "gpu": gpu["uuid"], "destroy": [], "create": ["1g"]}

@@ -15,20 +15,20 @@ import pytest
 
 from slurm_colloc.host.nvml.nvml_query import UUID
 
-from .hook_bed import NODE, Bed, check_clean
-from .mig_bed import COMMENT, ask, list_agents, list_profiles, mig_on, switch
+from .hook_node import NODE, HookNode, check_clean
+from .mig_node import COMMENT, ask, list_agents, list_profiles, mig_on, switch
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def mig(bed: Bed) -> Iterator[Bed]:
+def mig(bed: HookNode) -> Iterator[HookNode]:
     """Two H200 with MIG on, and a site that lets jobs use that."""
     with mig_on(bed):
         yield bed
 
 
-def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Bed) -> None:
+def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: HookNode) -> None:
     before = mig.snapshot()
     ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     assert (ended.status, ended.audit["action"], ended.audit["mode"]) == (0, "prepared", "mig")
@@ -62,7 +62,7 @@ def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Bed
     assert list_agents(mig) == []
 
 
-def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Bed) -> None:
+def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: HookNode) -> None:
     switch(mig, on=False)
     before = mig.snapshot()
     refused = mig.prolog("10", SLURM_JOB_COMMENT=COMMENT)
@@ -82,7 +82,7 @@ def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Bed)
 
 @pytest.mark.parametrize("layout", ["3c.7g+4c.7g", "1c.3g+2c.3g+1g", "1c.4g+2c.4g+1c.4g"])
 def test_compute_instances_that_share_a_gpu_instance_are_made_in_any_order(
-    mig: Bed, layout: str
+    mig: HookNode, layout: str
 ) -> None:
     before = mig.snapshot()
     ended = mig.prolog(SLURM_JOB_COMMENT=f"[csub/1 mig={layout}]")
@@ -102,7 +102,7 @@ def test_compute_instances_that_share_a_gpu_instance_are_made_in_any_order(
     ],
 )
 def test_words_that_do_not_fit_are_told_and_nothing_is_touched(
-    mig: Bed, layout: str, reason: str
+    mig: HookNode, layout: str, reason: str
 ) -> None:
     switch(mig, on=False)
     before = mig.snapshot()
@@ -115,7 +115,9 @@ def test_words_that_do_not_fit_are_told_and_nothing_is_touched(
     check_clean(mig)
 
 
-def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(mig: Bed) -> None:
+def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(
+    mig: HookNode,
+) -> None:
     before = mig.snapshot()
     ended = mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=4g+4g]")
     assert (ended.status, ended.audit["mode"]) == (0, "mig")
@@ -140,7 +142,7 @@ def test_where_mig_is_on_a_job_whose_layout_is_not_to_be_had_gets_the_gpu_whole(
     ],
 )
 def test_what_stands_against_it_is_told_and_nothing_is_touched(
-    mig: Bed, policy: dict[str, Any], lines: str, faults: str, reason: str
+    mig: HookNode, policy: dict[str, Any], lines: str, faults: str, reason: str
 ) -> None:
     before = mig.snapshot()
     mig.write_policy(**{"mig": "where-on", "modes": [], **policy})
@@ -155,13 +157,13 @@ def test_what_stands_against_it_is_told_and_nothing_is_touched(
     check_clean(mig)
 
 
-def test_slurm_counting_instances_stands_against_it(mig: Bed) -> None:
+def test_slurm_counting_instances_stands_against_it(mig: HookNode) -> None:
     (mig.home / "gres.conf").write_text("AutoDetect=nvml\n")
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     assert "slurmd counts MIG instances as GPUs" in mig.setup()["reason"]
 
 
-def test_instances_of_someone_else_are_never_touched(mig: Bed) -> None:
+def test_instances_of_someone_else_are_never_touched(mig: HookNode) -> None:
     mig.prolog("21", SLURM_JOB_COMMENT="[csub/1 mig=7g]")
     stands = mig.snapshot()
     # As if no job of ours had made it.
@@ -188,7 +190,7 @@ CALLS = (
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("code", [15, 23, 999])
 def test_whatever_call_fails_the_gpu_is_put_back_and_the_job_falls_back(
-    mig: Bed, call: str, number: int, code: int
+    mig: HookNode, call: str, number: int, code: int
 ) -> None:
     before = mig.snapshot()
     mig.fail_nvml(f"fail={call}#{number}:{code}")
@@ -206,7 +208,7 @@ def test_whatever_call_fails_the_gpu_is_put_back_and_the_job_falls_back(
     check_clean(mig)
 
 
-def test_a_prolog_whose_nvml_hangs_comes_to_its_end_and_the_gpu_is_put_back(mig: Bed) -> None:
+def test_a_prolog_whose_nvml_hangs_comes_to_its_end_and_the_gpu_is_put_back(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.write_policy(mig="where-on", deadline_s=12.0, stop_s=6.0)
     mig.fail_nvml("hang=nvmlDeviceCreateGpuInstanceWithPlacement#2")
@@ -226,7 +228,7 @@ def test_a_prolog_whose_nvml_hangs_comes_to_its_end_and_the_gpu_is_put_back(mig:
     ],
 )
 def test_what_will_not_go_drains_the_node_with_the_reason_until_it_goes(
-    mig: Bed, fault: str, reason: str
+    mig: HookNode, fault: str, reason: str
 ) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
@@ -241,7 +243,7 @@ def test_what_will_not_go_drains_the_node_with_the_reason_until_it_goes(
     check_clean(mig)
 
 
-def test_an_instance_in_use_drains_the_node_with_gpu_instance_and_process(mig: Bed) -> None:
+def test_an_instance_in_use_drains_the_node_with_gpu_instance_and_process(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
     (uuid,) = [one["uuid"] for one in mig.setup()["mig"]["gpus"][0]["instances"]]
     mig.fail_nvml(f"held={uuid}")
@@ -253,7 +255,7 @@ def test_an_instance_in_use_drains_the_node_with_gpu_instance_and_process(mig: B
     assert mig.epilog().status == 0
 
 
-def test_two_jobs_repartition_two_gpus_of_a_node_at_the_same_time(mig: Bed) -> None:
+def test_two_jobs_repartition_two_gpus_of_a_node_at_the_same_time(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.fail_nvml("slow=nvmlDeviceCreateGpuInstanceWithPlacement:0.2")
     ended: dict[str, Any] = {}
@@ -283,7 +285,7 @@ def test_two_jobs_repartition_two_gpus_of_a_node_at_the_same_time(mig: Bed) -> N
     assert mig.snapshot() == before
 
 
-def test_the_gpus_of_a_job_are_divided_and_put_back_at_the_same_time(mig: Bed) -> None:
+def test_the_gpus_of_a_job_are_divided_and_put_back_at_the_same_time(mig: HookNode) -> None:
     before = mig.snapshot()
     layout = "[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]"
     mig.prolog(SLURM_JOB_COMMENT=layout, SLURM_JOB_GPUS="1,0")
@@ -297,7 +299,7 @@ def test_the_gpus_of_a_job_are_divided_and_put_back_at_the_same_time(mig: Bed) -
     check_clean(mig)
 
 
-def test_one_gpu_that_will_not_go_back_does_not_keep_the_other(mig: Bed) -> None:
+def test_one_gpu_that_will_not_go_back_does_not_keep_the_other(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]", SLURM_JOB_GPUS="0,1")
     first, second = mig.setup()["mig"]["gpus"]
     mig.fail_nvml(f"held={first['instances'][0]['uuid']}")
@@ -311,7 +313,7 @@ def test_one_gpu_that_will_not_go_back_does_not_keep_the_other(mig: Bed) -> None
 # -- changing while the job runs ------------------------------------------------------------------
 
 
-def test_instances_change_while_the_others_stay(mig: Bed) -> None:
+def test_instances_change_while_the_others_stay(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (gpu,) = mig.setup()["mig"]["gpus"]
@@ -335,7 +337,7 @@ def test_instances_change_while_the_others_stay(mig: Bed) -> None:
     check_clean(mig)
 
 
-def test_a_change_that_fails_gives_back_what_stood(mig: Bed) -> None:
+def test_a_change_that_fails_gives_back_what_stood(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     stands = mig.snapshot()
@@ -374,7 +376,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig: Bed) -> None:
+def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     mig.prolog("12", SLURM_JOB_COMMENT=COMMENT, SLURM_JOB_GPUS="1")
     (gpu,) = mig.setup()["mig"]["gpus"]
@@ -405,7 +407,7 @@ def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig
     assert mig.snapshot() == stands
 
 
-def test_an_agent_that_is_kept_waiting_is_still_there_for_others(mig: Bed) -> None:
+def test_an_agent_that_is_kept_waiting_is_still_there_for_others(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     setup = mig.setup()["mig"]
     silent = socket.socket(socket.AF_UNIX)
@@ -415,7 +417,7 @@ def test_an_agent_that_is_kept_waiting_is_still_there_for_others(mig: Bed) -> No
     silent.close()
 
 
-def test_an_epilog_ends_an_agent_in_the_middle_of_a_change(mig: Bed) -> None:
+def test_an_epilog_ends_an_agent_in_the_middle_of_a_change(mig: HookNode) -> None:
     before = mig.snapshot()
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (gpu,) = mig.setup()["mig"]["gpus"]
@@ -440,7 +442,7 @@ def test_an_epilog_ends_an_agent_in_the_middle_of_a_change(mig: Bed) -> None:
     check_clean(mig)
 
 
-def test_a_site_that_lets_nothing_change_starts_no_agent(mig: Bed) -> None:
+def test_a_site_that_lets_nothing_change_starts_no_agent(mig: HookNode) -> None:
     mig.write_policy(mig="where-on", mig_change=False, mig_mps_inside=True)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     setup = mig.setup()["mig"]
@@ -448,7 +450,7 @@ def test_a_site_that_lets_nothing_change_starts_no_agent(mig: Bed) -> None:
     assert list_agents(mig) == []
 
 
-def test_a_policy_that_forbids_changes_later_is_heeded(mig: Bed) -> None:
+def test_a_policy_that_forbids_changes_later_is_heeded(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (gpu,) = mig.setup()["mig"]["gpus"]
     mig.write_policy(mig="where-on", mig_change=False)
@@ -456,7 +458,7 @@ def test_a_policy_that_forbids_changes_later_is_heeded(mig: Bed) -> None:
     assert "does not let instances change" in answer["reason"]
 
 
-def test_an_agent_ends_with_its_job_and_keeps_no_descriptor_of_slurmd(mig: Bed) -> None:
+def test_an_agent_ends_with_its_job_and_keeps_no_descriptor_of_slurmd(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     (pid,) = list_agents(mig)
     assert os.getsid(pid) == pid

@@ -22,8 +22,8 @@ from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 
 from ..signalling import send_signal
 from ..wait_until import wait_until
-from .hook_bed import NODE, Bed, check_clean, kill_at, require_strace
-from .mig_bed import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
+from .hook_node import NODE, HookNode, check_clean, kill_at, require_strace
+from .mig_node import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
 
 pytestmark = [
     pytest.mark.long,
@@ -38,7 +38,7 @@ LIFECYCLE = "slurm_colloc.host.lifecycle"
 
 
 @pytest.fixture
-def mig(bed: Bed) -> Iterator[Bed]:
+def mig(bed: HookNode) -> Iterator[HookNode]:
     with mig_on(bed):
         yield bed
 
@@ -50,7 +50,7 @@ def _list_counts(call: str) -> Iterator[int]:
 
 # Requests to NVML's child and files are written; checkpoints are renamed into place.
 @pytest.mark.parametrize("call", ["write", "rename,renameat,renameat2", "mkdir,mkdirat"])
-def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(mig: Bed, call: str) -> None:
+def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(mig: HookNode, call: str) -> None:
     require_strace()
     before = mig.snapshot()
     kills = 0
@@ -68,7 +68,9 @@ def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(mig: Bed, call: str
 
 
 @pytest.mark.parametrize("call", ["write", "rename,renameat,renameat2", "unlink,unlinkat"])
-def test_an_epilog_killed_at_any_step_is_finished_by_the_next_hook(mig: Bed, call: str) -> None:
+def test_an_epilog_killed_at_any_step_is_finished_by_the_next_hook(
+    mig: HookNode, call: str
+) -> None:
     require_strace()
     before = mig.snapshot()
     kills = 0
@@ -85,7 +87,7 @@ def test_an_epilog_killed_at_any_step_is_finished_by_the_next_hook(mig: Bed, cal
     assert kills >= 1
 
 
-def test_the_next_jobs_prolog_puts_back_what_a_dead_job_has_left_on_its_gpu(mig: Bed) -> None:
+def test_the_next_jobs_prolog_puts_back_what_a_dead_job_has_left_on_its_gpu(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=1g+1g+1g+1g+1g+1g+1g]")
     mig.change_checkpoint(phase="undoing")
     mig.fail_nvml("slow=nvmlGpuInstanceDestroy:0.2")
@@ -96,7 +98,7 @@ def test_the_next_jobs_prolog_puts_back_what_a_dead_job_has_left_on_its_gpu(mig:
     assert ended.audit["recovered"][0]["undone"] is True
 
 
-def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -> None:
+def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     for identity in map(identify, list_agents(mig)):
         assert identity is not None
@@ -116,7 +118,9 @@ def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: Bed) -
 @pytest.mark.parametrize(
     ("policy", "was_on"), [("where-on", True), ("switch", False), ("switch", True)]
 )
-def test_what_a_restarted_gpu_has_lost_is_no_fault(mig: Bed, policy: str, was_on: bool) -> None:
+def test_what_a_restarted_gpu_has_lost_is_no_fault(
+    mig: HookNode, policy: str, was_on: bool
+) -> None:
     switch(mig, on=was_on)
     before = mig.snapshot()
     mig.write_policy(mig=policy)
@@ -135,7 +139,7 @@ def test_what_a_restarted_gpu_has_lost_is_no_fault(mig: Bed, policy: str, was_on
     check_clean(mig)
 
 
-def test_hooks_and_agents_are_killed_at_random_moments(mig: Bed) -> None:
+def test_hooks_and_agents_are_killed_at_random_moments(mig: HookNode) -> None:
     print(f"seed {SEED}", file=sys.stderr)
     chance = random.Random(SEED)
     before = mig.snapshot()
@@ -162,7 +166,7 @@ def test_hooks_and_agents_are_killed_at_random_moments(mig: Bed) -> None:
     assert hits >= KILLS // 2
 
 
-def _kill_once(mig: Bed, part: str, chance: random.Random) -> bool:
+def _kill_once(mig: HookNode, part: str, chance: random.Random) -> bool:
     """Kill one part at a random moment; whether it was there."""
     is_epilog = part.startswith("epilog")
     if is_epilog or part == "agent":

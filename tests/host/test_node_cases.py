@@ -18,14 +18,14 @@ from slurm_colloc.host.system.control_groups import NAME, read_hierarchies
 from slurm_colloc.host.system.node_processes import identify
 
 from .false_daemon import false_daemon
-from .hook_bed import (
+from .hook_node import (
     DEFAULT,
     EXCLUSIVE_PROCESS,
     NOBODY,
     NODE,
     OTHER,
     PATIENCE_S,
-    Bed,
+    HookNode,
     check_clean,
     require_strace,
 )
@@ -45,7 +45,7 @@ pytestmark = [
 # -- N1: root ends whatever a user names ----------------------------------------------------------
 
 
-def test_root_ends_no_process_that_a_users_daemon_names(bed: Bed, start: Start) -> None:
+def test_root_ends_no_process_that_a_users_daemon_names(bed: HookNode, start: Start) -> None:
     victims = [start(uid=0), start(uid=OTHER), start(uid=NOBODY)]
     before = [identify(victim.pid) for victim in victims]
     bed.prolog()
@@ -60,7 +60,7 @@ def test_root_ends_no_process_that_a_users_daemon_names(bed: Bed, start: Start) 
 
 
 def test_the_next_prolog_ends_no_process_that_a_dead_jobs_daemon_names(
-    bed: Bed, start: Start
+    bed: HookNode, start: Start
 ) -> None:
     victim = start(uid=0)
     bed.prolog()
@@ -88,7 +88,7 @@ def test_the_next_prolog_ends_no_process_that_a_dead_jobs_daemon_names(
     ids=["slow", "silent", "long", "breaks off"],
 )
 def test_a_daemon_that_does_not_answer_costs_nobody_anything(
-    bed: Bed, behaviour: dict[str, object]
+    bed: HookNode, behaviour: dict[str, object]
 ) -> None:
     bed.prolog()
     daemon = bed.peer().pid
@@ -104,7 +104,7 @@ def test_a_daemon_that_does_not_answer_costs_nobody_anything(
     check_clean(bed)
 
 
-def test_an_epilog_ends_the_daemon_whatever_it_would_answer(bed: Bed) -> None:
+def test_an_epilog_ends_the_daemon_whatever_it_would_answer(bed: HookNode) -> None:
     bed.write_policy(exclusive_process=True)
     before = bed.snapshot()
     bed.prolog()
@@ -120,7 +120,7 @@ def test_an_epilog_ends_the_daemon_whatever_it_would_answer(bed: Bed) -> None:
 # -- N3: the daemon outside the job's limits ------------------------------------------------------
 
 
-def test_the_daemon_is_in_groups_with_the_limits_of_the_policy(bed: Bed) -> None:
+def test_the_daemon_is_in_groups_with_the_limits_of_the_policy(bed: HookNode) -> None:
     bed.write_policy(daemon_memory_mb=300, daemon_processes=99)
     assert bed.prolog(SLURM_JOB_CPUS_PER_NODE="3").audit["action"] == "prepared"
     found = {}
@@ -149,7 +149,7 @@ def test_the_daemon_is_in_groups_with_the_limits_of_the_policy(bed: Bed) -> None
     check_clean(bed)
 
 
-def test_no_other_process_of_the_user_gets_hold_of_the_daemon(bed: Bed) -> None:
+def test_no_other_process_of_the_user_gets_hold_of_the_daemon(bed: HookNode) -> None:
     """With and without Yama: neither ptrace nor /proc leads into the groups that root has made."""
     bed.prolog()
     look = (
@@ -176,7 +176,7 @@ def test_no_other_process_of_the_user_gets_hold_of_the_daemon(bed: Bed) -> None:
     bed.epilog()
 
 
-def test_a_site_may_refuse_a_daemon_that_cannot_be_limited(bed: Bed) -> None:
+def test_a_site_may_refuse_a_daemon_that_cannot_be_limited(bed: HookNode) -> None:
     bed.write_policy(require_limits=True)
     assert bed.prolog().audit["action"] == "prepared"
     assert bed.epilog().status == 0
@@ -222,7 +222,7 @@ def plant_files(place: Path, count: int) -> None:
     (place / "deep" / "loop").symlink_to("..")
 
 
-def test_a_users_files_are_limited_where_they_cost_others(bed: Bed) -> None:
+def test_a_users_files_are_limited_where_they_cost_others(bed: HookNode) -> None:
     bed.write_policy(directory_mb=1)
     bed.prolog()
     place = bed.run / "11" / "0" / "l"
@@ -259,7 +259,7 @@ def test_a_users_files_are_limited_where_they_cost_others(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("size_mb", [64, 0])
-def test_compute_modes_come_before_files_and_the_rest_later(bed: Bed, size_mb: int) -> None:
+def test_compute_modes_come_before_files_and_the_rest_later(bed: HookNode, size_mb: int) -> None:
     """Without a file system of its own, as in a container, files are put aside."""
     bed.write_policy(exclusive_process=True)
     bed.prolog()
@@ -287,7 +287,7 @@ def test_compute_modes_come_before_files_and_the_rest_later(bed: Bed, size_mb: i
     check_clean(bed)
 
 
-def test_what_holds_files_open_keeps_nothing_from_being_undone(bed: Bed) -> None:
+def test_what_holds_files_open_keeps_nothing_from_being_undone(bed: HookNode) -> None:
     """Outside the daemon's group: in the directory, with a file open, mapped and locked."""
     bed.prolog()
     place = bed.run / "11" / "0" / "l"
@@ -323,7 +323,7 @@ def test_what_holds_files_open_keeps_nothing_from_being_undone(bed: Bed) -> None
 # -- N7: a lost GPU -------------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_costs_no_other_job_its_daemon(bed: Bed) -> None:
+def test_a_lost_gpu_costs_no_other_job_its_daemon(bed: HookNode) -> None:
     first, second = bed.node.read_gpus()
     bed.fail_nvml(f"lost={first.uuid}")
     told = bed.prolog("12", SLURM_JOB_GPUS="1")
@@ -337,7 +337,7 @@ def test_a_lost_gpu_costs_no_other_job_its_daemon(bed: Bed) -> None:
     check_clean(bed)
 
 
-def test_a_gpu_that_is_lost_while_a_job_has_another_drains_nothing(bed: Bed) -> None:
+def test_a_gpu_that_is_lost_while_a_job_has_another_drains_nothing(bed: HookNode) -> None:
     bed.write_policy(exclusive_process=True)
     first, _ = bed.node.read_gpus()
     assert bed.prolog("12", SLURM_JOB_GPUS="1").audit["action"] == "prepared"
@@ -351,7 +351,7 @@ def test_a_gpu_that_is_lost_while_a_job_has_another_drains_nothing(bed: Bed) -> 
 # -- N8: Slurm 26.05's names of jobs --------------------------------------------------------------
 
 
-def test_a_job_that_runs_under_its_sluid_is_alive(bed: Bed) -> None:
+def test_a_job_that_runs_under_its_sluid_is_alive(bed: HookNode) -> None:
     sluid = "sEKNKTV3WPV500"
     text = f"0::/system.slice/slurmstepd.scope/{sluid}/step_0/user/task_0"
     assert find_jobs_of_cgroups(text) == (sluid,)
@@ -381,7 +381,7 @@ def test_a_job_that_runs_under_its_sluid_is_alive(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("sluid", ["", "sEKNKTV3WPV50U", "s/../../etc/passwd", "11", "s" * 14])
-def test_a_sluid_that_is_none_is_no_name(bed: Bed, sluid: str) -> None:
+def test_a_sluid_that_is_none_is_no_name(bed: HookNode, sluid: str) -> None:
     bed.prolog(SLURM_JOB_SLUID=sluid)
     assert json.loads(bed.checkpoint_path().read_text())["sluid"] == ""
     assert bed.epilog().status == 0
@@ -390,7 +390,7 @@ def test_a_sluid_that_is_none_is_no_name(bed: Bed, sluid: str) -> None:
 # -- N9: titles -----------------------------------------------------------------------------------
 
 
-def test_a_users_title_keeps_no_dead_job_alive(bed: Bed) -> None:
+def test_a_users_title_keeps_no_dead_job_alive(bed: HookNode) -> None:
     bed.prolog()
     bed.change_checkpoint(seen=True)
     actor = subprocess.Popen(
@@ -446,7 +446,7 @@ def test_roots_own_step_daemon_tells_its_job_where_there_are_no_groups(tmp_path:
         child.wait()
 
 
-def test_no_hook_reads_what_may_wait_for_another_process(bed: Bed) -> None:
+def test_no_hook_reads_what_may_wait_for_another_process(bed: HookNode) -> None:
     """cmdline, environ, maps and mem of other processes wait for their mmap_lock."""
     require_strace()
     bed.prolog()

@@ -16,7 +16,7 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.limit_power import choose_limits
 from slurm_colloc.host.nvml.nvml_query import Gpu, GpuProcess, NvmlAnswer
 
-from .hook_bed import Bed, Ended, kill_at, list_counts, require_strace
+from .hook_node import Ended, HookNode, kill_at, list_counts, require_strace
 
 T = TypeVar("T")
 
@@ -32,11 +32,11 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 FULL_MW = 700_000
 
 
-def read_limit(bed: Bed, number: int = 0) -> int:
+def read_limit(bed: HookNode, number: int = 0) -> int:
     return bed.node.read_gpus()[number].power_limit_mw
 
 
-def ask(bed: Bed, comment: str = WISH, job_id: str = "11") -> Ended:
+def ask(bed: HookNode, comment: str = WISH, job_id: str = "11") -> Ended:
     return bed.prolog(job_id, SLURM_JOB_COMMENT=comment)
 
 
@@ -95,7 +95,9 @@ def test_a_gpu_that_may_be_of_others_or_forgets_is_left_alone(wrong: dict[str, o
 @as_root
 @pytest.mark.parametrize("token", [WISH, "[csub/1 mps power=400]", "[csub/1 mig=3g power=400]"])
 class TestHooks:
-    def test_a_limit_is_set_for_the_job_and_set_back_after_it(self, bed: Bed, token: str) -> None:
+    def test_a_limit_is_set_for_the_job_and_set_back_after_it(
+        self, bed: HookNode, token: str
+    ) -> None:
         before = bed.snapshot()
         bed.write_policy(power_limit_min_w=300)
         ended = ask(bed, token)
@@ -107,7 +109,7 @@ class TestHooks:
         assert bed.snapshot() == before
         assert bed.list_left() == []
 
-    def test_a_policy_without_a_bound_sets_none(self, bed: Bed, token: str) -> None:
+    def test_a_policy_without_a_bound_sets_none(self, bed: HookNode, token: str) -> None:
         bed.write_policy()
         assert ask(bed, token).status == 0
         assert read_limit(bed) == FULL_MW
@@ -120,7 +122,7 @@ class TestHooks:
 @pytest.mark.parametrize(
     ("wish", "limit_mw"), [("10", 300_000), ("299", 300_000), ("301", 301_000), ("9999", FULL_MW)]
 )
-def test_the_site_has_the_last_word(bed: Bed, wish: str, limit_mw: int) -> None:
+def test_the_site_has_the_last_word(bed: HookNode, wish: str, limit_mw: int) -> None:
     bed.write_policy(power_limit_min_w=300)
     ask(bed, f"[csub/1 off power={wish}]")
     assert read_limit(bed) == limit_mw
@@ -144,7 +146,7 @@ def test_the_site_has_the_last_word(bed: Bed, wish: str, limit_mw: int) -> None:
         b"[csub/1 off power=400]\n",
     ],
 )
-def test_a_hostile_wish_sets_nothing(bed: Bed, words: bytes) -> None:
+def test_a_hostile_wish_sets_nothing(bed: HookNode, words: bytes) -> None:
     bed.write_policy(power_limit_min_w=300)
     ended = ask(bed, os.fsdecode(words))
     assert ended.status == 0
@@ -152,23 +154,23 @@ def test_a_hostile_wish_sets_nothing(bed: Bed, words: bytes) -> None:
     assert not bed.checkpoint_path().exists()
 
 
-def _offer_shards(bed: Bed) -> None:
+def _offer_shards(bed: HookNode) -> None:
     bed.slurm_conf.write_text(f"NodeName={bed.node.name} Gres=gpu:2,shard:8\n")
 
 
-def _forget(bed: Bed) -> None:
+def _forget(bed: HookNode) -> None:
     gpu = bed.node.read_gpus()[0]
     bed.node.write_gpu(dataclasses.replace(gpu, persistence_mode=0))
 
 
-def _forbid(bed: Bed) -> None:
+def _forbid(bed: HookNode) -> None:
     bed.fail_nvml("fail=nvmlDeviceSetPowerManagementLimit:4")
 
 
 @as_root
 @pytest.mark.parametrize("spoil", [_offer_shards, _forget, _forbid])
 def test_where_a_limit_cannot_be_had_the_job_is_told(
-    bed: Bed, spoil: Callable[[Bed], None]
+    bed: HookNode, spoil: Callable[[HookNode], None]
 ) -> None:
     bed.write_policy(power_limit_min_w=300)
     spoil(bed)
@@ -182,7 +184,7 @@ def test_where_a_limit_cannot_be_had_the_job_is_told(
 
 
 @as_root
-def test_a_limit_that_somebody_else_has_set_since_is_left(bed: Bed) -> None:
+def test_a_limit_that_somebody_else_has_set_since_is_left(bed: HookNode) -> None:
     bed.write_policy(power_limit_min_w=300)
     ask(bed)
     gpu = bed.node.read_gpus()[0]
@@ -193,7 +195,7 @@ def test_a_limit_that_somebody_else_has_set_since_is_left(bed: Bed) -> None:
 
 
 @as_root
-def test_a_limit_that_cannot_be_set_back_keeps_the_node_from_the_next_job(bed: Bed) -> None:
+def test_a_limit_that_cannot_be_set_back_keeps_the_node_from_the_next_job(bed: HookNode) -> None:
     bed.write_policy(power_limit_min_w=300)
     ask(bed)
     _forbid(bed)
@@ -206,7 +208,7 @@ def test_a_limit_that_cannot_be_set_back_keeps_the_node_from_the_next_job(bed: B
 
 
 @as_root
-def test_a_damaged_checkpoint_still_gives_the_limit_back(bed: Bed) -> None:
+def test_a_damaged_checkpoint_still_gives_the_limit_back(bed: HookNode) -> None:
     bed.write_policy(power_limit_min_w=300)
     ask(bed)
     bed.change_checkpoint(uid=None)
@@ -215,7 +217,7 @@ def test_a_damaged_checkpoint_still_gives_the_limit_back(bed: Bed) -> None:
 
 
 @as_root
-def test_a_checkpoint_of_the_version_before_is_read(bed: Bed) -> None:
+def test_a_checkpoint_of_the_version_before_is_read(bed: HookNode) -> None:
     bed.write_policy()
     bed.prolog()
     path = bed.checkpoint_path()
@@ -229,7 +231,7 @@ def test_a_checkpoint_of_the_version_before_is_read(bed: Bed) -> None:
 
 @as_root
 @pytest.mark.parametrize("wish", [350, 450])
-def test_the_limit_of_a_dead_job_is_not_taken_for_the_gpus_own(bed: Bed, wish: int) -> None:
+def test_the_limit_of_a_dead_job_is_not_taken_for_the_gpus_own(bed: HookNode, wish: int) -> None:
     bed.write_policy(power_limit_min_w=300)
     ask(bed)
     bed.change_checkpoint(seen=True)
@@ -250,7 +252,7 @@ STEPS = ("rename,renameat,renameat2", "clone,clone3,fork,vfork", "wait4", "write
 @as_root
 @pytest.mark.parametrize("after", ["epilog", "recover"])
 @pytest.mark.parametrize("call", STEPS)
-def test_a_prolog_killed_at_any_step_leaves_no_limit(bed: Bed, call: str, after: str) -> None:
+def test_a_prolog_killed_at_any_step_leaves_no_limit(bed: HookNode, call: str, after: str) -> None:
     require_strace()
     before = bed.snapshot()
     bed.write_policy(power_limit_min_w=300)
@@ -271,7 +273,7 @@ def test_a_prolog_killed_at_any_step_leaves_no_limit(bed: Bed, call: str, after:
 @pytest.mark.parametrize("undoing", ["epilog", "recover"])
 @pytest.mark.parametrize("call", [*STEPS, "unlink,unlinkat"])
 def test_undoing_killed_at_any_step_is_finished_by_the_next(
-    bed: Bed, call: str, undoing: str
+    bed: HookNode, call: str, undoing: str
 ) -> None:
     require_strace()
     before = bed.snapshot()
@@ -294,7 +296,7 @@ def test_undoing_killed_at_any_step_is_finished_by_the_next(
     assert kills >= 1
 
 
-def _undo(bed: Bed, after: str) -> None:
+def _undo(bed: HookNode, after: str) -> None:
     if after == "epilog":
         assert bed.epilog().status == 0
         return

@@ -29,7 +29,7 @@ from slurm_colloc.host.system.signals import (
     send_signal,
 )
 
-from .hook_bed import NOBODY, OTHER, PATIENCE_S
+from .hook_node import NOBODY, OTHER, PATIENCE_S
 from .waiting import Start
 
 pytestmark = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .bed import PROGRAMS, run, run_python
+from .counted_programs import PROGRAMS, run, run_python
 
 pytestmark = pytest.mark.long
 

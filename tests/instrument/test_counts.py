@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .bed import PROGRAMS, Ended, run
+from .counted_programs import PROGRAMS, Ended, run
 
 pytestmark = [
     pytest.mark.long,

@@ -19,7 +19,7 @@ import pytest
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 
 from ..wait_until import wait_until
-from .bed import build_environment
+from .counted_programs import build_environment
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .bed import PROGRAMS, Ended, build_environment, run
+from .counted_programs import PROGRAMS, Ended, build_environment, run
 
 pytestmark = [
     pytest.mark.long,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .bed import Ended, run_python
+from .counted_programs import Ended, run_python
 
 MIB = 1 << 20
 

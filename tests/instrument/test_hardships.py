@@ -13,7 +13,7 @@ import pytest
 
 from slurm_colloc.store.progress_counters import read_member_progress
 
-from .bed import build_environment, run_python
+from .counted_programs import build_environment, run_python
 
 COUNT = "from slurm_colloc import progress\n[progress.step() for _ in range(3)]\nprint('done')\n"
 

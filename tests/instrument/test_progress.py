@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .bed import ROOT, build_environment, run, run_python
+from .counted_programs import ROOT, build_environment, run, run_python
 from .test_site import find_pythons
 
 THREE = "from slurm_colloc import progress\nfor _ in range(3): progress.step(samples=128)\n"

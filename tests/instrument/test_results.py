@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.store.report_files import keep_metrics, read_metrics
 
-from .bed import ROOT, build_environment, run, run_python
+from .counted_programs import ROOT, build_environment, run, run_python
 from .test_progress import find_modern_pythons
 
 TWO = "from slurm_colloc import progress\nprogress.metric(loss=0.25, acc=1)\n"

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.runtime.pack_monitor import SITE_DIRECTORY, injected_environment
 
-from .bed import ROOT, build_environment, run_python
+from .counted_programs import ROOT, build_environment, run_python
 
 PACKAGE = ROOT / "slurm_colloc"
 SHOW = "import sys; print(sys.modules.get('sitecustomize') and sys.modules['sitecustomize'].VALUE)"

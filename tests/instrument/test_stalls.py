@@ -21,7 +21,7 @@ from slurm_colloc.instrument.layout import STALLS
 from slurm_colloc.instrument.torch_stalls import Lockstep, StallPhases
 from slurm_colloc.metrics.input_stalls import InputStalls, compute_stalls
 
-from .bed import PROGRAMS, build_environment, run, run_python
+from .counted_programs import PROGRAMS, build_environment, run, run_python
 
 GPU_S, COPY_S, DECODE_S, DISK_S = 0.04, 0.01, 0.03, 0.02
 

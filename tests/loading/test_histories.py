@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .bed import make_history, run_program
+from .loader_programs import make_history, run_program
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

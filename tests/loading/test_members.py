@@ -31,7 +31,7 @@ from slurm_colloc.loading.same_loader import identify  # noqa: E402
 from slurm_colloc.runtime.pack_monitor import injected_environment  # noqa: E402
 from slurm_colloc.store.progress_counters import read_member_progress  # noqa: E402
 
-from .bed import ROOT  # noqa: E402
+from .loader_programs import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -30,7 +30,7 @@ from slurm_colloc.loading.members import MeetingPlace  # noqa: E402
 from slurm_colloc.loading.same_loader import identify  # noqa: E402
 from slurm_colloc.loading.shared_loader import shared  # noqa: E402
 
-from .bed import ROOT, in_company, run_program  # noqa: E402
+from .loader_programs import ROOT, in_company, run_program  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("pack")]
 

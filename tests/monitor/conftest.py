@@ -10,13 +10,13 @@ import pytest
 from slurm_colloc_lab.simgpu.gpu_models import A100_40, H200
 
 from ..simgpu.conftest import Simulation, running_simulation
-from .bed import Bed
+from .watched_pack import WatchedPack
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
+def bed(tmp_path: Path) -> Iterator[WatchedPack]:
     """A pack without members yet."""
-    made = Bed(tmp_path)
+    made = WatchedPack(tmp_path)
     yield made
     made.close()
 

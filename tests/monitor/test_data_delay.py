@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib.util
 import json
 import shutil
@@ -19,14 +18,14 @@ from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
 from slurm_colloc.report.data_tables import render_csv
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_state
-from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
+from slurm_colloc.store.pack_directory import Setup, write_ended, write_setup
 
-from ..instrument.bed import ROOT, build_environment
+from ..instrument.counted_programs import ROOT, build_environment
+from ..packs import build_member, build_pack, write_packs
 from ..report.generated import build_summary, render_report
 from ..simgpu.conftest import Simulation
-from ..store.builders import build_member, build_pack
 from ..wait_until import wait_until
-from .bed import Bed, environment_of
+from .watched_pack import WatchedPack, environment_of
 
 pytestmark = [
     pytest.mark.long,
@@ -96,6 +95,7 @@ if end == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 """
 
+SUBMISSION = "20260101-000000-a"
 WITHOUT, TOO_SLOW, HIDDEN, CRASHED, SILENT, FORKED, BRIEF = range(1, 8)
 LENGTH_S = 16
 # Workers, delay of a batch and time of a step, in seconds: without workers all of a delay is waited
@@ -103,7 +103,7 @@ LENGTH_S = 16
 DELAYS = {WITHOUT: (0, 0.02, 0.03), TOO_SLOW: (2, 0.12, 0.02), HIDDEN: (2, 0.02, 0.04)}
 
 
-class WatchedPack(Bed):
+class ReportedPack(WatchedPack):
     """A pack of a state directory, so that there is a summary of it."""
 
     def __post_init__(self) -> None:
@@ -113,16 +113,12 @@ class WatchedPack(Bed):
 
     @property
     def pack(self) -> Path:
-        return self.directory / "state" / "packs" / build_pack("20260101-000000-a").record.pack_id
+        return self.directory / "state" / "packs" / f"{SUBMISSION}.0"
 
     def plan(self, numbers: range, gpu: str = "") -> None:
-        new = build_pack("20260101-000000-a")
-        record = dataclasses.replace(new.record, members=tuple(numbers))
         # Scripts that are the same would be one file, and each is written anew when it is started.
-        entries = tuple(build_member(number, str(number).encode()) for number in numbers)
-        with self.state.writing([NewPack(record, entries)]):
-            pass
-        self.state.record_job([record], "4711")
+        entries = [build_member(number, str(number).encode()) for number in numbers]
+        write_packs(self.state, build_pack(SUBMISSION, members=entries), job_id="4711")
         assert begin_attempt(self.pack, 1) == 1
         gpus = (gpu,) if gpu else ()
         setup = Setup(1, "auto", "timeslice", "", "n1", "", gpus, 143771, "NVIDIA H200")
@@ -190,7 +186,7 @@ class WatchedPack(Bed):
 class Seen:
     """A pack that has run, and its summary."""
 
-    pack: WatchedPack
+    pack: ReportedPack
     summary: Any
 
     def member(self, number: int) -> Any:
@@ -200,7 +196,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """All of them side by side, with a real monitor; there is no GPU."""
-    pack = WatchedPack(tmp_path_factory.mktemp("delay"))
+    pack = ReportedPack(tmp_path_factory.mktemp("delay"))
     try:
         pack.plan(range(1, 8))
         monitor = pack.start_monitor(interval_s=1.0)
@@ -285,7 +281,7 @@ def test_the_report_says_what_is_unknown_and_never_nothing(seen: Seen) -> None:
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
 def test_alone_on_a_gpu_the_time_is_split(tmp_path: Path, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
-    pack = WatchedPack(tmp_path)
+    pack = ReportedPack(tmp_path)
     try:
         pack.plan(range(1, 2), h200)
         monitor = pack.start_monitor(environment_of(simulation), interval_s=1.0)

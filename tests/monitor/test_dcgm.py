@@ -15,7 +15,7 @@ from slurm_colloc.monitor.gpu_reading import Capabilities
 
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until
-from .bed import Bed, Row, environment_of
+from .watched_pack import Row, WatchedPack, environment_of
 
 # As dcgmi prints it: columns of their width, the unit's line below the head.
 DMON = """\
@@ -129,7 +129,7 @@ ROWS = (
 
 
 @pytest.fixture
-def running_a100(bed: Bed, simulation: Simulation) -> tuple[str, dict[str, str]]:
+def running_a100(bed: WatchedPack, simulation: Simulation) -> tuple[str, dict[str, str]]:
     """A pack's GPU without GPM, and the environment in which a dcgmi of the test's is found."""
     _, a100 = simulation.uuids
     environ = environment_of(simulation)
@@ -137,11 +137,11 @@ def running_a100(bed: Bed, simulation: Simulation) -> tuple[str, dict[str, str]]
     return a100, {**environ, "PATH": f"{bed.directory}:{environ['PATH']}"}
 
 
-def rows_of(bed: Bed, uuid: str) -> list[Row]:
+def rows_of(bed: WatchedPack, uuid: str) -> list[Row]:
     return [row for row in bed.rows("gpu") if row["uuid"] == uuid]
 
 
-def start_monitor(bed: Bed, environ: dict[str, str]) -> subprocess.Popen[str]:
+def start_monitor(bed: WatchedPack, environ: dict[str, str]) -> subprocess.Popen[str]:
     return bed.start_monitor(environ, activity="dcgm")
 
 
@@ -156,7 +156,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_gpu_without_gpm_has_activity_where_the_site_runs_dcgm(
-    bed: Bed, running_a100: tuple[str, dict[str, str]], tmp_path: Path
+    bed: WatchedPack, running_a100: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     a100, environ = running_a100
     write_dcgmi(bed.directory, uuid=a100, dmon=ROWS)
@@ -189,7 +189,7 @@ def test_a_gpu_without_gpm_has_activity_where_the_site_runs_dcgm(
     ids=["missing", "refuses", "ends", "stranger"],
 )
 def test_where_dcgm_fails_it_is_said_once_and_the_rest_is_measured(
-    bed: Bed,
+    bed: WatchedPack,
     running_a100: tuple[str, dict[str, str]],
     dmon: str | None,
     is_known: bool,
@@ -232,7 +232,7 @@ def test_old_lines_are_not_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_dcgmi_that_outlives_its_monitor_ends_at_its_next_line(
-    bed: Bed, running_a100: tuple[str, dict[str, str]], tmp_path: Path
+    bed: WatchedPack, running_a100: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     a100, environ = running_a100
     write_dcgmi(bed.directory, uuid=a100, dmon=ROWS)

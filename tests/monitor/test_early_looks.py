@@ -19,7 +19,7 @@ from slurm_colloc.monitor.sampling_loop import Gaps, Loop, MonitorRecord, Period
 from slurm_colloc.store.progress_counters import read_member_progress
 
 from ..wait_until import wait_until
-from .bed import Bed
+from .watched_pack import WatchedPack
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 MIB = 1 << 20
@@ -77,7 +77,7 @@ def rows() -> Rows:
 
 
 @pytest.fixture
-def loop(bed: Bed, watch: Watch, rows: Rows) -> Loop:
+def loop(bed: WatchedPack, watch: Watch, rows: Rows) -> Loop:
     gaps, capabilities = Gaps(), Capabilities()
     (bed.pack / "report").mkdir()
     return Loop(
@@ -103,13 +103,15 @@ def run(loop: Loop, watch: Watch, begin: int, end: int) -> list[float]:
     return list(watch.looks)
 
 
-def start_member(bed: Bed, number: int) -> None:
+def start_member(bed: WatchedPack, number: int) -> None:
     bed.start_member(number, "sleep 600")
     record = bed.pack / "members" / f"{number:04d}" / "run.1.1.started"
     wait_until(record.exists, "the wrapper is up")
 
 
-def test_a_young_member_is_looked_at_each_second(bed: Bed, watch: Watch, loop: Loop) -> None:
+def test_a_young_member_is_looked_at_each_second(
+    bed: WatchedPack, watch: Watch, loop: Loop
+) -> None:
     assert run(loop, watch, 0, 20) == [0, 5, 10, 15]
     start_member(bed, 1)
     young_until = 20 + int(EARLY_S)
@@ -135,7 +137,7 @@ def write_counters(directory: Path, **words: int) -> None:
 
 
 def test_what_allocator_and_loader_say_is_in_the_newest_figures(
-    bed: Bed, watch: Watch, loop: Loop, rows: Rows
+    bed: WatchedPack, watch: Watch, loop: Loop, rows: Rows
 ) -> None:
     start_member(bed, 1)
     run(loop, watch, 0, 1)

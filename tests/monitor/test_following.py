@@ -18,7 +18,7 @@ from slurm_colloc.store.progress_counters import (
 )
 from slurm_colloc.submission.jobs.job_options import REGEX_MOST, parse_progress_regex
 
-from .bed import Bed
+from .watched_pack import WatchedPack
 
 STEP = r"step (?P<step>[0-9,]+)"
 
@@ -220,7 +220,7 @@ def test_what_is_no_such_regex_is_told(text: str, words: str) -> None:
     assert words in str(told.value)
 
 
-def test_the_monitor_follows_a_member(bed: Bed) -> None:
+def test_the_monitor_follows_a_member(bed: WatchedPack) -> None:
     script = "for i in $(seq 40); do echo step $i; sleep 0.1; done; sleep 60"
     bed.start_member(3, script)
     out = bed.pack / "members" / "0003" / "out"

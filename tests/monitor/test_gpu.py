@@ -12,7 +12,7 @@ from slurm_colloc.store.report_files import GPU_COLUMNS
 
 from ..simgpu.conftest import Simulation
 from ..wait_until import wait_until
-from .bed import Bed, Row, environment_of
+from .watched_pack import Row, WatchedPack, environment_of
 
 MEASURED = [name for name, _ in GPU_COLUMNS[3:]]
 GPM = ["sm_active", "sm_occupancy", "tensor_active", "dram_active"]
@@ -21,20 +21,20 @@ ABSENT = {"throttle_power_s", "throttle_thermal_s", "throttle_brake_s"}
 SILENT = {"nvml": "NVML does not answer"}
 
 
-def is_read(bed: Bed, uuid: str, name: str = "power_w") -> bool:
+def is_read(bed: WatchedPack, uuid: str, name: str = "power_w") -> bool:
     latest = bed.latest
     return latest is not None and latest["gpus"].get(uuid, {}).get(name) is not None
 
 
-def gaps_of(bed: Bed, text: str) -> list[tuple[float, float, str]]:
+def gaps_of(bed: WatchedPack, text: str) -> list[tuple[float, float, str]]:
     return [(a, b, c) for a, b, c in bed.monitor["gaps"] if text in c]
 
 
-def rows_of(bed: Bed, uuid: str) -> list[Row]:
+def rows_of(bed: WatchedPack, uuid: str) -> list[Row]:
     return [row for row in bed.rows("gpu") if row["uuid"] == uuid]
 
 
-def test_all_that_a_gpu_has_is_read(bed: Bed, simulation: Simulation) -> None:
+def test_all_that_a_gpu_has_is_read(bed: WatchedPack, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     simulation.start("--sm", "40", "--dram", "10", "--gpu-memory", "2G", "--seconds", "120")
     bed.write_setup(h200)
@@ -56,7 +56,7 @@ def test_all_that_a_gpu_has_is_read(bed: Bed, simulation: Simulation) -> None:
     assert told["gpus"] == [h200]
 
 
-def test_a_gpu_without_gpm_is_read_by_the_rest(bed: Bed, simulation: Simulation) -> None:
+def test_a_gpu_without_gpm_is_read_by_the_rest(bed: WatchedPack, simulation: Simulation) -> None:
     _, a100 = simulation.uuids
     bed.write_setup(a100)
     monitor = bed.start_monitor(environment_of(simulation))
@@ -69,7 +69,7 @@ def test_a_gpu_without_gpm_is_read_by_the_rest(bed: Bed, simulation: Simulation)
     assert told["capabilities"]["utilization"]["state"] == "ok"
 
 
-def test_gpu_memory_is_each_member_s_own(bed: Bed, simulation: Simulation) -> None:
+def test_gpu_memory_is_each_member_s_own(bed: WatchedPack, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     environ = {**environment_of(simulation), "CUDA_VISIBLE_DEVICES": h200}
     bed.write_setup(h200)
@@ -86,7 +86,9 @@ def test_gpu_memory_is_each_member_s_own(bed: Bed, simulation: Simulation) -> No
     bed.end_monitor(monitor)
 
 
-def test_of_a_member_on_two_gpus_it_is_that_of_the_fuller(bed: Bed, simulation: Simulation) -> None:
+def test_of_a_member_on_two_gpus_it_is_that_of_the_fuller(
+    bed: WatchedPack, simulation: Simulation
+) -> None:
     first, second = simulation.uuids
     environ = environment_of(simulation)
     bed.write_setup(first, second)
@@ -115,7 +117,7 @@ def test_of_a_member_on_two_gpus_it_is_that_of_the_fuller(bed: Bed, simulation: 
 
 
 def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(
-    bed: Bed, simulation: Simulation
+    bed: WatchedPack, simulation: Simulation
 ) -> None:
     unshare = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc"
     if subprocess.run([*unshare.split(), "true"], capture_output=True, check=False).returncode:
@@ -141,7 +143,7 @@ def test_gpu_memory_of_a_member_in_a_pid_namespace_is_unknown_not_0(
     bed.end_monitor(monitor)
 
 
-def test_without_a_setup_slurm_says_which_gpu(bed: Bed, simulation: Simulation) -> None:
+def test_without_a_setup_slurm_says_which_gpu(bed: WatchedPack, simulation: Simulation) -> None:
     _, a100 = simulation.uuids
     environ = {**environment_of(simulation), "SLURM_JOB_GPUS": "1"}
     monitor = bed.start_monitor(environ)
@@ -149,7 +151,7 @@ def test_without_a_setup_slurm_says_which_gpu(bed: Bed, simulation: Simulation) 
     assert bed.end_monitor(monitor)["gpus"] == [a100]
 
 
-def test_where_nobody_knows_the_gpu_none_is_read(bed: Bed, simulation: Simulation) -> None:
+def test_where_nobody_knows_the_gpu_none_is_read(bed: WatchedPack, simulation: Simulation) -> None:
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor(environment_of(simulation))
     unknown = "it is not known which GPU is the pack's"
@@ -161,7 +163,9 @@ def test_where_nobody_knows_the_gpu_none_is_read(bed: Bed, simulation: Simulatio
     assert gaps_of(bed, unknown)
 
 
-def test_a_lost_gpu_is_a_gap_and_its_neighbour_is_read(bed: Bed, simulation: Simulation) -> None:
+def test_a_lost_gpu_is_a_gap_and_its_neighbour_is_read(
+    bed: WatchedPack, simulation: Simulation
+) -> None:
     h200, a100 = simulation.uuids
     bed.write_setup(h200, a100)
     monitor = bed.start_monitor(environment_of(simulation))
@@ -179,7 +183,7 @@ def test_a_lost_gpu_is_a_gap_and_its_neighbour_is_read(bed: Bed, simulation: Sim
     assert all(row[name] is None for row in within for name in MEASURED)
 
 
-def test_nvml_that_comes_later(bed: Bed, simulation: Simulation) -> None:
+def test_nvml_that_comes_later(bed: WatchedPack, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
     simulation.run("faults", "no-driver")
@@ -192,7 +196,9 @@ def test_nvml_that_comes_later(bed: Bed, simulation: Simulation) -> None:
     assert rows_of(bed, h200)[0]["power_w"] is None
 
 
-def test_a_gpu_whose_every_call_fails_is_tried_again(bed: Bed, simulation: Simulation) -> None:
+def test_a_gpu_whose_every_call_fails_is_tried_again(
+    bed: WatchedPack, simulation: Simulation
+) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
     monitor = bed.start_monitor(environment_of(simulation))
@@ -206,7 +212,9 @@ def test_a_gpu_whose_every_call_fails_is_tried_again(bed: Bed, simulation: Simul
     assert gaps_of(bed, f"gpu {h200}: NVML: Unknown Error")
 
 
-def test_a_driver_that_hangs_stops_no_member_s_samples(bed: Bed, simulation: Simulation) -> None:
+def test_a_driver_that_hangs_stops_no_member_s_samples(
+    bed: WatchedPack, simulation: Simulation
+) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
     bed.start_member(1, "sleep 120")
@@ -225,7 +233,7 @@ def test_a_driver_that_hangs_stops_no_member_s_samples(bed: Bed, simulation: Sim
     assert rows_of(bed, h200)[-1]["power_w"] is None
 
 
-def test_a_driver_that_hung_is_read_again(bed: Bed, simulation: Simulation) -> None:
+def test_a_driver_that_hung_is_read_again(bed: WatchedPack, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
     monitor = bed.start_monitor(environment_of(simulation))
@@ -238,7 +246,7 @@ def test_a_driver_that_hung_is_read_again(bed: Bed, simulation: Simulation) -> N
     assert all(until > since for since, until, _ in gaps_of(bed, "does not answer"))
 
 
-def test_a_driver_that_hangs_from_the_start(bed: Bed, simulation: Simulation) -> None:
+def test_a_driver_that_hangs_from_the_start(bed: WatchedPack, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
     bed.start_member(1, "sleep 120")

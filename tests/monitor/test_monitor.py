@@ -18,13 +18,13 @@ from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
 
 from ..wait_until import wait_until
-from .bed import Bed
+from .watched_pack import WatchedPack
 
 BURN = "python3 -c 'sum(i * i for i in range({count}))'"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
-def test_a_member_with_children_is_read_with_all_of_them(bed: Bed) -> None:
+def test_a_member_with_children_is_read_with_all_of_them(bed: WatchedPack) -> None:
     bed.start_member(3, "sleep 60 & (sleep 60 & sleep 60) & wait")
     monitor = bed.start_monitor()
     bed.wait_for(lambda now: "3" in now["members"], "the member is seen")
@@ -50,7 +50,7 @@ def test_a_member_with_children_is_read_with_all_of_them(bed: Bed) -> None:
     assert told["ticks_taken"] <= told["ticks_due"]
 
 
-def test_cpu_time_of_children_that_have_ended_stays(bed: Bed) -> None:
+def test_cpu_time_of_children_that_have_ended_stays(bed: WatchedPack) -> None:
     script = f"for i in 1 2 3; do {BURN.format(count=3_000_000)}; done; sleep 60"
     bed.start_member(1, script)
     monitor = bed.start_monitor()
@@ -62,7 +62,7 @@ def test_cpu_time_of_children_that_have_ended_stays(bed: Bed) -> None:
     assert seen[-1] > 0.2
 
 
-def test_a_member_that_was_over_between_two_looks_leaves_its_counters(bed: Bed) -> None:
+def test_a_member_that_was_over_between_two_looks_leaves_its_counters(bed: WatchedPack) -> None:
     member = bed.start_member(1, BURN.format(count=2_000_000))
     assert member.wait(60) == 0
     monitor = bed.start_monitor()
@@ -73,7 +73,7 @@ def test_a_member_that_was_over_between_two_looks_leaves_its_counters(bed: Bed) 
     assert row["host_memory_mb"] is None
 
 
-def test_the_last_row_of_a_member_is_of_its_end(bed: Bed) -> None:
+def test_the_last_row_of_a_member_is_of_its_end(bed: WatchedPack) -> None:
     member = bed.start_member(1, f"{BURN.format(count=2_000_000)}; sleep 1; exit 3")
     crashed = bed.start_member(2, "kill -SEGV $$")
     monitor = bed.start_monitor()
@@ -87,7 +87,7 @@ def test_the_last_row_of_a_member_is_of_its_end(bed: Bed) -> None:
     assert bed.member_rows(2)[-1]["processes"] == 0
 
 
-def test_a_member_that_starts_again_is_told_apart(bed: Bed) -> None:
+def test_a_member_that_starts_again_is_told_apart(bed: WatchedPack) -> None:
     monitor = bed.start_monitor()
     assert bed.start_member(1, "sleep 0.5").wait(60) == 0
     assert bed.start_member(1, "sleep 0.5", start=2).wait(60) == 0
@@ -96,7 +96,7 @@ def test_a_member_that_starts_again_is_told_apart(bed: Bed) -> None:
     assert {row["start"] for row in bed.member_rows(1)} == {1, 2}
 
 
-def test_a_process_outside_the_tree_is_found_by_its_environment(bed: Bed) -> None:
+def test_a_process_outside_the_tree_is_found_by_its_environment(bed: WatchedPack) -> None:
     bed.start_member(7, "sleep 60 & wait")
     # What an srun inside the script starts is no child of the script.
     bed.start_member(
@@ -111,7 +111,7 @@ def test_a_process_outside_the_tree_is_found_by_its_environment(bed: Bed) -> Non
     assert bed.member_rows(8) == []
 
 
-def test_what_a_member_counts_is_in_its_rows(bed: Bed) -> None:
+def test_what_a_member_counts_is_in_its_rows(bed: WatchedPack) -> None:
     bed.start_member(5, "sleep 120")
     now = time.monotonic_ns()
     first, last = now - 20_000_000_000, now - 1_000_000_000
@@ -135,14 +135,14 @@ def test_what_a_member_counts_is_in_its_rows(bed: Bed) -> None:
     assert row["last_step_at"] == pytest.approx(last / 1e9 + offset_s, abs=0.5)
 
 
-def test_without_shared_memory_members_are_found_by_their_records(bed: Bed) -> None:
+def test_without_shared_memory_members_are_found_by_their_records(bed: WatchedPack) -> None:
     bed.start_member(4, "sleep 60")
     monitor = bed.start_monitor(progress=Path("/nonexistent"))
     bed.wait_for(lambda now: "4" in now["members"], "the member is seen")
     bed.end_monitor(monitor)
 
 
-def test_sixty_four_members(bed: Bed) -> None:
+def test_sixty_four_members(bed: WatchedPack) -> None:
     monitor = bed.start_monitor(interval_s=1.0)
     for number in range(1, 65):
         bed.start_member(number, "sleep 120 & sleep 120 & wait")
@@ -152,7 +152,7 @@ def test_sixty_four_members(bed: Bed) -> None:
     assert told["own_memory_mb"] < 40
 
 
-def test_a_killed_monitor_loses_ten_seconds_at_most(bed: Bed) -> None:
+def test_a_killed_monitor_loses_ten_seconds_at_most(bed: WatchedPack) -> None:
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor(interval_s=0.5)
     wait_until(lambda: len(bed.rows("members")) > 10, "a piece is written")
@@ -175,7 +175,7 @@ def test_a_killed_monitor_loses_ten_seconds_at_most(bed: Bed) -> None:
     assert left == {"members.parquet", "monitor.json"}
 
 
-def test_a_later_attempt_appends(bed: Bed) -> None:
+def test_a_later_attempt_appends(bed: WatchedPack) -> None:
     bed.start_member(1, "sleep 120")
     bed.end_monitor(bed.start_monitor())
     first = bed.rows("members")
@@ -186,13 +186,13 @@ def test_a_later_attempt_appends(bed: Bed) -> None:
     assert [one["attempt"] for one in bed.monitor["earlier"]] == [1]
 
 
-def test_an_older_attempt_ends_by_itself(bed: Bed) -> None:
+def test_an_older_attempt_ends_by_itself(bed: WatchedPack) -> None:
     monitor = bed.start_monitor()
     (bed.pack / "attempt").write_text("2\n")
     assert monitor.wait(60) == 0
 
 
-def test_it_ends_with_its_parent(bed: Bed, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent(bed: WatchedPack, tmp_path: Path) -> None:
     bed.start_member(1, "sleep 120")
     pid_file = tmp_path / "pid"
     runner = bed.start_runner(pid_file)
@@ -205,7 +205,7 @@ def test_it_ends_with_its_parent(bed: Bed, tmp_path: Path) -> None:
     assert bed.monitor["ended_at"] is not None
 
 
-def test_a_signal_of_somebody_else_only_makes_it_write(bed: Bed) -> None:
+def test_a_signal_of_somebody_else_only_makes_it_write(bed: WatchedPack) -> None:
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor(interval_s=1.0)
     assert bed.rows("members") == []
@@ -219,7 +219,7 @@ def test_a_signal_of_somebody_else_only_makes_it_write(bed: Bed) -> None:
     bed.end_monitor(monitor)
 
 
-def test_a_stopped_monitor_tells_of_its_gap(bed: Bed) -> None:
+def test_a_stopped_monitor_tells_of_its_gap(bed: WatchedPack) -> None:
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor()
     monitor.send_signal(signal.SIGSTOP)
@@ -234,7 +234,7 @@ def test_a_stopped_monitor_tells_of_its_gap(bed: Bed) -> None:
     assert told["ticks_due"] - told["ticks_taken"] >= 9
 
 
-def test_a_node_without_nvml_has_members_all_the_same(bed: Bed) -> None:
+def test_a_node_without_nvml_has_members_all_the_same(bed: WatchedPack) -> None:
     bed.write_setup(UUID)
     bed.start_member(1, "sleep 120")
     monitor = bed.start_monitor()
@@ -250,7 +250,7 @@ def test_a_node_without_nvml_has_members_all_the_same(bed: Bed) -> None:
     assert all(row["gpu_memory_mb"] is None for row in bed.member_rows(1))
 
 
-def test_it_keeps_off_the_cpus_of_members(bed: Bed) -> None:
+def test_it_keeps_off_the_cpus_of_members(bed: WatchedPack) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     bed.start_member(1, "sleep 120", cpus=(allowed[0],))
     monitor = bed.start_monitor()
@@ -260,7 +260,7 @@ def test_it_keeps_off_the_cpus_of_members(bed: Bed) -> None:
     bed.end_monitor(monitor)
 
 
-def _names(bed: Bed) -> set[str]:
+def _names(bed: WatchedPack) -> set[str]:
     """The programs that run as children of members' scripts."""
     found = set()
     for member in (bed.pack / "members").glob("*/run.*.started"):
@@ -278,7 +278,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_the_runners_term_is_heard_although_one_of_slurms_waits(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: WatchedPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that wait are one, and the first sender's: the runner's own is lost in it."""
     monkeypatch.setattr(pack_monitor, "STOP_WAIT_S", 20.0)

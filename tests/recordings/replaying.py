@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 
 from slurm_colloc.learning.learn_from_pack import learn_from_pack
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from ..gpu.comparison import compute_rise_per_s, find_settled_window
 from ..report.generated import build_summary
 from .recorded import BATCH, NAMES, RECORDED
@@ -22,7 +20,7 @@ from .recorded import BATCH, NAMES, RECORDED
 CLUSTER = "cluster1"
 
 
-class Replay:
+class Replay(UserWithoutSlurm):
     """A user's home in which the recorded packs have run one after the other.
 
     Args:
@@ -30,11 +28,9 @@ class Replay:
     """
 
     def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        self.state = self.home / ".local" / "state" / "slurm_colloc"
-        self.state.mkdir(parents=True)
-        self._slurm_conf = root / "slurm.conf"
-        self._slurm_conf.write_text(f"ClusterName={CLUSTER}\n")
+        slurm_conf = root / "slurm.conf"
+        slurm_conf.write_text(f"ClusterName={CLUSTER}\n")
+        super().__init__(root, COLUMNS="140", SLURM_CONF=str(slurm_conf))
         self.packs: dict[str, Path] = {}
         self.summaries: dict[str, Any] = {}
         for name in NAMES:
@@ -42,13 +38,6 @@ class Replay:
             self.summaries[name] = build_summary(pack, self.state)
             # The first teaches the usage profile that the next ones find.
             assert learn_from_pack(pack) == []
-
-    def csub(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8", "COLUMNS": "140",
-            "SLURM_CONF": str(self._slurm_conf),
-        }  # fmt: skip
-        return run_csub(*words, environment=environment, directory=self.home)
 
 
 def find_window(name: str, member: dict[str, Any]) -> tuple[float, float]:

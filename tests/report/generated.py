@@ -29,7 +29,7 @@ from slurm_colloc.store.member_states import (
 from slurm_colloc.store.pack_directory import NewPack, Setup, write_ended, write_setup
 from slurm_colloc.store.report_files import GPU_COLUMNS, MEMBER_COLUMNS
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack
 
 T0 = 1_700_000_000.0
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

@@ -15,7 +15,7 @@ from slurm_colloc.store.atomic_files import read_json, write_json
 from slurm_colloc.store.member_states import GpuUse, read_state, write_state
 from slurm_colloc.store.pack_directory import Setup, SetupInstance, read_setup, write_setup
 
-from ..store.builders import build_member
+from ..packs import build_member
 from .generated import MODEL, UUID, Truth, build_summary, make_gpu_rows, make_pack, write_samples
 from .test_page import Tags, read_drawing
 

@@ -14,7 +14,7 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.inbox import claim_number, enter
 from slurm_colloc.store.pack_directory import NewPack, write_joiner
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack
 
 
 @pytest.fixture

@@ -17,11 +17,10 @@ pytestmark = [
 
 
 def test_the_notebook_says_what_the_documentation_shows(tmp_path: Path) -> None:
-    from ..notebooks import list_outputs, read_notebook
-    from .run_notebook import NOTEBOOK, run_notebook
+    from ..notebooks import DATA, list_outputs, read_notebook, run_data_notebook
 
-    kept = list_outputs(read_notebook(NOTEBOOK))
-    found = list_outputs(run_notebook(tmp_path))
+    kept = list_outputs(read_notebook(DATA))
+    found = list_outputs(run_data_notebook(tmp_path))
     assert found == kept
     assert len(found) >= 5
     assert "timeslice    1.99" in found[2]

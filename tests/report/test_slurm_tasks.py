@@ -30,12 +30,12 @@ from slurm_colloc.store.member_states import (
 )
 from slurm_colloc.store.pack_directory import write_moved
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 
 NOW = time.time()
 
 
-class Bed:
+class ListedPacks:
     """A state directory, and what Slurm says of its jobs."""
 
     def __init__(self, folder: Path) -> None:
@@ -65,8 +65,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> ListedPacks:
+    return ListedPacks(tmp_path)
 
 
 def say(pack: Path, number: int, state: MemberState, **values: Any) -> None:
@@ -74,7 +74,7 @@ def say(pack: Path, number: int, state: MemberState, **values: Any) -> None:
     write_state(pack, number, StateRecord(state, 1, starts=1, **values))
 
 
-def test_without_a_limit_of_its_own_a_task_has_what_is_left_of_its_pack(bed: Bed) -> None:
+def test_without_a_limit_of_its_own_a_task_has_what_is_left_of_its_pack(bed: ListedPacks) -> None:
     pack = bed.submit("1")
     say(pack, 1, MemberState.RUNNING, started_at=NOW - 5)
     say(pack, 2, MemberState.RUNNING, started_at=time.time() - 5, wall_limit_s=3600)
@@ -83,7 +83,7 @@ def test_without_a_limit_of_its_own_a_task_has_what_is_left_of_its_pack(bed: Bed
     assert (find_queue_cell(two, "timeleft") or "").startswith("59:")
 
 
-def test_how_long_a_task_ran_whose_end_was_not_seen_is_not_told(bed: Bed) -> None:
+def test_how_long_a_task_ran_whose_end_was_not_seen_is_not_told(bed: ListedPacks) -> None:
     pack = bed.submit("1")
     say(pack, 1, MemberState.RUNNING, started_at=NOW - 5)
     say(pack, 2, MemberState.COMPLETED, started_at=NOW - 50, ended_at=NOW - 30)
@@ -106,7 +106,7 @@ FORMS = {"relative": "%H:%M:%S", "standard": "%Y-%m-%dT%H:%M:%S", "odd": "%Y-%m-
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_a_form_that_is_no_pattern_a_task_has_its_own_times_all_the_same(
-    bed: Bed, form: str
+    bed: ListedPacks, form: str
 ) -> None:
     pack = bed.submit("1")
     say(pack, 1, MemberState.RUNNING, started_at=NOW)
@@ -130,7 +130,7 @@ def test_relative_times_are_those_of_slurm(day: str, shown: str) -> None:
     assert time.strftime(choose_relative_form(noon, now), noon) == shown
 
 
-def test_a_task_that_was_submitted_again_is_followed_to_where_it_is(bed: Bed) -> None:
+def test_a_task_that_was_submitted_again_is_followed_to_where_it_is(bed: ListedPacks) -> None:
     first, again, third = bed.submit("1", 2), bed.submit("2", 2), bed.submit("3", 2)
     write_moved(first, 1, again.name)
     say(again, 1, MemberState.RUNNING, started_at=NOW)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,17 @@ from slurm_colloc.report.sums_view import find_entries
 from slurm_colloc.store.all_packs import State, StateReader
 from slurm_colloc.store.indexes import read_index
 
-from ..calls import run_csub
+from ..calls import UserWithoutSlurm
 from .generated import T0, Truth, make_pack
 
 INDEX = "summaries"
 
 
-class Week:
+class Week(UserWithoutSlurm):
     """A user with three packs that have ended: two members, a lone one, one that failed."""
 
     def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        self.state = self.home / ".local" / "state" / "slurm_colloc"
-        self.state.mkdir(parents=True)
+        super().__init__(root)
         self.packs = [
             self._make("a", "4711", [Truth(1, 0, 120, lambda at: 20 if at < 60 else 12),
                                      Truth(2, 60, 180, lambda _: 9)]),
@@ -44,10 +40,6 @@ class Week:
         pack = make_pack(self.state, truths, submission=submission, job_id=job_id, **options)
         assert learn_from_pack(pack) == []
         return pack
-
-    def csub(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8", **variables}
-        return run_csub(*words, environment=environment, directory=self.home)
 
     def sums(self, *words: str) -> dict[str, Any]:
         done = self.csub("report", "--since=999w", "--json", *words)

@@ -22,6 +22,7 @@ from slurm_colloc.report.tracker_runs import TrackerValues, build_values, choose
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.report_files import TrackerRun, keep_tracker_runs, read_tracker_runs
 
+from ..calls import UserWithoutSlurm
 from .generated import Truth, make_pack
 from .test_data import set_arguments
 
@@ -30,13 +31,12 @@ EVIL = "x\x1b]0;evil\x07"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Person:
+class TrackedUser(UserWithoutSlurm):
     """A user with a pack of three: the first well, the second failed, the third counted nothing."""
 
     def __init__(self, root: Path) -> None:
-        self.home = root / "home"
-        self.state = self.home / ".local" / "state" / "slurm_colloc"
-        self.state.mkdir(parents=True)
+        path = os.pathsep.join(sys.path)
+        super().__init__(root, PYTHONPATH=path, PYTHONWARNINGS="ignore")
         truths = [Truth(1, 0, 120, lambda _: 20), Truth(2, 0, 60, lambda _: 9),
                   Truth(3, 0, 60, lambda _: 9, reports=False, gpu_memory_mb=None)]  # fmt: skip
         self.pack = make_pack(self.state, truths, failed=[2], names=["a", "b", "c"])
@@ -52,9 +52,7 @@ class Person:
         return find_summary(state, view)
 
     def csub(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(self.home), "PATH": os.defpath, "LC_ALL": "C.UTF-8",
-                       "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore",
-                       **variables}  # fmt: skip
+        environment = {**self.environment, **variables}
         return subprocess.run([sys.executable, "-m", "slurm_colloc", *words], env=environment,
                               cwd=self.home, capture_output=True, text=True, check=False,
                               timeout=300)  # fmt: skip
@@ -75,11 +73,11 @@ class Person:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    return Person(tmp_path)
+def person(tmp_path: Path) -> TrackedUser:
+    return TrackedUser(tmp_path)
 
 
-def test_what_is_not_known_is_left_out(person: Person) -> None:
+def test_what_is_not_known_is_left_out(person: TrackedUser) -> None:
     summary = person.summary
     found = [build_values(summary, member, [], []) for member in summary["members"]]
     assert found[0].parameters == {"lr": "0.1", "name": r"x\x1b]0;evil\x07"}
@@ -91,7 +89,7 @@ def test_what_is_not_known_is_left_out(person: Person) -> None:
     assert "\x1b" not in json.dumps([dict(values.tags) for values in found])
 
 
-def test_parameters_are_those_of_the_sweep_and_no_words_of_a_command(person: Person) -> None:
+def test_parameters_are_those_of_the_sweep_and_no_words_of_a_command(person: TrackedUser) -> None:
     summary = person.summary
     member: Any = {**summary["members"][0], "parameters": {"lr": "0.5", "model.depth": "2"}}
     found = build_values(summary, member, [], [])
@@ -118,7 +116,7 @@ def test_names_that_mlflow_does_not_take_are_written_otherwise(name: str, word: 
 
 @pytest.mark.long
 def test_a_member_that_is_refused_keeps_no_other_from_its_store(
-    person: Person, tmp_path: Path
+    person: TrackedUser, tmp_path: Path
 ) -> None:
     pytest.importorskip("mlflow")
     store = f"sqlite:///{tmp_path}/store.db"
@@ -140,7 +138,7 @@ def test_a_member_that_is_refused_keeps_no_other_from_its_store(
     assert first.data.params == {"a____b": "2", "model_x": "1"}
 
 
-def test_a_member_that_still_runs_is_left_alone(person: Person) -> None:
+def test_a_member_that_still_runs_is_left_alone(person: TrackedUser) -> None:
     summary: Any = person.summary
     for member in summary["members"][:2]:
         member["ended_at"] = None
@@ -159,7 +157,7 @@ def test_a_member_that_still_runs_is_left_alone(person: Person) -> None:
     assert taken == [("4711/3", None, True)]
 
 
-def test_series_are_of_the_member_s_time_and_not_too_long(person: Person) -> None:
+def test_series_are_of_the_member_s_time_and_not_too_long(person: TrackedUser) -> None:
     member = person.summary["members"][1]
     begin = member["started_at"]
     row = {"start": 1, "gpu_memory_mb": None, "host_memory_mb": 5.0, "processes": 1}
@@ -179,7 +177,7 @@ def test_series_are_of_the_member_s_time_and_not_too_long(person: Person) -> Non
     assert len(values.series) < 2100
 
 
-def test_what_a_program_notes_is_taken_with_distrust(person: Person) -> None:
+def test_what_a_program_notes_is_taken_with_distrust(person: TrackedUser) -> None:
     directory = person.notes / "0001.1"
     directory.mkdir()
     good = {"tracker": "mlflow", "run": "abc", "directory": "/x", "uri": "http://h"}
@@ -247,7 +245,7 @@ print(run.info.run_id)
 
 
 @pytest.mark.long
-def test_members_come_into_mlflow(person: Person, server: str) -> None:
+def test_members_come_into_mlflow(person: TrackedUser, server: str) -> None:
     # The second has opened a run of its own, which it has left as FINISHED.
     own = person.run_member(2, OWN_RUN, MLFLOW_TRACKING_URI=server)
     done = person.csub("track", "4711", "--to=mlflow", "--uri", server, "--project", "sweep")
@@ -285,7 +283,7 @@ def test_members_come_into_mlflow(person: Person, server: str) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_a_server_that_is_not_there_is_one_sentence(person: Person) -> None:
+def test_a_server_that_is_not_there_is_one_sentence(person: TrackedUser) -> None:
     pytest.importorskip("mlflow")
     # By itself MLflow would try for minutes.
     done = person.csub("track", "--to=mlflow", "--uri", "http://127.0.0.1:9")
@@ -328,7 +326,7 @@ def read_wandb(folder: Path) -> list[Any]:
 
 
 @pytest.mark.long
-def test_members_come_into_wandb_offline(person: Person) -> None:
+def test_members_come_into_wandb_offline(person: TrackedUser) -> None:
     pytest.importorskip("wandb")
     own = person.run_member(2, OWN_WANDB)
     done = person.csub("track", "4711", "--to=wandb", "--offline", "--project", "sweep")
@@ -358,7 +356,7 @@ def test_members_come_into_wandb_offline(person: Person) -> None:
     assert "system/csub/total/steps_per_s" not in found["4711/3"][0], "missing stays missing"
 
 
-def test_wrong_words_are_one_sentence(person: Person) -> None:
+def test_wrong_words_are_one_sentence(person: TrackedUser) -> None:
     for words in ((), ("--to=x",), ("--to=mlflow", "--offline"), ("--to=wandb", "--uri", "x")):
         done = person.csub("track", *words)
         assert done.returncode == 2, words

@@ -59,7 +59,7 @@ from slurm_colloc.store.pack_directory import read_spec, write_ended, write_spec
 from slurm_colloc.store.runner_requests import DegreeRecord, WorkersAdvice, write_degree
 from slurm_colloc.store.written_ends import RunnerKill, write_kill
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 
 NOW = time.mktime((2026, 11, 21, 10, 30, 0, 0, 0, -1))
 HOUR_AGO = NOW - 3600

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_colloc.runtime.step_command import StartedProcess, start_process
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def process(tmp_path: Path) -> Iterator[StartedProcess]:
 
 
 @pytest.fixture
-def build_bed(tmp_path: Path) -> Iterator[Callable[..., Bed]]:
+def build_bed(tmp_path: Path) -> Iterator[Callable[..., SteppedRunner]]:
     """Makes the parts of a runner, once a test has said for which pack."""
     beds = []
 
-    def build(**changes: Any) -> Bed:
-        beds.append(Bed(tmp_path, **changes))
+    def build(**changes: Any) -> SteppedRunner:
+        beds.append(SteppedRunner(tmp_path, **changes))
         return beds[-1]
 
     yield build
@@ -42,6 +42,6 @@ def build_bed(tmp_path: Path) -> Iterator[Callable[..., Bed]]:
 
 
 @pytest.fixture
-def bed(build_bed: Callable[..., Bed]) -> Bed:
+def bed(build_bed: Callable[..., SteppedRunner]) -> SteppedRunner:
     """The parts of a runner of three members, of which two run at once."""
     return build_bed()

@@ -33,9 +33,9 @@ from slurm_colloc.store.member_states import GpuUse, StateRecord, begin_attempt
 from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 from .pack_contexts import build_context
-from .runner_bed import NOBODY
+from .stepped_runner import NOBODY
 
 RATE = 10.0
 TICK_S = 0.05
@@ -113,10 +113,7 @@ class Stage:
         known: KnownDegree | None = None,
     ) -> None:
         state = State(folder / "state", "here")
-        state.prepare()
-        with state.writing([build_pack("s", members=members)]):
-            pass
-        self.pack = state.pack_path("s.0")
+        self.pack = write_packs(state, build_pack("s", members=members))
         (self.pack / "report").mkdir(exist_ok=True)
         self.attempt = begin_attempt(self.pack, 1)
         self.process = process

@@ -13,7 +13,7 @@ from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.all_packs import State
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 
 
 def build_context(path: Path, **changes: Any) -> PackContext:

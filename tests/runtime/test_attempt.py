@@ -28,7 +28,7 @@ from slurm_colloc.store.member_states import begin_attempt
 from slurm_colloc.store.pack_directory import read_pack
 
 from ..wait_until import wait_until
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 ROOT = Path(slurm_colloc.__file__).parents[1]
 
@@ -43,7 +43,7 @@ def test_a_pack_that_is_not_on_this_node_is_said_to_be_missing(
 
 
 def test_what_nobody_expected_is_written_into_the_log(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A batch script has this variable from Slurm.
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -55,7 +55,7 @@ def test_what_nobody_expected_is_written_into_the_log(
     assert "KeyError" in said
 
 
-def test_the_place_of_a_joiner_that_never_came_is_left_out(bed: Bed) -> None:
+def test_the_place_of_a_joiner_that_never_came_is_left_out(bed: SteppedRunner) -> None:
     planned = dataclasses.replace(bed.record, degree=5)
     changed = leave_out_absent(bed.pack, planned)
     assert changed.degree == 3
@@ -64,7 +64,7 @@ def test_the_place_of_a_joiner_that_never_came_is_left_out(bed: Bed) -> None:
     assert leave_out_absent(bed.pack, fewer) == fewer
 
 
-def test_a_closed_pack_needs_nobody_s_look_and_keeps_no_environment(bed: Bed) -> None:
+def test_a_closed_pack_needs_nobody_s_look_and_keeps_no_environment(bed: SteppedRunner) -> None:
     unfinished = bed.pack / "members" / "0009"
     unfinished.mkdir()
     close_pack(bed.pack, bed.state, 1)
@@ -74,7 +74,7 @@ def test_a_closed_pack_needs_nobody_s_look_and_keeps_no_environment(bed: Bed) ->
 
 
 def test_a_pack_whose_lock_somebody_has_is_left_to_the_next_call(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = iter(range(0, 10_000, 100))
     with hold_lock(bed.pack / "lock", 1.0) as locked:
@@ -87,7 +87,9 @@ def test_a_pack_whose_lock_somebody_has_is_left_to_the_next_call(
     assert (bed.folder(1) / "env").exists()
 
 
-def test_what_the_runner_says_stays_out_of_a_member_s_output(bed: Bed, tmp_path: Path) -> None:
+def test_what_the_runner_says_stays_out_of_a_member_s_output(
+    bed: SteppedRunner, tmp_path: Path
+) -> None:
     output = tmp_path / "slurm-7.out"
     child = os.fork()
     if child == 0:
@@ -124,7 +126,9 @@ def test_a_batch_script_dies_of_what_its_only_member_has_died_of(code: str, stat
     assert ended.returncode == status
 
 
-def test_a_newer_attempt_ends_the_members_of_this_one(bed: Bed, process: StartedProcess) -> None:
+def test_a_newer_attempt_ends_the_members_of_this_one(
+    bed: SteppedRunner, process: StartedProcess
+) -> None:
     member, _ = bed.run_member(1)
     member.process = process
     fence = AttemptFence(pack=bed.context)

@@ -28,7 +28,7 @@ from slurm_colloc.store.pack_directory import (
     write_chain,
 )
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 from .pack_contexts import build_context
 
 
@@ -82,7 +82,7 @@ class OneUser(SlurmAccess):
         self.requeued.append(job_id)
 
 
-class Bed:
+class FirstLink:
     """The first link of a chain, with a clock that is set by hand."""
 
     def __init__(self, tmp_path: Path, left_s: float) -> None:
@@ -114,7 +114,7 @@ def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_successor_is_submitted_once_its_lead_has_come(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=1000)
+    bed = FirstLink(tmp_path, left_s=1000)
     bed.work()
     assert bed.slurm.submitted == []
     bed.slurm.jobs["4711"]["EndTime"] = format_moment(time.time() + 300)
@@ -132,7 +132,7 @@ def test_the_successor_is_submitted_once_its_lead_has_come(tmp_path: Path) -> No
 
 
 def test_the_pack_is_passed_on_once_its_members_have_ended(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     name_mark(bed.path, "4720").touch()
     bed.work()
@@ -149,7 +149,7 @@ def test_the_pack_is_passed_on_once_its_members_have_ended(tmp_path: Path) -> No
 
 
 def test_a_chain_that_is_over_cancels_its_successor(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.chain.finish(is_over=True)
     assert bed.slurm.cancelled == ["4720"]
@@ -157,7 +157,7 @@ def test_a_chain_that_is_over_cancels_its_successor(tmp_path: Path) -> None:
 
 
 def test_a_refused_successor_is_tried_again_and_then_the_job_is_requeued(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.slurm.refusal = "Job violates accounting/QOS policy"
     bed.work()
     assert "Job violates" in read_chain(bed.path).problem
@@ -219,7 +219,7 @@ def test_a_chain_that_is_over_cancels_what_nothing_has_recorded(tmp_path: Path) 
 
 
 def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.slurm.jobs["4720"]["JobState"] = "CANCELLED"
     bed.work()
@@ -230,7 +230,7 @@ def test_a_successor_that_a_user_cancels_ends_the_chain(tmp_path: Path) -> None:
 
 
 def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     mark = name_mark(bed.path, "4720")
     mark.touch()
@@ -246,7 +246,7 @@ def test_a_successor_that_still_ends_is_judged_once_it_has_ended(tmp_path: Path)
 
 
 def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=3000)
+    bed = FirstLink(tmp_path, left_s=3000)
     bed.slurm.is_silent = True
     bed.work()
     assert read_chain(bed.path).problem == "Slurm did not answer: not now"
@@ -256,7 +256,7 @@ def test_a_slurm_that_answers_again_is_no_problem_any_more(tmp_path: Path) -> No
 
 
 def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     for number in range(TRIES + 2):
         bed.work()
         bed.slurm.jobs[str(4720 + number)] = {"JobState": "NODE_FAIL"}
@@ -266,7 +266,7 @@ def test_a_successor_that_is_lost_is_replaced_some_times(tmp_path: Path) -> None
 
 
 def test_slurms_own_time_limit_hands_over_too(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.work()
     bed.decision.ending = PackVerdict(False, MemberState.TIMEOUT, "its time limit was reached")
     bed.chain.finish(is_over=False)

@@ -20,10 +20,10 @@ from slurm_colloc.runtime.stop_member import read_exit
 from slurm_colloc.runtime.verdict import StopReason, Verdict
 
 from ..wait_until import wait_until
-from .runner_bed import NOBODY, Bed
+from .stepped_runner import NOBODY, SteppedRunner
 
 
-def test_a_member_that_has_come_up_is_written_as_running(bed: Bed) -> None:
+def test_a_member_that_has_come_up_is_written_as_running(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1, is_up=False)
     bed.parts.starts.collect()
     assert (member.is_starting, bed.read(1).state) == (True, MemberState.PENDING)
@@ -46,7 +46,7 @@ def test_a_member_that_has_come_up_is_written_as_running(bed: Bed) -> None:
     ],
 )
 def test_a_member_ends_as_its_wrapper_says_and_frees_its_place(
-    bed: Bed, wait_status: int, state: MemberState, code: ExitCode
+    bed: SteppedRunner, wait_status: int, state: MemberState, code: ExitCode
 ) -> None:
     member, _ = bed.run_member(1)
     Path(f"{member.prefix}.launch").touch()
@@ -59,7 +59,7 @@ def test_a_member_ends_as_its_wrapper_says_and_frees_its_place(
     assert bed.parts.states.worst == code
 
 
-def test_an_end_before_the_start_was_seen_is_an_end_all_the_same(bed: Bed) -> None:
+def test_an_end_before_the_start_was_seen_is_an_end_all_the_same(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1, is_up=False)
     bed.write(member, "started", pid=NOBODY, wrapper_pid=None, step=None, at=5.0)
     bed.end_member(member)
@@ -75,7 +75,9 @@ def test_an_end_before_the_start_was_seen_is_an_end_all_the_same(bed: Bed) -> No
         (StopReason.FAULT, MemberState.FAILED),
     ],
 )
-def test_who_was_ended_is_told_by_why(bed: Bed, asked: StopReason, state: MemberState) -> None:
+def test_who_was_ended_is_told_by_why(
+    bed: SteppedRunner, asked: StopReason, state: MemberState
+) -> None:
     member, _ = bed.run_member(1)
     member.asked = asked
     bed.end_member(member)
@@ -83,7 +85,7 @@ def test_who_was_ended_is_told_by_why(bed: Bed, asked: StopReason, state: Member
     assert member.asked is None
 
 
-def test_a_requeued_member_waits_behind_the_others(bed: Bed) -> None:
+def test_a_requeued_member_waits_behind_the_others(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.adopt(2, 3)
     member.asked = StopReason.REQUEUE
@@ -96,7 +98,7 @@ def test_a_requeued_member_waits_behind_the_others(bed: Bed) -> None:
     assert (bed.folder(1) / "env").exists()
 
 
-def test_an_end_by_a_foreign_term_waits_for_what_slurm_says(bed: Bed) -> None:
+def test_an_end_by_a_foreign_term_waits_for_what_slurm_says(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.end_member(member, signal.SIGTERM, [(int(signal.SIGTERM), 1)])
     assert bed.read(1).state is MemberState.RUNNING
@@ -110,7 +112,7 @@ def test_an_end_by_a_foreign_term_waits_for_what_slurm_says(bed: Bed) -> None:
     assert (bed.parts.ends.undecided, bed.parts.slurm_decision.is_undecided) == ({}, False)
 
 
-def test_a_step_that_was_killed_whole_is_cancelled_where_slurm_said_so(bed: Bed) -> None:
+def test_a_step_that_was_killed_whole_is_cancelled_where_slurm_said_so(bed: SteppedRunner) -> None:
     cancelled, process = bed.run_member(1)
     Path(f"{cancelled.prefix}.log").write_text("*** STEP 7.1 ON n CANCELLED AT now ***\n")
     killed, other = bed.run_member(2)
@@ -123,7 +125,7 @@ def test_a_step_that_was_killed_whole_is_cancelled_where_slurm_said_so(bed: Bed)
     assert killed.process is None
 
 
-def test_a_step_that_comes_too_late_waits_for_another_turn(bed: Bed) -> None:
+def test_a_step_that_comes_too_late_waits_for_another_turn(bed: SteppedRunner) -> None:
     member, process = bed.run_member(1, is_up=False)
     Path(f"{member.prefix}.log").write_text("srun: error: Job/step already completing or completed")
     process.status = 1
@@ -135,7 +137,7 @@ def test_a_step_that_comes_too_late_waits_for_another_turn(bed: Bed) -> None:
 
 @pytest.mark.parametrize(("launcher", "waits"), [("auto", True), ("srun", False)])
 def test_where_steps_do_not_work_members_become_plain_processes_if_they_may(
-    build_bed: Callable[..., Bed], launcher: str, waits: bool
+    build_bed: Callable[..., SteppedRunner], launcher: str, waits: bool
 ) -> None:
     bed = build_bed(launcher=launcher)
     member, process = bed.run_member(1, is_up=False)
@@ -153,7 +155,7 @@ def test_where_steps_do_not_work_members_become_plain_processes_if_they_may(
         assert bed.read(1).reason == "it could not be started: srun: error: no such plugin"
 
 
-def test_a_killed_srun_is_not_the_end_of_its_member(bed: Bed) -> None:
+def test_a_killed_srun_is_not_the_end_of_its_member(bed: SteppedRunner) -> None:
     member, process = bed.run_member(1)
     argv = [sys.executable, "-ISc", "import time; time.sleep(300)", f"{member.prefix}.launch"]
     wrapper = subprocess.Popen(argv)
@@ -170,7 +172,7 @@ def test_a_killed_srun_is_not_the_end_of_its_member(bed: Bed) -> None:
     assert bed.read(1).state is MemberState.COMPLETED
 
 
-def test_an_srun_that_does_not_end_is_left_once_its_wrapper_has_ended(bed: Bed) -> None:
+def test_an_srun_that_does_not_end_is_left_once_its_wrapper_has_ended(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.write(member, "exit", wait_status=0, foreign_signals=[], at=9.0)
     bed.parts.ends.collect()
@@ -182,7 +184,7 @@ def test_an_srun_that_does_not_end_is_left_once_its_wrapper_has_ended(bed: Bed) 
     assert len(bed.events("srun_left")) == 1
 
 
-def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: Bed) -> None:
+def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python")]
     Path(f"{member.prefix}.steps").touch()
@@ -203,7 +205,7 @@ def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: Bed) -> None:
     ids=["empty", "half", "newer"],
 )
 def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, content: str, why: str
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, content: str, why: str
 ) -> None:
     member, process = bed.run_member(1)
     other, _ = bed.run_member(2)
@@ -222,7 +224,7 @@ def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
 
 
 def test_one_end_that_cannot_be_read_now_holds_up_no_other(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, process = bed.run_member(1)
     second, _ = bed.run_member(2)
@@ -243,7 +245,7 @@ def test_one_end_that_cannot_be_read_now_holds_up_no_other(
 
 
 def test_one_end_that_fails_after_slurm_has_decided_loses_no_other(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2):
         member, _ = bed.run_member(number)

@@ -21,7 +21,7 @@ from slurm_colloc.runtime.members import Member, PackMembers
 from slurm_colloc.store.member_states import StateRecord
 
 from .pack_contexts import build_context
-from .runner_bed import PlainProcess
+from .stepped_runner import PlainProcess
 from .test_members import SPEC
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
@@ -40,7 +40,7 @@ time.sleep(300)
 """
 
 
-class Bed:
+class LendingPack:
     """Members with processes, a clock and figures."""
 
     def __init__(self, path: Path) -> None:
@@ -99,8 +99,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
-    made = Bed(tmp_path / "state" / "packs" / "p")
+def bed(tmp_path: Path) -> Iterator[LendingPack]:
+    made = LendingPack(tmp_path / "state" / "packs" / "p")
     yield made
     for child in made.children:
         subprocess.run(["pkill", "-KILL", "-P", str(child.pid)], check=False)
@@ -112,7 +112,7 @@ IDLE = {"cpu_cores": 0.1, "wait_share": 0.0, "steps_per_s": 10.0}
 SHORT = {"cpu_cores": 1.0, "wait_share": 0.61, "steps_per_s": 10.0}
 
 
-def test_the_only_core_of_one_that_runs_is_not_lent(bed: Bed) -> None:
+def test_the_only_core_of_one_that_runs_is_not_lent(bed: LendingPack) -> None:
     first, second = bed.cpus
     bed.start(1, (first,))
     short = bed.start(2, (second,))
@@ -121,7 +121,7 @@ def test_the_only_core_of_one_that_runs_is_not_lent(bed: Bed) -> None:
     assert bed.lender.list_loans() == ()
 
 
-def test_all_threads_run_on_the_lent_cores_and_on_their_own_again(bed: Bed) -> None:
+def test_all_threads_run_on_the_lent_cores_and_on_their_own_again(bed: LendingPack) -> None:
     first, second = bed.cpus
     short = bed.start(1, (first,))
     paused = bed.start(2, (second,))
@@ -138,7 +138,7 @@ def test_all_threads_run_on_the_lent_cores_and_on_their_own_again(bed: Bed) -> N
     assert (bed.lender.list_loans()[0].cores, bed.lender.list_loans()[0].most) == (1, 2)
 
 
-def test_a_loan_that_does_not_help_ends_and_is_not_tried_again_at_once(bed: Bed) -> None:
+def test_a_loan_that_does_not_help_ends_and_is_not_tried_again_at_once(bed: LendingPack) -> None:
     first, second = bed.cpus
     short, other = bed.start(1, (first,)), bed.start(2, (second,))
     other.paused_at = bed.now
@@ -150,7 +150,7 @@ def test_a_loan_that_does_not_help_ends_and_is_not_tried_again_at_once(bed: Bed)
     assert [event["reason"] for event in bed.list_events("cores_back")] == ["it was no faster"]
 
 
-def test_an_owner_has_its_cores_back_within_two_looks(bed: Bed) -> None:
+def test_an_owner_has_its_cores_back_within_two_looks(bed: LendingPack) -> None:
     first, second = bed.cpus
     short = bed.start(1, (first,))
     owner = bed.start(2, (second,), "busy")
@@ -169,7 +169,7 @@ def test_an_owner_has_its_cores_back_within_two_looks(bed: Bed) -> None:
     assert bed.list_affinities(short) == [{first}] * 3
 
 
-def test_threads_that_have_bound_themselves_are_left_alone(bed: Bed) -> None:
+def test_threads_that_have_bound_themselves_are_left_alone(bed: LendingPack) -> None:
     first, second = bed.cpus
     pinned = bed.start(1, (first, second), "pinned")
     bed.lender._bind([pinned], 1, [])
@@ -180,7 +180,7 @@ def test_threads_that_have_bound_themselves_are_left_alone(bed: Bed) -> None:
     assert bed.list_affinities(pinned) == before
 
 
-def test_one_that_has_ended_owes_nothing(bed: Bed) -> None:
+def test_one_that_has_ended_owes_nothing(bed: LendingPack) -> None:
     first, second = bed.cpus
     bed.start(1, (first,))
     other = bed.start(2, (second,))
@@ -193,7 +193,7 @@ def test_one_that_has_ended_owes_nothing(bed: Bed) -> None:
     assert bed.lender.list_loans()[0].cores == 1
 
 
-def test_one_that_was_started_again_has_its_own_cores(bed: Bed) -> None:
+def test_one_that_was_started_again_has_its_own_cores(bed: LendingPack) -> None:
     first, second = bed.cpus
     short = bed.start(1, (first,))
     other = bed.start(2, (second,))
@@ -207,7 +207,7 @@ def test_one_that_was_started_again_has_its_own_cores(bed: Bed) -> None:
     assert (loan.cores, loan.most) == (1, 2)
 
 
-def test_one_with_too_few_workers_is_told_so_until_it_no_longer_waits(bed: Bed) -> None:
+def test_one_with_too_few_workers_is_told_so_until_it_no_longer_waits(bed: LendingPack) -> None:
     first, second = bed.cpus
     bed.start(1, (first, second))
     few = {"cpu_cores": 1.0, "wait_share": 0.5, "steps_per_s": 10.0, "loader_workers": 1}
@@ -220,7 +220,7 @@ def test_one_with_too_few_workers_is_told_so_until_it_no_longer_waits(bed: Bed) 
     assert bed.lender.list_advice() == ()
 
 
-def test_one_to_which_lent_cores_were_of_no_use_is_told_what_would_be(bed: Bed) -> None:
+def test_one_to_which_lent_cores_were_of_no_use_is_told_what_would_be(bed: LendingPack) -> None:
     first, second = bed.cpus
     bed.start(1, (first,))
     other = bed.start(2, (second,))

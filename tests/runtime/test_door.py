@@ -26,7 +26,7 @@ from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.member_states import AT_DOOR, read_pauses
 from slurm_colloc.store.pack_directory import Setup
 
-from .runner_bed import NOBODY, Bed, PlainProcess
+from .stepped_runner import NOBODY, PlainProcess, SteppedRunner
 from .test_fill_places import follow_starts
 
 SETTINGS = Settings(monitor=True, instrument=True, pause=True, launcher="process")
@@ -34,7 +34,7 @@ NEED_MB = 6000
 USABLE_MB = 10_000
 
 
-class DoorBed:
+class DoorPack:
     """A pack of a GPU that has room for one member at a time, whatever places there are.
 
     Args:
@@ -42,7 +42,7 @@ class DoorBed:
         monkeypatch: Lets starts be plain processes.
     """
 
-    def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bed = bed
         self.started = follow_starts(bed, monkeypatch)
         numbers = [entry.spec.job.number for entry in bed.entries]
@@ -117,17 +117,17 @@ class DoorBed:
 
 @pytest.fixture
 def build(
-    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., DoorBed]]:
+    build_bed: Callable[..., SteppedRunner], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., DoorPack]]:
     """Makes packs whose first member runs and has come by where the others would wait."""
-    beds: list[Bed] = []
+    beds: list[SteppedRunner] = []
     setup = Setup(1, "timeslice", "timeslice", "", "n", gpus=("GPU-1",), gpu_memory_mb=USABLE_MB)
     monkeypatch.setattr(GpuMode, "setup", property(lambda _: setup))
 
-    def make(*, comes: bool = True, **changes: object) -> DoorBed:
+    def make(*, comes: bool = True, **changes: object) -> DoorPack:
         bed = build_bed(**{"members": 3, "places": 3, "settings": SETTINGS, **changes})
         beds.append(bed)
-        door_bed = DoorBed(bed, monkeypatch)
+        door_bed = DoorPack(bed, monkeypatch)
         door_bed.work()
         assert door_bed.running == [1]
         door_bed.bring_up(1)
@@ -142,7 +142,7 @@ def build(
 
 
 def test_who_waits_for_room_starts_up_to_the_door_and_goes_on_in_its_turn(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     pack = build()
     assert [number for number, _ in pack.started] == [1, 2, 3]
@@ -181,7 +181,7 @@ def test_who_waits_for_room_starts_up_to_the_door_and_goes_on_in_its_turn(
 
 
 def test_a_kind_that_was_not_seen_to_come_by_waits_as_before(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     pack = build(comes=False)
     assert [number for number, _ in pack.started] == [1]
@@ -195,12 +195,12 @@ def test_a_kind_that_was_not_seen_to_come_by_waits_as_before(
     [dataclasses.replace(SETTINGS, door=False), dataclasses.replace(SETTINGS, instrument=False)],
     ids=["door", "instrument"],
 )
-def test_it_can_be_turned_off(build: Callable[..., DoorBed], settings: Settings) -> None:
+def test_it_can_be_turned_off(build: Callable[..., DoorPack], settings: Settings) -> None:
     pack = build(settings=settings)
     assert [number for number, _ in pack.started] == [1]
 
 
-def test_a_member_that_counts_no_steps_would_not_wait(build: Callable[..., DoorBed]) -> None:
+def test_a_member_that_counts_no_steps_would_not_wait(build: Callable[..., DoorPack]) -> None:
     def change(job: Job) -> Job:
         return dataclasses.replace(job, instrument=job.number != 2)
 
@@ -208,14 +208,14 @@ def test_a_member_that_counts_no_steps_would_not_wait(build: Callable[..., DoorB
     assert [number for number, _ in pack.started] == [1]
 
 
-def test_who_has_no_place_does_not_start(build: Callable[..., DoorBed]) -> None:
+def test_who_has_no_place_does_not_start(build: Callable[..., DoorPack]) -> None:
     pack = build(places=2)
     assert [number for number, _ in pack.started] == [1, 2]
     assert (pack.running, pack.at_door) == ([1], [2])
 
 
 def test_who_is_at_the_door_goes_before_those_that_have_not_started(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     pack = build(members=4, places=3)
     small = pack.bed.members.by_number[4]
@@ -228,7 +228,7 @@ def test_who_is_at_the_door_goes_before_those_that_have_not_started(
 
 
 def test_what_uses_the_gpu_without_waiting_counts_as_running(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     pack = build(places=2, members=4)
     pack.bring_up(2)
@@ -244,7 +244,7 @@ def test_what_uses_the_gpu_without_waiting_counts_as_running(
     assert [number for number, _ in pack.started] == [1, 2]
 
 
-def test_a_cancel_frees_its_place(build: Callable[..., DoorBed]) -> None:
+def test_a_cancel_frees_its_place(build: Callable[..., DoorPack]) -> None:
     pack = build(places=2)
     member = pack.bring_up(2)
     pack.come(2)
@@ -260,7 +260,7 @@ def test_a_cancel_frees_its_place(build: Callable[..., DoorBed]) -> None:
     assert all(pause.end is not None for pause in read_pauses(pack.bed.pack) if pause.member == 2)
 
 
-def test_who_never_comes_to_the_door_has_its_limit(build: Callable[..., DoorBed]) -> None:
+def test_who_never_comes_to_the_door_has_its_limit(build: Callable[..., DoorPack]) -> None:
     pack = build()
     member = pack.bring_up(2)
     member.deadline = time.monotonic() - 1
@@ -268,7 +268,7 @@ def test_who_never_comes_to_the_door_has_its_limit(build: Callable[..., DoorBed]
     assert member.asked is not None
 
 
-def test_its_program_is_told_when_its_time_begins(build: Callable[..., DoorBed]) -> None:
+def test_its_program_is_told_when_its_time_begins(build: Callable[..., DoorPack]) -> None:
     signal = SignalRequest(12, 10, False)
     pack = build(change=lambda job: dataclasses.replace(job, signal=signal))
     pack.bring_up(2)
@@ -289,7 +289,7 @@ def test_its_program_is_told_when_its_time_begins(build: Callable[..., DoorBed])
 
 
 def test_who_has_too_little_time_left_is_handed_back_as_it_came(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     def change(job: Job) -> Job:
         return dataclasses.replace(job, time_limit_s=600)
@@ -314,7 +314,7 @@ def test_who_has_too_little_time_left_is_handed_back_as_it_came(
 
 
 def test_a_mode_that_is_refused_keeps_none_at_the_door(
-    build: Callable[..., DoorBed],
+    build: Callable[..., DoorPack],
 ) -> None:
     pack = build()
     assert pack.at_door == [2, 3]

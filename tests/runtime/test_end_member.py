@@ -19,13 +19,13 @@ from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
 from slurm_colloc.store.pack_directory import read_spec
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 from .pack_contexts import build_context
 
 M = MemberState
 
 
-class Bed:
+class PackWithEnds:
     """A pack of two places, whose first two members run while the third waits.
 
     Args:
@@ -34,10 +34,7 @@ class Bed:
 
     def __init__(self, folder: Path) -> None:
         state = State(folder / "state", "here")
-        state.prepare()
-        with state.writing([build_pack("s", members=3)]):
-            pass
-        self.pack = state.pack_path("s.0")
+        self.pack = write_packs(state, build_pack("s", members=3))
         attempt = begin_attempt(self.pack, 1)
         record = state.read_pack("s.0")
         assert record is not None
@@ -70,8 +67,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> PackWithEnds:
+    return PackWithEnds(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,7 @@ def bed(tmp_path: Path) -> Bed:
     ],
 )
 def test_an_end_for_good_frees_the_place_and_is_written(
-    bed: Bed, verdict: Verdict, cause: str | None
+    bed: PackWithEnds, verdict: Verdict, cause: str | None
 ) -> None:
     bed.first.pid, bed.first.deadline, bed.first.asked = 7, 5.0, StopReason.TIMEOUT
     bed.ends.end(bed.first, verdict)
@@ -104,7 +101,7 @@ def test_an_end_for_good_frees_the_place_and_is_written(
     assert bed.list_events() == ["member_end"]
 
 
-def test_one_that_starts_again_waits_in_its_turn(bed: Bed) -> None:
+def test_one_that_starts_again_waits_in_its_turn(bed: PackWithEnds) -> None:
     asked = StopReason.REQUEUE
     bed.first.asked = asked
     bed.ends.end(bed.first, Verdict(M.PENDING, ExitCode(0), asked.value))

@@ -15,20 +15,20 @@ from slurm_colloc.store.inbox import list_waiting
 from slurm_colloc.store.member_states import write_held
 from slurm_colloc.store.pack_directory import read_ended
 
-from .runner_bed import CONFIG, Bed
+from .stepped_runner import CONFIG, SteppedRunner
 
 CANCELLED = PackVerdict(False, MemberState.CANCELLED, "the pack was cancelled")
 TIMEOUT = PackVerdict(False, MemberState.TIMEOUT, "the pack's time limit was reached")
 REQUEUED = PackVerdict(False, None, "the pack is preempted or requeued")
 
 
-def end_at_term(bed: Bed, number: int) -> None:
+def end_at_term(bed: SteppedRunner, number: int) -> None:
     """Have a member that runs end at a TERM that somebody else has sent."""
     member = bed.members.by_number[number]
     bed.end_member(member, signal.SIGTERM, [(int(signal.SIGTERM), 1)])
 
 
-def test_a_cancelled_pack_cancels_all_of_its_members(bed: Bed) -> None:
+def test_a_cancelled_pack_cancels_all_of_its_members(bed: SteppedRunner) -> None:
     bed.run_member(1)
     end_at_term(bed, 1)
     bed.adopt(2)
@@ -43,7 +43,7 @@ def test_a_cancelled_pack_cancels_all_of_its_members(bed: Bed) -> None:
     assert read_ended(bed.pack) is None
 
 
-def test_who_had_no_turn_when_the_time_is_up_is_left_for_another_pack(bed: Bed) -> None:
+def test_who_had_no_turn_when_the_time_is_up_is_left_for_another_pack(bed: SteppedRunner) -> None:
     bed.run_member(1)
     end_at_term(bed, 1)
     bed.adopt(2)
@@ -54,7 +54,7 @@ def test_who_had_no_turn_when_the_time_is_up_is_left_for_another_pack(bed: Bed) 
     assert read_ended(bed.pack) is SlurmJobState.TIMEOUT
 
 
-def test_who_is_held_when_the_time_is_up_stays_held(bed: Bed) -> None:
+def test_who_is_held_when_the_time_is_up_stays_held(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     end_at_term(bed, 1)
     assert member.record.starts == 1
@@ -64,7 +64,7 @@ def test_who_is_held_when_the_time_is_up_stays_held(bed: Bed) -> None:
     assert bed.read(1).state is MemberState.RUNNING
 
 
-def test_from_a_pack_that_travels_nobody_is_left(build_bed: Callable[..., Bed]) -> None:
+def test_from_a_pack_that_travels_nobody_is_left(build_bed: Callable[..., SteppedRunner]) -> None:
     bed = build_bed(carried=True)
     bed.adopt(1)
     bed.parts.slurm_decision.ending = TIMEOUT
@@ -73,7 +73,7 @@ def test_from_a_pack_that_travels_nobody_is_left(build_bed: Callable[..., Bed]) 
     assert read_ended(bed.pack) is None
 
 
-def test_of_a_pack_that_starts_again_nothing_is_written(bed: Bed) -> None:
+def test_of_a_pack_that_starts_again_nothing_is_written(bed: SteppedRunner) -> None:
     bed.run_member(1)
     end_at_term(bed, 1)
     bed.adopt(2)
@@ -84,7 +84,7 @@ def test_of_a_pack_that_starts_again_nothing_is_written(bed: Bed) -> None:
     assert list_waiting(str(bed.pack)) == [3]
 
 
-def test_slurm_s_own_last_line_tells_why_while_its_state_does_not(bed: Bed) -> None:
+def test_slurm_s_own_last_line_tells_why_while_its_state_does_not(bed: SteppedRunner) -> None:
     bed.adopt(1)
     bed.parts.slurm_decision.ending = PackVerdict(False, None, "the pack is ending")
     bed.slurm.fields = {"JobState": "COMPLETING", "Restarts": "0"}
@@ -93,7 +93,9 @@ def test_slurm_s_own_last_line_tells_why_while_its_state_does_not(bed: Bed) -> N
     assert read_ended(bed.pack) is SlurmJobState.TIMEOUT
 
 
-def test_nothing_is_settled_while_a_member_runs(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_settled_while_a_member_runs(
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     let_go: list[float] = []

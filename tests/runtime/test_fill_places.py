@@ -25,17 +25,17 @@ from slurm_colloc.store.member_states import (
     write_held,
 )
 
-from .runner_bed import Bed, PlainProcess
+from .stepped_runner import PlainProcess, SteppedRunner
 
 
 @pytest.fixture
-def started(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def started(bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Who was started in which place; nobody really is."""
     return follow_starts(bed, monkeypatch)
 
 
 def follow_starts(
-    bed: Bed,
+    bed: SteppedRunner,
     monkeypatch: pytest.MonkeyPatch,
     problem: Callable[[Member], None] = lambda _: None,
 ) -> list[tuple[int, int]]:
@@ -53,7 +53,9 @@ def follow_starts(
     return seen
 
 
-def test_as_many_start_as_there_are_places(bed: Bed, started: list[tuple[int, int]]) -> None:
+def test_as_many_start_as_there_are_places(
+    bed: SteppedRunner, started: list[tuple[int, int]]
+) -> None:
     bed.parts.place_filler.work()
     assert started == [(1, 0), (2, 1)]
     assert list(bed.members.waiting) == [3]
@@ -62,7 +64,9 @@ def test_as_many_start_as_there_are_places(bed: Bed, started: list[tuple[int, in
     assert len(started) == 2
 
 
-def test_a_place_that_becomes_free_is_filled(bed: Bed, started: list[tuple[int, int]]) -> None:
+def test_a_place_that_becomes_free_is_filled(
+    bed: SteppedRunner, started: list[tuple[int, int]]
+) -> None:
     bed.parts.place_filler.work()
     bed.members.by_number[1].process = None
     bed.members.vacate(1)
@@ -70,20 +74,24 @@ def test_a_place_that_becomes_free_is_filled(bed: Bed, started: list[tuple[int, 
     assert started[2:] == [(3, 0)]
 
 
-def test_a_held_member_lets_the_others_go_first(bed: Bed, started: list[tuple[int, int]]) -> None:
+def test_a_held_member_lets_the_others_go_first(
+    bed: SteppedRunner, started: list[tuple[int, int]]
+) -> None:
     write_held(bed.pack, 1)
     bed.parts.place_filler.work()
     assert started == [(2, 0), (3, 1)]
 
 
-def test_where_only_one_may_run_only_one_starts(bed: Bed, started: list[tuple[int, int]]) -> None:
+def test_where_only_one_may_run_only_one_starts(
+    bed: SteppedRunner, started: list[tuple[int, int]]
+) -> None:
     bed.members.takes_one = True
     bed.parts.place_filler.work()
     assert started == [(1, 0)]
 
 
 def test_a_newer_attempt_keeps_this_one_from_starting_anybody(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     begin_attempt(bed.pack, 2)
     with pytest.raises(Fenced):
@@ -92,7 +100,7 @@ def test_a_newer_attempt_keeps_this_one_from_starting_anybody(
 
 
 def test_who_cannot_be_started_fails_and_the_next_gets_the_place(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(member: Member) -> None:
         if member.number == 1:
@@ -109,7 +117,10 @@ def test_who_cannot_be_started_fails_and_the_next_gets_the_place(
 
 @pytest.mark.parametrize(("launcher", "starts"), [("auto", True), ("srun", False)])
 def test_without_an_srun_members_are_plain_processes_where_that_is_allowed(
-    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, launcher: str, starts: bool
+    build_bed: Callable[..., SteppedRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: str,
+    starts: bool,
 ) -> None:
     bed = build_bed(members=2, launcher=launcher)
 
@@ -125,7 +136,7 @@ def test_without_an_srun_members_are_plain_processes_where_that_is_allowed(
 
 
 def test_who_was_held_at_the_last_moment_keeps_its_turn(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = follow_starts(bed, monkeypatch)
     start = bed.parts.starter.start
@@ -144,7 +155,7 @@ def test_who_was_held_at_the_last_moment_keeps_its_turn(
 
 
 def test_where_the_gpu_must_not_be_shared_so_nobody_starts(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     first, second, _ = bed.adopt(1, 2, 3)
     second.record = dataclasses.replace(second.record, starts=1)
@@ -162,7 +173,7 @@ def test_where_the_gpu_must_not_be_shared_so_nobody_starts(
     assert first.is_final
 
 
-def test_a_pack_closes_once_nobody_waits_any_more(bed: Bed) -> None:
+def test_a_pack_closes_once_nobody_waits_any_more(bed: SteppedRunner) -> None:
     bed.adopt(1, 2, 3)
     # They have been taken, and one of them may start.
     assert not bed.parts.place_filler.close()
@@ -173,7 +184,7 @@ def test_a_pack_closes_once_nobody_waits_any_more(bed: Bed) -> None:
 
 
 def test_a_pack_into_which_somebody_has_come_does_not_close(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     assert not bed.parts.place_filler.close()
     assert list_waiting(str(bed.pack)) == [1, 2, 3]
@@ -181,7 +192,7 @@ def test_a_pack_into_which_somebody_has_come_does_not_close(
 
 
 def test_a_closed_pack_leaves_its_held_members_behind_but_none_that_was_released(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     for number in (1, 2, 3):
         write_held(bed.pack, number)
@@ -193,7 +204,7 @@ def test_a_closed_pack_leaves_its_held_members_behind_but_none_that_was_released
 
 
 def test_what_an_older_attempt_has_taken_meanwhile_is_not_forgotten(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     bed.parts.place_filler.work()
     bed.members.waiting.clear()
@@ -206,7 +217,9 @@ def test_what_an_older_attempt_has_taken_meanwhile_is_not_forgotten(
     assert len(started) == 2
 
 
-def test_who_is_to_be_alone_has_no_neighbour(bed: Bed, started: list[tuple[int, int]]) -> None:
+def test_who_is_to_be_alone_has_no_neighbour(
+    bed: SteppedRunner, started: list[tuple[int, int]]
+) -> None:
     large, _, _ = bed.adopt(1, 2, 3)
     large.record = dataclasses.replace(large.record, starts=1, retries=Retries(alone=True))
     bed.parts.place_filler.work()
@@ -220,7 +233,7 @@ def test_who_is_to_be_alone_has_no_neighbour(bed: Bed, started: list[tuple[int, 
 
 
 def test_nobody_waits_for_ever_where_nothing_runs_and_nothing_may_start(
-    bed: Bed, started: list[tuple[int, int]]
+    bed: SteppedRunner, started: list[tuple[int, int]]
 ) -> None:
     bed.adopt(1, 2, 3)
     write_held(bed.pack, 3)
@@ -240,7 +253,7 @@ def test_nobody_waits_for_ever_where_nothing_runs_and_nothing_may_start(
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EAGAIN])
 def test_who_cannot_be_started_for_a_moment_starts_later_and_the_others_meanwhile(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, number: int
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     failures = [1]
 
@@ -260,7 +273,9 @@ def test_who_cannot_be_started_for_a_moment_starts_later_and_the_others_meanwhil
     assert bed.read(1).state is MemberState.PENDING
 
 
-def test_who_cannot_be_started_for_minutes_fails(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_be_started_for_minutes_fails(
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_steps, "GIVE_UP_AFTER_S", 0.0)
 
     def fail(member: Member) -> None:
@@ -276,7 +291,7 @@ def test_who_cannot_be_started_for_minutes_fails(bed: Bed, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 77"), ValueError("x")])
 def test_what_no_one_foresaw_at_a_start_fails_that_member_alone(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, error: Exception
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(member: Member) -> None:
         if member.number == 1:
@@ -289,7 +304,7 @@ def test_what_no_one_foresaw_at_a_start_fails_that_member_alone(
 
 
 def test_a_held_member_does_not_start_where_that_cannot_be_seen(
-    bed: Bed, started: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, started: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed.adopt(1, 2, 3)
     write_held(bed.pack, 1)

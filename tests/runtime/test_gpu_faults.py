@@ -12,10 +12,10 @@ from slurm_colloc.runtime import discover_gpus
 from slurm_colloc.runtime.discover_gpus import GpuFinding
 
 from ..wait_until import wait_until
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
-def open_gpu(bed: Bed) -> None:
+def open_gpu(bed: SteppedRunner) -> None:
     """Prepare the GPU until it is known how it is shared."""
     gpu_mode = bed.parts.gpu_mode
     gpu_mode._settled.mode = None
@@ -34,7 +34,7 @@ def open_gpu(bed: Bed) -> None:
 
 
 def test_a_thread_that_dies_of_what_no_one_foresaw_leaves_members_without_mps(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> GpuFinding:
         raise ZeroDivisionError("nobody foresaw it")
@@ -47,7 +47,7 @@ def test_a_thread_that_dies_of_what_no_one_foresaw_leaves_members_without_mps(
 
 
 def test_a_finding_that_cannot_be_used_leaves_members_without_mps(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def find(*_: object) -> GpuFinding:
         return GpuFinding(("GPU-1",), None, "", "many", ())  # type: ignore[arg-type]
@@ -58,7 +58,9 @@ def test_a_finding_that_cannot_be_used_leaves_members_without_mps(
     assert "TypeError" in bed.events("sharing")[-1]["reason"]
 
 
-def test_what_cannot_be_prepared_for_minutes_is_done_without(build_bed: Callable[..., Bed]) -> None:
+def test_what_cannot_be_prepared_for_minutes_is_done_without(
+    build_bed: Callable[..., SteppedRunner],
+) -> None:
     bed = build_bed()
     gpu_mode = bed.parts.gpu_mode
     gpu_mode._settled.mode = None

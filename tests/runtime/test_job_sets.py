@@ -27,9 +27,9 @@ from slurm_colloc.store.pack_directory import (
 from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
 from ..wait_until import wait_until
-from .gpu_set_bed import GpuSetJob, begin_sets
-from .runner_bed import NOBODY
-from .submission_bed import Submission, run_plainly
+from .gpu_set_job import GpuSetJob, begin_sets
+from .stepped_runner import NOBODY
+from .stepped_submission import Submission, run_plainly
 
 
 @pytest.fixture

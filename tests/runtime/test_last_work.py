@@ -17,7 +17,7 @@ from slurm_colloc.runtime.step_command import start_process
 from slurm_colloc.store.indexes import is_due, list_due
 
 from ..wait_until import wait_until
-from .runner_bed import Bed, PlainProcess
+from .stepped_runner import PlainProcess, SteppedRunner
 
 
 class Slow:
@@ -69,7 +69,9 @@ class Slow:
 
 
 @pytest.fixture
-def finish(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, Slow]]:
+def finish(
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[float, Slow]]:
     """Does the last work; when that was over, and what was asked of its parts."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -102,7 +104,7 @@ def test_what_is_done_is_not_waited_for(finish: Callable[..., tuple[float, Slow]
 
 
 def test_all_of_it_is_waited_for_at_the_same_time(
-    finish: Callable[..., tuple[float, Slow]], bed: Bed
+    finish: Callable[..., tuple[float, Slow]], bed: SteppedRunner
 ) -> None:
     ended_at, _ = finish(2.5, 2.0, 2.4)
     assert ended_at == pytest.approx(2.5)
@@ -111,7 +113,7 @@ def test_all_of_it_is_waited_for_at_the_same_time(
 
 @pytest.mark.parametrize("left", ["summary", "dependents"])
 def test_the_gpu_is_held_for_a_moment_only_and_what_is_left_is_said(
-    finish: Callable[..., tuple[float, Slow]], bed: Bed, left: str
+    finish: Callable[..., tuple[float, Slow]], bed: SteppedRunner, left: str
 ) -> None:
     done_at = {"summary": 0.0, "dependents": 0.0, left: 1000.0}
     ended_at, _ = finish(done_at["summary"], done_at["dependents"], 0.0)
@@ -133,7 +135,7 @@ def test_where_the_daemon_took_long_mails_have_had_their_time(
 
 
 def test_a_pack_that_slurm_ends_has_no_summary_here(
-    finish: Callable[..., tuple[float, Slow]], bed: Bed
+    finish: Callable[..., tuple[float, Slow]], bed: SteppedRunner
 ) -> None:
     _, slow = finish(1000.0, 0.0, 0.0, summarizes=False)
     assert "summary" not in slow.begun
@@ -141,7 +143,7 @@ def test_a_pack_that_slurm_ends_has_no_summary_here(
 
 
 def test_a_pack_that_is_watched_is_due_a_summary_before_its_members_have_ended(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = bed.state.root
     monitor = bed.parts.monitor
@@ -167,7 +169,7 @@ def test_a_pack_that_is_watched_is_due_a_summary_before_its_members_have_ended(
     monitor.stop()
 
 
-def test_a_monitor_that_has_not_heard_it_is_told_again_to_end(bed: Bed) -> None:
+def test_a_monitor_that_has_not_heard_it_is_told_again_to_end(bed: SteppedRunner) -> None:
     """Signals of one number that wait are one, and the first sender's: Slurm's own TERM may be."""
     deaf_once = (
         "import signal, sys, time\n"

@@ -24,10 +24,10 @@ from slurm_colloc.store.member_states import read_state
 from slurm_colloc.store.pack_directory import GpuDivision, write_division
 from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
-from ..store.builders import build_pack
-from .gpu_set_bed import GpuSetJob, begin_sets
+from ..packs import build_pack
+from .gpu_set_job import GpuSetJob, begin_sets
 from .pack_contexts import build_context
-from .submission_bed import run_plainly
+from .stepped_submission import run_plainly
 from .test_requeue_after_kill import RUNNING
 
 ALLOCATION = Allocation("7", "7", "n1", 0, 4, (), (), {})
@@ -188,8 +188,7 @@ def test_what_slurm_has_killed_on_a_node_that_has_left_is_not_judged_there(
     allocation = dataclasses.replace(ALLOCATION, node="n2")
     slurm = OneJob({**RUNNING, "NodeList": nodes})
     with (tmp_path / "log").open("w") as log:
-        plain = build_pack("s").record
-        record = dataclasses.replace(plain, set_nodes=(0, 1) if has_nodes else ())
+        record = build_pack("s", set_nodes=(0, 1) if has_nodes else ()).record
         decision = SlurmDecision(
             pack=build_context(tmp_path, record=record, allocation=allocation, slurm=slurm),
             slurm_log=log.fileno(),

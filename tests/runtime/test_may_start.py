@@ -20,7 +20,7 @@ from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.store.member_states import is_held, remove_held, was_left, write_held
 from slurm_colloc.store.pack_directory import read_ended, write_moved
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
 class Judge:
@@ -55,7 +55,7 @@ class NoMemoryBound(GpuMemoryRoom):
 
 
 def build_queue(
-    bed: Bed,
+    bed: SteppedRunner,
     judge: Judge,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -82,12 +82,12 @@ def find_number(queue: StartQueue) -> int | None:
     return None if look.front is None else look.front.number
 
 
-def test_the_first_that_waits_is_next(bed: Bed, judge: Judge) -> None:
+def test_the_first_that_waits_is_next(bed: SteppedRunner, judge: Judge) -> None:
     bed.adopt(2, 1)
     assert find_number(build_queue(bed, judge)) == 2
 
 
-def test_held_and_moved_members_are_passed_over(bed: Bed, judge: Judge) -> None:
+def test_held_and_moved_members_are_passed_over(bed: SteppedRunner, judge: Judge) -> None:
     bed.adopt(1, 2, 3)
     queue = build_queue(bed, judge)
     write_held(bed.pack, 1)
@@ -97,14 +97,14 @@ def test_held_and_moved_members_are_passed_over(bed: Bed, judge: Judge) -> None:
     assert find_number(queue) == 1
 
 
-def test_nobody_is_next_where_there_is_no_room(bed: Bed, judge: Judge) -> None:
+def test_nobody_is_next_where_there_is_no_room(bed: SteppedRunner, judge: Judge) -> None:
     bed.run_member(1)
     bed.run_member(2)
     bed.adopt(3)
     assert find_number(build_queue(bed, judge)) is None
 
 
-def test_who_is_to_be_alone_lets_another_go_first(bed: Bed, judge: Judge) -> None:
+def test_who_is_to_be_alone_lets_another_go_first(bed: SteppedRunner, judge: Judge) -> None:
     bed.run_member(1)
     large, _ = bed.adopt(2, 3)
     retries = dataclasses.replace(large.record.retries, alone=True)
@@ -113,7 +113,7 @@ def test_who_is_to_be_alone_lets_another_go_first(bed: Bed, judge: Judge) -> Non
 
 
 def test_who_finds_no_gpu_memory_is_passed_so_often_and_no_more(
-    build_bed: Callable[..., Bed], judge: Judge
+    build_bed: Callable[..., SteppedRunner], judge: Judge
 ) -> None:
     bed = build_bed(members=PASSES_MOST + 2, places=PASSES_MOST + 2)
     bed.parts.gpu_mode._settled.settle(SharingMode.MPS, "as planned")
@@ -128,7 +128,9 @@ def test_who_finds_no_gpu_memory_is_passed_so_often_and_no_more(
     assert bed.read(1).waits == NO_MEMORY
 
 
-def test_a_satisfied_dependency_is_judged_once(build_bed: Callable[..., Bed], judge: Judge) -> None:
+def test_a_satisfied_dependency_is_judged_once(
+    build_bed: Callable[..., SteppedRunner], judge: Judge
+) -> None:
     bed = build_bed(change=depend)
     bed.adopt(1)
     queue = build_queue(bed, judge)
@@ -137,7 +139,7 @@ def test_a_satisfied_dependency_is_judged_once(build_bed: Callable[..., Bed], ju
 
 
 def test_who_has_run_before_is_not_judged_again(
-    build_bed: Callable[..., Bed], judge: Judge
+    build_bed: Callable[..., SteppedRunner], judge: Judge
 ) -> None:
     bed = build_bed(change=depend)
     (member,) = bed.adopt(1)
@@ -147,7 +149,7 @@ def test_who_has_run_before_is_not_judged_again(
 
 
 def test_a_dependency_that_never_holds_cancels_the_member(
-    build_bed: Callable[..., Bed], judge: Judge
+    build_bed: Callable[..., SteppedRunner], judge: Judge
 ) -> None:
     bed = build_bed(change=depend)
     bed.adopt(1, 2)
@@ -161,7 +163,7 @@ def test_a_dependency_that_never_holds_cancels_the_member(
 
 
 def test_an_open_dependency_is_looked_at_for_a_while_and_then_held(
-    build_bed: Callable[..., Bed], judge: Judge, monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -182,7 +184,7 @@ def test_an_open_dependency_is_looked_at_for_a_while_and_then_held(
 
 @pytest.mark.parametrize("outlook", list(ConditionOutlook))
 def test_asking_who_starts_changes_nothing(
-    build_bed: Callable[..., Bed],
+    build_bed: Callable[..., SteppedRunner],
     judge: Judge,
     monkeypatch: pytest.MonkeyPatch,
     outlook: ConditionOutlook,
@@ -210,7 +212,7 @@ def test_asking_who_starts_changes_nothing(
 
 
 def test_a_dependency_that_becomes_satisfied_in_time_starts_the_member(
-    build_bed: Callable[..., Bed], judge: Judge
+    build_bed: Callable[..., SteppedRunner], judge: Judge
 ) -> None:
     bed = build_bed(change=depend)
     bed.adopt(1)
@@ -222,7 +224,9 @@ def test_a_dependency_that_becomes_satisfied_in_time_starts_the_member(
     assert not queue.is_undecided
 
 
-def test_held_members_are_left_behind_where_nobody_releases_them(bed: Bed, judge: Judge) -> None:
+def test_held_members_are_left_behind_where_nobody_releases_them(
+    bed: SteppedRunner, judge: Judge
+) -> None:
     bed.adopt(1, 2)
     write_held(bed.pack, 1)
     write_moved(bed.pack, 2, bed.pack.name)
@@ -232,7 +236,9 @@ def test_held_members_are_left_behind_where_nobody_releases_them(bed: Bed, judge
     assert (queue.has_handed_back, read_ended(bed.pack)) == (False, None)
 
 
-def test_a_pack_does_not_end_over_a_member_that_was_just_released(bed: Bed, judge: Judge) -> None:
+def test_a_pack_does_not_end_over_a_member_that_was_just_released(
+    bed: SteppedRunner, judge: Judge
+) -> None:
     bed.adopt(1)
     write_held(bed.pack, 1)
     queue = build_queue(bed, judge)
@@ -243,7 +249,7 @@ def test_a_pack_does_not_end_over_a_member_that_was_just_released(bed: Bed, judg
 
 
 def test_for_whom_too_little_time_is_left_waits_for_the_next_pack(
-    build_bed: Callable[..., Bed], judge: Judge
+    build_bed: Callable[..., SteppedRunner], judge: Judge
 ) -> None:
     def limit(job: Job) -> Job:
         return dataclasses.replace(job, time_limit_s=60, requeue=True)

@@ -22,11 +22,11 @@ from slurm_colloc.store.inbox import list_taken, take
 from slurm_colloc.store.member_states import GpuUse, Retries, StateRecord, write_state
 from slurm_colloc.store.written_ends import RunnerKill
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
 def build_intake(
-    bed: Bed, noted: list[int], killed_before: RunnerKill | None = None
+    bed: SteppedRunner, noted: list[int], killed_before: RunnerKill | None = None
 ) -> MemberIntake:
     def note(member: Member) -> None:
         noted.append(member.number)
@@ -37,26 +37,26 @@ def build_intake(
     )  # fmt: skip
 
 
-def leave(bed: Bed, number: int, state: MemberState, **fields: Any) -> None:
+def leave(bed: SteppedRunner, number: int, state: MemberState, **fields: Any) -> None:
     """What the first attempt has left of a member that it had taken."""
     assert take(str(bed.pack), number)
     write_state(bed.pack, number, StateRecord(state, 1, **fields))
 
 
 @pytest.fixture
-def second(build_bed: Callable[..., Bed]) -> Bed:
+def second(build_bed: Callable[..., SteppedRunner]) -> SteppedRunner:
     """The second attempt of a pack."""
     return build_bed(attempt=2)
 
 
-def test_a_new_member_waits_for_its_start(bed: Bed) -> None:
+def test_a_new_member_waits_for_its_start(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     assert (member.record.state, member.record.attempt) == (MemberState.PENDING, 1)
     assert bed.read(1) == member.record
     assert list(bed.members.waiting) == [1]
 
 
-def test_what_an_earlier_attempt_had_running_starts_again(second: Bed) -> None:
+def test_what_an_earlier_attempt_had_running_starts_again(second: SteppedRunner) -> None:
     leave(second, 1, MemberState.RUNNING, starts=1, started_at=5.0)
     leave(second, 2, MemberState.PENDING)
     noted: list[int] = []
@@ -68,7 +68,7 @@ def test_what_an_earlier_attempt_had_running_starts_again(second: Bed) -> None:
     assert noted == [1]
 
 
-def write_exit(bed: Bed, number: int, run: str, status: int, **fields: Any) -> None:
+def write_exit(bed: SteppedRunner, number: int, run: str, status: int, **fields: Any) -> None:
     """What the wrapper of a start has written: that it was up, and how its script ended."""
     folder = bed.pack / "members" / inbox.format_number(number)
     (folder / f"run.{run}.started").write_text("{}")
@@ -88,7 +88,7 @@ def write_exit(bed: Bed, number: int, run: str, status: int, **fields: Any) -> N
     ],
 )
 def test_an_end_that_no_runner_has_noted_is_an_end(
-    second: Bed, starts: int, status: int, fields: dict[str, Any], state: MemberState
+    second: SteppedRunner, starts: int, status: int, fields: dict[str, Any], state: MemberState
 ) -> None:
     before = MemberState.RUNNING if starts else MemberState.PENDING
     leave(second, 1, before, starts=starts)
@@ -117,7 +117,7 @@ def test_an_end_that_no_runner_has_noted_is_an_end(
     ],
 )
 def test_what_a_term_has_ended_is_none(
-    second: Bed, run: str, status: int, fields: dict[str, Any]
+    second: SteppedRunner, run: str, status: int, fields: dict[str, Any]
 ) -> None:
     leave(second, 1, MemberState.RUNNING, starts=1)
     write_exit(second, 1, run, status, **fields)
@@ -126,14 +126,16 @@ def test_what_a_term_has_ended_is_none(
     assert list(second.members.waiting) == [1]
 
 
-def test_an_end_of_a_start_that_was_requeued_is_none(second: Bed) -> None:
+def test_an_end_of_a_start_that_was_requeued_is_none(second: SteppedRunner) -> None:
     leave(second, 1, MemberState.PENDING, starts=1)
     write_exit(second, 1, "1.1", 0)
     build_intake(second, []).adopt_taken()
     assert list(second.members.waiting) == [1]
 
 
-def test_a_failure_that_no_runner_has_noted_takes_a_retry(build_bed: Callable[..., Bed]) -> None:
+def test_a_failure_that_no_runner_has_noted_takes_a_retry(
+    build_bed: Callable[..., SteppedRunner],
+) -> None:
     bed = build_bed(attempt=2, change=lambda job: dataclasses.replace(job, retries=1))
     leave(bed, 1, MemberState.RUNNING, starts=1)
     write_exit(bed, 1, "1.1", 3 << 8)
@@ -156,7 +158,7 @@ def test_a_failure_that_no_runner_has_noted_takes_a_retry(build_bed: Callable[..
     ],
 )
 def test_who_has_failed_after_its_mps_daemon_had_lost_its_runner_runs_again(
-    second: Bed, mode: str, killed_at: float, state: MemberState
+    second: SteppedRunner, mode: str, killed_at: float, state: MemberState
 ) -> None:
     leave(second, 1, MemberState.RUNNING, starts=1, gpu=GpuUse(mode))
     write_exit(second, 1, "1.1", 1 << 8)
@@ -165,7 +167,7 @@ def test_who_has_failed_after_its_mps_daemon_had_lost_its_runner_runs_again(
     assert second.read(1).state is state
 
 
-def test_what_had_ended_stays_so_and_counts(second: Bed) -> None:
+def test_what_had_ended_stays_so_and_counts(second: SteppedRunner) -> None:
     leave(second, 1, MemberState.FAILED, starts=1, exit_code=ExitCode(3, 0))
     noted: list[int] = []
     build_intake(second, noted).adopt_taken()
@@ -174,7 +176,7 @@ def test_what_had_ended_stays_so_and_counts(second: Bed) -> None:
     assert second.parts.states.worst == ExitCode(3, 0)
 
 
-def test_only_what_was_taken_is_adopted_and_only_once(second: Bed) -> None:
+def test_only_what_was_taken_is_adopted_and_only_once(second: SteppedRunner) -> None:
     leave(second, 2, MemberState.PENDING)
     intake = build_intake(second, [])
     for _ in range(2):
@@ -190,7 +192,7 @@ DEPENDENCY = WaitReason(WaitKind.DEPENDENCY, name="afterok:4/2")
     ("waits", "kept"), [(WaitReason(WaitKind.TIME), None), (DEPENDENCY, DEPENDENCY)]
 )
 def test_what_an_earlier_attempt_waited_for_is_over(
-    second: Bed, waits: WaitReason, kept: WaitReason | None
+    second: SteppedRunner, waits: WaitReason, kept: WaitReason | None
 ) -> None:
     leave(second, 1, MemberState.PENDING, waits=waits)
     leave(second, 2, MemberState.PENDING, reason="requeued")
@@ -199,7 +201,7 @@ def test_what_an_earlier_attempt_waited_for_is_over(
     assert second.read(2).reason == "requeued"
 
 
-def test_after_a_killed_runner_its_members_say_why_they_run_again(second: Bed) -> None:
+def test_after_a_killed_runner_its_members_say_why_they_run_again(second: SteppedRunner) -> None:
     leave(second, 1, MemberState.RUNNING, starts=1)
     leave(second, 2, MemberState.PENDING)
     kill = RunnerKill(0, 1, signal.SIGKILL, 1.0)
@@ -209,7 +211,7 @@ def test_after_a_killed_runner_its_members_say_why_they_run_again(second: Bed) -
     assert second.read(2).reason == ""
 
 
-def test_who_was_at_the_door_starts_from_the_beginning(second: Bed) -> None:
+def test_who_was_at_the_door_starts_from_the_beginning(second: SteppedRunner) -> None:
     reason = "at the door: its program is loaded, and it waits: no more than 1 runs at once"
     leave(second, 1, MemberState.RUNNING, starts=1, at_door=True, reason=reason)
     build_intake(second, []).adopt_taken()
@@ -217,7 +219,7 @@ def test_who_was_at_the_door_starts_from_the_beginning(second: Bed) -> None:
     assert (record.state, record.at_door, record.reason) == (MemberState.PENDING, False, "")
 
 
-def damage(bed: Bed, number: int, how: str) -> None:
+def damage(bed: SteppedRunner, number: int, how: str) -> None:
     """Make what a member runs, or its state, unreadable for good."""
     folder = bed.folder(number)
     if how == "gone":
@@ -229,7 +231,7 @@ def damage(bed: Bed, number: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "half", "[]", '{"schema":99}', "state"])
-def test_a_member_whose_record_is_damaged_fails_alone(second: Bed, how: str) -> None:
+def test_a_member_whose_record_is_damaged_fails_alone(second: SteppedRunner, how: str) -> None:
     damage(second, 1, how)
     second.parts.place_filler.work()
     record = second.read(1)
@@ -246,7 +248,7 @@ def test_a_member_whose_record_is_damaged_fails_alone(second: Bed, how: str) -> 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 def test_where_the_file_system_fails_a_member_is_taken_in_later(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, number: int
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     assert take(str(bed.pack), 1)
     with monkeypatch.context() as failing:
@@ -264,7 +266,7 @@ def test_where_the_file_system_fails_a_member_is_taken_in_later(
 
 
 def test_a_member_that_cannot_be_read_for_minutes_fails_alone(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_steps, "GIVE_UP_AFTER_S", 0.0)
     monkeypatch.setattr(fill_places, "read_spec", fail_with(errno.EIO))
@@ -277,7 +279,7 @@ def test_a_member_that_cannot_be_read_for_minutes_fails_alone(
 
 
 def test_who_was_taken_although_the_answer_was_lost_is_found(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(pack: str, number: int) -> bool:
         assert take(pack, number)

@@ -29,7 +29,7 @@ from slurm_colloc.runtime.stop_member import (
 from slurm_colloc.store.member_states import StateRecord
 
 from ..wait_until import wait_until
-from .runner_bed import PlainProcess
+from .stepped_runner import PlainProcess
 from .test_members import SPEC
 
 

@@ -31,14 +31,14 @@ from slurm_colloc.store.pack_directory import PackRecord
 
 from ..wait_until import wait_until
 from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 NEEDS = {1: ("3g", 30_000), 2: ("2g", 15_000), 3: ("1g", 9000), 4: ("1g", 9000), 5: ("3g", 38_000)}
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
-    bed = Bed(tmp_path, members=5, places=4)
+def bed(tmp_path: Path) -> Iterator[SteppedRunner]:
+    bed = SteppedRunner(tmp_path, members=5, places=4)
     yield bed
     bed.close()
 
@@ -50,7 +50,7 @@ def sockets() -> Iterator[Path]:
         yield Path(directory) / "mig.sock"
 
 
-def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
+def cut(bed: SteppedRunner, *names: str, socket: str = "") -> PackInstances:
     """Give the pack a GPU with these instances."""
     mode = bed.parts.gpu_mode
     mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
@@ -58,12 +58,12 @@ def cut(bed: Bed, *names: str, socket: str = "") -> PackInstances:
     return mode.instances
 
 
-def build_mode(bed: Bed, record: PackRecord, allocation: Allocation) -> GpuMode:
+def build_mode(bed: SteppedRunner, record: PackRecord, allocation: Allocation) -> GpuMode:
     context = dataclasses.replace(bed.context, record=record, allocation=allocation)
     return GpuMode(pack=context, lone=False)
 
 
-def want(bed: Bed, *numbers: int) -> list[Member]:
+def want(bed: SteppedRunner, *numbers: int) -> list[Member]:
     """Members that wait, each with what it needs of an instance."""
     members = bed.adopt(*numbers)
     for member in members:
@@ -73,7 +73,7 @@ def want(bed: Bed, *numbers: int) -> list[Member]:
     return members
 
 
-def start_all(bed: Bed) -> dict[int, str]:
+def start_all(bed: SteppedRunner) -> dict[int, str]:
     """Start all that may, without a process: which instance each has got."""
     found = {}
     queue = bed.parts.start_queue
@@ -89,11 +89,11 @@ def start_all(bed: Bed) -> dict[int, str]:
     return found
 
 
-def finish(bed: Bed, number: int) -> None:
+def finish(bed: SteppedRunner, number: int) -> None:
     bed.members.vacate(number)
 
 
-def settle(bed: Bed) -> None:
+def settle(bed: SteppedRunner) -> None:
     """Wait until the agent has answered."""
     instances = bed.parts.gpu_mode.instances
     assert instances is not None
@@ -112,7 +112,7 @@ def wait_for_instance(told: str) -> WaitReason:
     return WaitReason(WaitKind.INSTANCE, told=told)
 
 
-def test_each_member_has_an_instance_of_its_own(bed: Bed) -> None:
+def test_each_member_has_an_instance_of_its_own(bed: SteppedRunner) -> None:
     cut(bed, "3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
     want(bed, 4, 3, 2, 1)
     assert start_all(bed) == {1: "3g.40gb", 2: "2g.20gb", 3: "1g.10gb", 4: "1g.10gb"}
@@ -120,7 +120,7 @@ def test_each_member_has_an_instance_of_its_own(bed: Bed) -> None:
     assert len(uuids) == 4
 
 
-def test_small_ones_pass_one_whose_instance_is_taken(bed: Bed) -> None:
+def test_small_ones_pass_one_whose_instance_is_taken(bed: SteppedRunner) -> None:
     cut(bed, "3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
     (first,) = want(bed, 1)
     assert start_all(bed) == {1: "3g.40gb"}
@@ -133,7 +133,7 @@ def test_small_ones_pass_one_whose_instance_is_taken(bed: Bed) -> None:
 
 
 def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
-    bed: Bed, sockets: Path
+    bed: SteppedRunner, sockets: Path
 ) -> None:
     instances = cut(bed, *["2g.20gb"] * 3, socket=str(sockets))
     agent = Agent(sockets, instances.gpu)
@@ -162,7 +162,7 @@ def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
     agent.close()
 
 
-def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) -> None:
+def test_asking_why_a_member_waits_has_nothing_changed(bed: SteppedRunner, sockets: Path) -> None:
     instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
     agent = Agent(sockets, instances.gpu)
     (member,) = want(bed, 5)
@@ -179,7 +179,9 @@ def test_asking_why_a_member_waits_has_nothing_changed(bed: Bed, sockets: Path) 
     agent.close()
 
 
-def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sockets: Path) -> None:
+def test_a_change_that_is_refused_is_said_and_not_asked_for_again(
+    bed: SteppedRunner, sockets: Path
+) -> None:
     instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
     agent = Agent(sockets, instances.gpu, refusal="the GPU is held by dcgm\x1b[2J")
     want(bed, 5)
@@ -195,7 +197,7 @@ def test_a_change_that_is_refused_is_said_and_not_asked_for_again(bed: Bed, sock
     agent.close()
 
 
-def test_without_an_agent_what_stands_is_all_there_is(bed: Bed) -> None:
+def test_without_an_agent_what_stands_is_all_there_is(bed: SteppedRunner) -> None:
     cut(bed, "1g.10gb", "1g.10gb")
     (large,) = want(bed, 5)
     assert start_all(bed) == {}
@@ -209,7 +211,7 @@ def test_without_an_agent_what_stands_is_all_there_is(bed: Bed) -> None:
     assert start_all(bed) == {5: "1g.10gb"}
 
 
-def test_nothing_is_measured_where_members_have_walls(bed: Bed) -> None:
+def test_nothing_is_measured_where_members_have_walls(bed: SteppedRunner) -> None:
     cut(bed, "3g.40gb", "2g.20gb")
     assert bed.parts.gpu_mode.why_unmeasured == "each member has a MIG instance of its own"
 
@@ -277,7 +279,7 @@ def test_an_srun_inside_a_member_stays_on_its_instance() -> None:
     ],
 )
 def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
-    bed: Bed, share: str, mode: SharingMode | None, *, refusal: bool
+    bed: SteppedRunner, share: str, mode: SharingMode | None, *, refusal: bool
 ) -> None:
     record = dataclasses.replace(bed.record, share=share, mode=SharingMode.MIG, layout=("3g", "3g"))
     allocation = dataclasses.replace(bed.allocation, gpus=("0",))
@@ -292,7 +294,7 @@ def test_a_pack_that_gets_no_instances_says_so_and_does_what_was_asked(
     assert found.takes_one_member == (share == "auto")
 
 
-def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: Bed) -> None:
+def test_one_instance_in_place_of_the_layout_is_shared_by_time_slices(bed: SteppedRunner) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can write what is believed")
     record = dataclasses.replace(bed.record, share="mig", mode=SharingMode.MIG, layout=("3g", "3g"))

@@ -14,13 +14,13 @@ from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.path_shims import PathWatch, find_shims, write_shims
 
 from ..wait_until import wait_until
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 Run = Callable[[str], list[dict[str, object]]]
 
 
 @pytest.fixture
-def run(bed: Bed, tmp_path: Path) -> Iterator[Run]:
+def run(bed: SteppedRunner, tmp_path: Path) -> Iterator[Run]:
     """Runs a script as member 1 and looks at it; what the log says."""
     (member,) = bed.adopt(1)
     member.prefix = str(bed.folder(1) / "run.1.1")

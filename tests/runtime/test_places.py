@@ -13,10 +13,10 @@ from slurm_colloc.runtime.allocation import find_user_name
 from slurm_colloc.runtime.members import make_places
 from slurm_colloc.store.pack_directory import read_spec, write_spec
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
-def want(bed: Bed, *cpus: int) -> None:
+def want(bed: SteppedRunner, *cpus: int) -> None:
     """Have members want so many CPUs each."""
     for number, count in enumerate(cpus, start=1):
         spec = read_spec(bed.pack, number)
@@ -25,7 +25,7 @@ def want(bed: Bed, *cpus: int) -> None:
 
 
 def test_the_places_are_those_of_the_members_that_want_most(
-    build_bed: Callable[..., Bed],
+    build_bed: Callable[..., SteppedRunner],
 ) -> None:
     bed = build_bed(members=3)
     want(bed, 1, 4, 2)
@@ -40,14 +40,14 @@ def test_the_places_are_those_of_the_members_that_want_most(
     assert not shares[0] & shares[1]
 
 
-def test_with_too_few_cpus_nobody_is_bound_and_it_is_said(bed: Bed) -> None:
+def test_with_too_few_cpus_nobody_is_bound_and_it_is_said(bed: SteppedRunner) -> None:
     want(bed, 2, 2, 2)
     places, why = make_places(bed.pack, 2, bed.allocation, lone=False)
     assert [place.cpus for place in places] == [(), ()]
     assert why == "2 CPUs can be used here, the members want 4: they are not bound"
 
 
-def test_a_member_that_is_alone_has_all_there_is(bed: Bed) -> None:
+def test_a_member_that_is_alone_has_all_there_is(bed: SteppedRunner) -> None:
     want(bed, 2, 2, 2)
     places, why = make_places(bed.pack, 1, bed.allocation, lone=True)
     assert [(place.wanted, place.cpus) for place in places] == [(2, ())]

@@ -18,16 +18,13 @@ from slurm_colloc.store.member_states import (
 )
 from slurm_colloc.store.pack_directory import read_ended, write_ended, write_moved
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
     state = State(tmp_path, "here")
-    state.prepare()
-    with state.writing([build_pack("s", members=3)]):
-        pass
-    begin_attempt(state.pack_path("s.0"), 1)
+    begin_attempt(write_packs(state, build_pack("s", members=3)), 1)
     return state
 
 

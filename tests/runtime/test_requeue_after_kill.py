@@ -35,8 +35,8 @@ from slurm_colloc.store.member_states import (
 from slurm_colloc.store.pack_directory import write_pack, write_record
 from slurm_colloc.store.written_ends import RunnerKill, list_kills, write_kill
 
+from ..packs import build_pack
 from ..pausing.running_member import RunningMember
-from ..store.builders import build_pack
 
 RUNNING = {
     "JobState": "RUNNING", "Requeue": "1", "Restarts": "0", "PreemptTime": "None",
@@ -138,7 +138,7 @@ cat job
 """
 
 
-class Bed:
+class KilledPack:
     """A pack with one member that has ended and one that runs, and a Slurm that answers.
 
     Args:
@@ -187,11 +187,11 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> KilledPack:
+    return KilledPack(tmp_path)
 
 
-def test_a_requeue_is_written_down_before_slurm_is_asked_for_it(bed: Bed) -> None:
+def test_a_requeue_is_written_down_before_slurm_is_asked_for_it(bed: KilledPack) -> None:
     bed.answer("after", JobState="COMPLETING", Restarts="1")
     assert bed.requeue() is True
     # By the name of the element, and only as long as the job runs.
@@ -202,7 +202,7 @@ def test_a_requeue_is_written_down_before_slurm_is_asked_for_it(bed: Bed) -> Non
     assert bed.read_journal() == [(True, "")]
 
 
-def test_where_it_cannot_be_written_down_slurm_is_not_asked(bed: Bed) -> None:
+def test_where_it_cannot_be_written_down_slurm_is_not_asked(bed: KilledPack) -> None:
     # A name that is taken: no file can be moved there, not even by root.
     (bed.pack / "killed.0.json").mkdir()
     (bed.pack / "killed.0.json" / "x").touch()
@@ -211,7 +211,7 @@ def test_where_it_cannot_be_written_down_slurm_is_not_asked(bed: Bed) -> None:
     assert bed.list_requeues() == []
 
 
-def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
+def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: KilledPack) -> None:
     bed.say(1, "Requested operation is presently disabled for job 4711_2\n")
     assert bed.requeue() is False
     words = "scontrol: Requested operation is presently disabled for job 4711_2"
@@ -221,7 +221,9 @@ def test_a_requeue_that_slurm_refuses_is_told_in_its_words(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered: bool) -> None:
+def test_a_requeue_that_did_not_happen_though_nobody_says_no(
+    bed: KilledPack, answered: bool
+) -> None:
     if not answered:
         bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
         assert bed.requeue() is None
@@ -231,14 +233,14 @@ def test_a_requeue_that_did_not_happen_though_nobody_says_no(bed: Bed, answered:
     assert kill.refusal.startswith(f"Slurm did not requeue it: {told}")
 
 
-def test_an_unanswered_requeue_that_was_done_counts(bed: Bed) -> None:
+def test_an_unanswered_requeue_that_was_done_counts(bed: KilledPack) -> None:
     bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
     bed.answer("after", JobState="PENDING", Restarts="1")
     assert bed.requeue() is True
     assert [kill.refusal for kill in list_kills(bed.pack)] == [""]
 
 
-def test_a_cancel_at_the_last_moment_leaves_no_word_of_a_requeue(bed: Bed) -> None:
+def test_a_cancel_at_the_last_moment_leaves_no_word_of_a_requeue(bed: KilledPack) -> None:
     bed.answer("after", JobState="CANCELLED")
     assert bed.requeue() is True
     assert len(bed.list_requeues()) == 1
@@ -250,7 +252,7 @@ def test_a_cancel_at_the_last_moment_leaves_no_word_of_a_requeue(bed: Bed) -> No
     ("changes", "follows"), [({"JobState": "CANCELLED"}, True), ({"Restarts": "1"}, False)]
 )
 def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
-    bed: Bed, changes: dict[str, str], follows: bool
+    bed: KilledPack, changes: dict[str, str], follows: bool
 ) -> None:
     bed.answer(**changes)
     assert bed.requeue() is follows
@@ -259,7 +261,7 @@ def test_what_slurm_ends_or_has_started_elsewhere_is_left_alone(
     assert bed.read_journal() == []
 
 
-def test_slurm_is_asked_for_minutes_where_it_does_not_answer(bed: Bed) -> None:
+def test_slurm_is_asked_for_minutes_where_it_does_not_answer(bed: KilledPack) -> None:
     (bed.programs / "job").rename(bed.programs / "away")
     assert bed.requeue() is None
     assert list_kills(bed.pack) == []
@@ -271,7 +273,7 @@ def test_slurm_is_asked_for_minutes_where_it_does_not_answer(bed: Bed) -> None:
     assert bed.read_journal() == [(True, "")]
 
 
-def test_in_the_end_it_is_said_that_slurm_did_not_answer(bed: Bed) -> None:
+def test_in_the_end_it_is_said_that_slurm_did_not_answer(bed: KilledPack) -> None:
     (bed.programs / "job").unlink()
     assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
     [kill] = list_kills(bed.pack)
@@ -279,7 +281,7 @@ def test_in_the_end_it_is_said_that_slurm_did_not_answer(bed: Bed) -> None:
     assert bed.list_requeues() == []
 
 
-def test_as_long_as_a_member_lives_slurm_is_asked(bed: Bed) -> None:
+def test_as_long_as_a_member_lives_slurm_is_asked(bed: KilledPack) -> None:
     (bed.programs / "job").unlink()
     member = RunningMember(bed.pack, 2, ["/bin/sleep", "600"])
     assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is None
@@ -288,7 +290,7 @@ def test_as_long_as_a_member_lives_slurm_is_asked(bed: Bed) -> None:
     assert bed.requeue(killed_ago_s=ASK_FOR_S + 1) is False
 
 
-def test_where_it_is_refused_the_pack_stands_as_long_as_a_member_lives(bed: Bed) -> None:
+def test_where_it_is_refused_the_pack_stands_as_long_as_a_member_lives(bed: KilledPack) -> None:
     bed.answer(Requeue="0")
     member = RunningMember(bed.pack, 2, ["/bin/sleep", "600"])
     assert bed.requeue() is None
@@ -303,7 +305,7 @@ def test_where_it_is_refused_the_pack_stands_as_long_as_a_member_lives(bed: Bed)
     assert bed.list_requeues() == []
 
 
-def test_a_requeue_without_an_answer_that_was_done_is_found_done(bed: Bed) -> None:
+def test_a_requeue_without_an_answer_that_was_done_is_found_done(bed: KilledPack) -> None:
     bed.say(1, "slurm_requeue error: Socket timed out on send/recv operation\n")
     assert bed.requeue() is None
     bed.answer(JobState="PENDING", Restarts="1")
@@ -313,7 +315,7 @@ def test_a_requeue_without_an_answer_that_was_done_is_found_done(bed: Bed) -> No
     assert bed.read_journal() == [(True, "")]
 
 
-def test_members_that_have_ended_without_a_runner_need_no_slurm(bed: Bed) -> None:
+def test_members_that_have_ended_without_a_runner_need_no_slurm(bed: KilledPack) -> None:
     (bed.programs / "job").unlink()
     write_exit(bed, 0)
     assert bed.requeue() is False
@@ -325,14 +327,14 @@ def test_members_that_have_ended_without_a_runner_need_no_slurm(bed: Bed) -> Non
                             (15, {})], ids=["runner", "Slurm", "died of it"]
 )  # fmt: skip
 def test_what_a_term_has_ended_runs_again(
-    bed: Bed, status: int, changes: dict[str, object]
+    bed: KilledPack, status: int, changes: dict[str, object]
 ) -> None:
     write_exit(bed, status, **changes)
     bed.answer("after", JobState="PENDING", Restarts="1")
     assert bed.requeue() is True
 
 
-def write_exit(bed: Bed, status: int, **changes: object) -> None:
+def write_exit(bed: KilledPack, status: int, **changes: object) -> None:
     """What the wrapper of the member that runs writes when it ends."""
     record = {
         "schema": 1,
@@ -346,7 +348,7 @@ def write_exit(bed: Bed, status: int, **changes: object) -> None:
     (folder / "run.1.1.exit").write_text(json.dumps(record))
 
 
-def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> None:
+def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: KilledPack) -> None:
     write_kill(bed.pack, RunnerKill(0, 1, 9, 1.0))
     write_kill(bed.pack, RunnerKill(1, 2, 9, 2.0, "it may not be requeued"))
     bed.answer(Restarts="2")
@@ -358,15 +360,14 @@ def test_refused_restarts_do_not_count_and_the_third_is_refused(bed: Bed) -> Non
     assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
 
 
-def test_kills_in_all_gpu_sets_of_a_job_count_together(bed: Bed) -> None:
-    first = build_pack("s")
+def test_kills_in_all_gpu_sets_of_a_job_count_together(bed: KilledPack) -> None:
     packs = [
-        dataclasses.replace(first.record, pack_id=name, gpu_set=number, gpu_sets=(1, 1))
+        build_pack("s", pack_id=name, gpu_set=number, gpu_sets=(1, 1))
         for number, name in enumerate(("s.0", "s~1.0"))
     ]
-    write_record(bed.pack, packs[0])
+    write_record(bed.pack, packs[0].record)
     other = bed.pack.parent / "s~1.0"
-    write_pack(other, dataclasses.replace(first, record=packs[1]))
+    write_pack(other, packs[1])
     write_kill(other, RunnerKill(0, 1, 9, 1.0))
     write_kill(bed.pack, RunnerKill(1, 2, 9, 1.0))
     bed.answer(Restarts="2")
@@ -374,7 +375,7 @@ def test_kills_in_all_gpu_sets_of_a_job_count_together(bed: Bed) -> None:
     assert list_kills(bed.pack)[-1].refusal == "it was restarted 2 times before"
 
 
-def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: Bed) -> None:
+def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: KilledPack) -> None:
     write_state(bed.pack, 2, StateRecord(MemberState.COMPLETED, 1, starts=1))
     assert bed.requeue() is False
     assert bed.list_requeues() == []
@@ -382,7 +383,7 @@ def test_a_runner_killed_after_its_last_member_costs_no_second_allocation(bed: B
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["cancelled", "held"])
-def test_members_that_will_not_start_in_it_cost_none_either(bed: Bed, is_left: bool) -> None:
+def test_members_that_will_not_start_in_it_cost_none_either(bed: KilledPack, is_left: bool) -> None:
     (bed.pack / "members" / format_number(2) / "state.1.json").unlink()
     if is_left:
         assert inbox.take(str(bed.pack), 2)
@@ -397,7 +398,7 @@ def test_members_that_will_not_start_in_it_cost_none_either(bed: Bed, is_left: b
 # In the next attempt -----------------------------------------------------------------------------
 
 
-def test_the_next_attempt_knows_why_it_is_there(bed: Bed) -> None:
+def test_the_next_attempt_knows_why_it_is_there(bed: KilledPack) -> None:
     first, later = (Allocation("4711", "4711", "n", n, 1, (), (), {}) for n in (0, 2))
     second = dataclasses.replace(first, restarts=1)
     assert find_killed_before(bed.pack, second) is None

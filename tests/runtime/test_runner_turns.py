@@ -18,7 +18,7 @@ from slurm_colloc.store import inbox
 from slurm_colloc.store.inbox import list_waiting
 from slurm_colloc.store.member_states import begin_attempt
 
-from .runner_bed import Bed, PlainProcess
+from .stepped_runner import PlainProcess, SteppedRunner
 
 
 class Turns:
@@ -29,7 +29,7 @@ class Turns:
         waits: How often it has waited.
     """
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: SteppedRunner) -> None:
         self.bed = bed
         self.runner = Runner(
             bed.pack, bed.record, bed.allocation,
@@ -55,7 +55,7 @@ class Turns:
 
 
 @pytest.fixture
-def turns(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+def turns(bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     turns = Turns(bed)
     monkeypatch.setattr(turns.runner._waker, "wait", turns.wait)
     yield turns
@@ -120,7 +120,7 @@ def test_no_step_that_fails_keeps_the_others_from_theirs(
 
 @pytest.mark.parametrize("listener", ["note", "note_requeue"])
 def test_mails_that_fail_cost_no_state(
-    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, listener: str
+    build_bed: Callable[..., SteppedRunner], monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
     from slurm_colloc.runtime.member_mails import MemberMails
 

@@ -14,19 +14,19 @@ from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.store.inbox import list_waiting
 from slurm_colloc.store.runner_requests import Action, Request, list_requests, write_request
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 from .test_member_intake import fail_with
 
 TERM = [(signal.SIGTERM, 5)]
 
 
-def ask(bed: Bed, action: Action, number: int = 1, **details: int | str) -> None:
+def ask(bed: SteppedRunner, action: Action, number: int = 1, **details: int | str) -> None:
     """Leave a request, and have the runner look."""
     write_request(bed.pack, Request(action, number, **details))  # type: ignore[arg-type]
     bed.parts.requests.work()
 
 
-def test_a_waiting_member_is_cancelled_without_a_start(bed: Bed) -> None:
+def test_a_waiting_member_is_cancelled_without_a_start(bed: SteppedRunner) -> None:
     _, other = bed.adopt(1, 2)
     ask(bed, Action.CANCEL, reason="by csub cancel")
     record = bed.read(1)
@@ -37,7 +37,7 @@ def test_a_waiting_member_is_cancelled_without_a_start(bed: Bed) -> None:
     assert list_requests(bed.pack) == []
 
 
-def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: Bed) -> None:
+def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: SteppedRunner) -> None:
     bed.adopt(1)
     for action in (Action.REQUEUE, Action.SIGNAL):
         ask(bed, action, signal=signal.SIGUSR1)
@@ -47,7 +47,7 @@ def test_a_waiting_member_is_neither_requeued_nor_signalled(bed: Bed) -> None:
 
 @pytest.mark.parametrize("asked", [StopReason.REQUEUE, StopReason.FAULT, None])
 def test_who_is_being_stopped_to_run_again_is_cancelled_all_the_same(
-    bed: Bed, asked: StopReason | None
+    bed: SteppedRunner, asked: StopReason | None
 ) -> None:
     member, _ = bed.run_member(1)
     if asked is not None:
@@ -60,7 +60,7 @@ def test_who_is_being_stopped_to_run_again_is_cancelled_all_the_same(
 
 @pytest.mark.parametrize("order", [("requeue", "cancel"), ("cancel", "requeue")])
 def test_of_a_requeue_and_a_cancel_the_cancel_wins_whichever_came_first(
-    bed: Bed, order: tuple[str, str]
+    bed: SteppedRunner, order: tuple[str, str]
 ) -> None:
     member, _ = bed.run_member(1)
     for word in order:
@@ -73,7 +73,7 @@ def test_of_a_requeue_and_a_cancel_the_cancel_wins_whichever_came_first(
 
 
 def test_a_cancel_stays_until_its_member_has_ended_so_that_a_later_attempt_finds_it(
-    bed: Bed,
+    bed: SteppedRunner,
 ) -> None:
     member, _ = bed.run_member(1)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_cancel_stays_until_its_member_has_ended_so_that_a_later_attempt_finds
     assert list_requests(bed.pack) == []
 
 
-def end_undecided(bed: Bed, wait_status: int = 3 << 8) -> None:
+def end_undecided(bed: SteppedRunner, wait_status: int = 3 << 8) -> None:
     """A member ends after a TERM that the runner did not send, and the controller is away."""
     member, _ = bed.run_member(1)
     bed.slurm.fields = None
@@ -100,7 +100,7 @@ def end_undecided(bed: Bed, wait_status: int = 3 << 8) -> None:
     [(Action.CANCEL, MemberState.CANCELLED), (Action.REQUEUE, MemberState.PENDING)],
 )
 def test_what_is_asked_while_an_end_is_undecided_counts_once_the_pack_goes_on(
-    bed: Bed, action: Action, state: MemberState
+    bed: SteppedRunner, action: Action, state: MemberState
 ) -> None:
     end_undecided(bed)
     ask(bed, action)
@@ -109,14 +109,16 @@ def test_what_is_asked_while_an_end_is_undecided_counts_once_the_pack_goes_on(
     assert list(bed.members.waiting) == ([1] if state is MemberState.PENDING else [])
 
 
-def test_who_had_come_to_its_own_end_keeps_it(bed: Bed) -> None:
+def test_who_had_come_to_its_own_end_keeps_it(bed: SteppedRunner) -> None:
     end_undecided(bed, wait_status=0)
     ask(bed, Action.CANCEL)
     bed.parts.ends.resume()
     assert bed.read(1).state is MemberState.COMPLETED
 
 
-def test_a_cancel_while_an_end_is_undecided_counts_although_the_pack_is_requeued(bed: Bed) -> None:
+def test_a_cancel_while_an_end_is_undecided_counts_although_the_pack_is_requeued(
+    bed: SteppedRunner,
+) -> None:
     end_undecided(bed)
     ask(bed, Action.CANCEL)
     bed.slurm.fields = {"JobState": "PENDING", "Restarts": "1"}
@@ -127,7 +129,7 @@ def test_a_cancel_while_an_end_is_undecided_counts_although_the_pack_is_requeued
     assert bed.read(1).state is MemberState.CANCELLED
 
 
-def test_a_signal_waits_for_the_script_that_it_is_for(bed: Bed) -> None:
+def test_a_signal_waits_for_the_script_that_it_is_for(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1, is_up=False)
     ask(bed, Action.SIGNAL, signal=int(signal.SIGUSR1))
     assert len(list_requests(bed.pack)) == 1
@@ -138,14 +140,14 @@ def test_a_signal_waits_for_the_script_that_it_is_for(bed: Bed) -> None:
     assert list_requests(bed.pack) == []
 
 
-def test_a_member_that_has_just_entered_is_taken_in_for_its_cancel(bed: Bed) -> None:
+def test_a_member_that_has_just_entered_is_taken_in_for_its_cancel(bed: SteppedRunner) -> None:
     ask(bed, Action.CANCEL, 2)
     assert bed.read(2).state is MemberState.CANCELLED
     assert list_waiting(str(bed.pack)) == [1, 3]
 
 
 def test_a_cancel_waits_for_a_member_that_cannot_be_read_yet(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as failing:
         failing.setattr(fill_places, "read_spec", fail_with(errno.ESTALE))
@@ -156,12 +158,14 @@ def test_a_cancel_waits_for_a_member_that_cannot_be_read_yet(
     assert bed.read(1).state is MemberState.CANCELLED
 
 
-def test_what_no_member_is_for_is_dropped(bed: Bed) -> None:
+def test_what_no_member_is_for_is_dropped(bed: SteppedRunner) -> None:
     ask(bed, Action.CANCEL, 77)
     assert list_requests(bed.pack) == []
 
 
-def test_what_cannot_be_removed_is_done_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_done_once(
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     member, _ = bed.run_member(1)
     sent: list[int] = []
     monkeypatch.setattr(bed.parts.control, "signal", lambda _m, number, **_: sent.append(number))

@@ -23,9 +23,9 @@ from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.store.member_states import GpuUse, StateRecord
 from slurm_colloc.store.pack_directory import Setup
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack
 from .pack_contexts import build_context
-from .runner_bed import PlainProcess
+from .stepped_runner import PlainProcess
 
 LEFT, RIGHT = (f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in (0, 1))
 SETUP = Setup(1, "auto", "mps", "", "n", gpus=(LEFT, RIGHT), gpu_memory_mb=80_000)
@@ -62,8 +62,7 @@ class Set:
 
     def add(self, number: int, gpus: int = 1, mb: int | None = None) -> Member:
         """A member that waits, with what it takes of each of its GPUs."""
-        spec = build_member(number).spec
-        spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, gpus=gpus))
+        spec = build_member(number, plan={"gpus": gpus}).spec
         member = Member(number, spec, StateRecord(MemberState.PENDING, 1))
         self.members.by_number[number] = member
         if mb is not None:
@@ -148,7 +147,7 @@ def test_no_gpu_is_filled_beyond_its_memory(members: list[tuple[int, int]]) -> N
 
 
 def place(pair: Set, member: Member, **share: Any) -> dict[str, str]:
-    record = dataclasses.replace(build_pack("s").record, degree=4, mode=SharingMode.MPS)
+    record = build_pack("s", degree=4, mode=SharingMode.MPS).record
     given_share = GpuShare(gpus=pair.room.reserve(member)[1], **share)
     return place_on_shared_gpu(member, given_share, record, SETUP, "/pipe")[1]
 

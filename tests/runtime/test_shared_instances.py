@@ -16,17 +16,17 @@ from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.pack_instances import MigSeats, PackInstances, match_places
 
 from .mig_bench import build_gpu, name_instance
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
-    bed = Bed(tmp_path, members=6, places=6)
+def bed(tmp_path: Path) -> Iterator[SteppedRunner]:
+    bed = SteppedRunner(tmp_path, members=6, places=6)
     yield bed
     bed.close()
 
 
-def want(bed: Bed, words: dict[int, tuple[str, int | None]]) -> dict[int, Member]:
+def want(bed: SteppedRunner, words: dict[int, tuple[str, int | None]]) -> dict[int, Member]:
     """Members that wait, each with its planned instance and what it needs of one."""
     found = {}
     for member in bed.adopt(*words):
@@ -37,7 +37,9 @@ def want(bed: Bed, words: dict[int, tuple[str, int | None]]) -> dict[int, Member
     return found
 
 
-def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_first(bed: Bed) -> None:
+def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_first(
+    bed: SteppedRunner,
+) -> None:
     gpu = build_gpu("3g.40gb", "3g.40gb")
     places = match_places(gpu, ("3g", "3g"), (2, 2))
     assert places == {name_instance(1): 2, name_instance(2): 2}
@@ -55,7 +57,7 @@ def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_firs
     assert seats.take(members[5]) is not None
 
 
-def test_members_share_an_instance_as_far_as_its_memory_goes(bed: Bed) -> None:
+def test_members_share_an_instance_as_far_as_its_memory_goes(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb")
     seats = MigSeats(gpu, can_change=False, places=match_places(gpu, ("3g",), (3,)))
     members = want(bed, {1: ("3g", 30_000), 2: ("3g", 9000), 3: ("3g", 8000), 4: ("3g", None)})
@@ -65,7 +67,7 @@ def test_members_share_an_instance_as_far_as_its_memory_goes(bed: Bed) -> None:
     assert seats.find(members[4]) is None, "of unknown need: a third of it"
 
 
-def test_one_that_must_run_apart_has_an_instance_to_itself(bed: Bed) -> None:
+def test_one_that_must_run_apart_has_an_instance_to_itself(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb")
     seats = MigSeats(gpu, can_change=False, places=match_places(gpu, ("3g",), (3,)))
     members = want(bed, {1: ("3g", 9000), 2: ("3g", 9000)})
@@ -78,7 +80,7 @@ def test_one_that_must_run_apart_has_an_instance_to_itself(bed: Bed) -> None:
     assert seats.find(members[1]) is None
 
 
-def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> None:
+def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb", "3g.40gb")
     places = match_places(gpu, ("3g", "3g"), (2, 2))
     instances = PackInstances(gpu, "", bed.journal, places)
@@ -126,7 +128,9 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: Bed) -> No
     daemons.close()
 
 
-def test_a_fault_and_the_end_of_a_server_hit_the_members_of_that_instance_alone(bed: Bed) -> None:
+def test_a_fault_and_the_end_of_a_server_hit_the_members_of_that_instance_alone(
+    bed: SteppedRunner,
+) -> None:
     clients = MpsClients(bed.pack, bed.journal)
     here, there = (InstanceClients(clients, partial(list, of)) for of in ([1, 2], [3]))
     for member in bed.adopt(1, 2, 3):

@@ -16,14 +16,13 @@ import pytest
 
 from slurm_colloc.host.system.node_processes import list_processes
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import read_attempt, read_pauses, read_state
-from slurm_colloc.store.pack_directory import NewMember, NewPack, write_joiner
+from slurm_colloc.store.pack_directory import NewMember, write_joiner
 from slurm_colloc.store.runner_requests import Action, Request, list_requests, write_request
 
-from ..store.builders import build_pack
+from ..packs import build_member, build_pack, write_packs
 from ..wait_until import wait_until
 
 HERE = Path(__file__).parent
@@ -73,14 +72,9 @@ class SoftPack:
         self.nap = more.get("NAP", "0")
         self.ran.mkdir(parents=True)
         state = State(folder / "state", "")
-        state.prepare()
+        entries = [self._build_member(number, seed) for number in range(1, 6)]
+        self.pack = write_packs(state, build_pack("s", members=entries[:4], local=True, degree=2))
         (state.root / "local").mkdir()
-        built = build_pack("s", members=5)
-        entries = tuple(self._build_member(entry, seed) for entry in built.members)
-        record = dataclasses.replace(built.record, local=True, degree=2, members=(1, 2, 3, 4))
-        with state.writing([NewPack(record, entries[:4])]):
-            pass
-        self.pack = state.pack_path("s.0")
         self.joiner = entries[4]
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(folder), "LD_PRELOAD": str(layer),
@@ -94,22 +88,20 @@ class SoftPack:
                 env=environment, stdout=log, stderr=log, cwd=folder,
             )  # fmt: skip
 
-    def _build_member(self, entry: NewMember, seed: int) -> NewMember:
-        number = entry.spec.job.number
+    def _build_member(self, number: int, seed: int) -> NewMember:
         script = (
             SCRIPT.replace(b"sleep ", b"exec sleep 600 #") if number == IS_CANCELLED else SCRIPT
         )
-        job = dataclasses.replace(
-            entry.spec.job, gpus=0, arguments=(), directory=str(self.ran), output="out", name="j"
-        )
+        member = build_member(
+            number, script, plan={"cpus": 1, "host_memory_mb": None, "wall_limit_s": None},
+            gpus=0, arguments=(), directory=str(self.ran), output="out", name="j",
+        )  # fmt: skip
         environment = {
             "PATH": os.environ["PATH"], "RAN": f"{self.ran}/ran", "CODE": str(number % 2 * 3),
             "SEED": str(seed + number), "NAP": self.nap, "SLURM_COLLOC_MEMBER_NUMBER": str(number),
         }  # fmt: skip
         block = b"\0".join(f"{key}={value}".encode() for key, value in environment.items())
-        plan = MemberPlan(number - 1, 1, None, None)
-        spec = dataclasses.replace(entry.spec, job=job, plan=plan)
-        return NewMember(spec, script, block)
+        return dataclasses.replace(member, environment=block)
 
     def join(self) -> bool:
         """Have the fifth member enter, as csub would; False where the pack is closed."""

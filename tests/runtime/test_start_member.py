@@ -21,7 +21,7 @@ from slurm_colloc.runtime.step_command import build_srun_argv, build_wrapper_arg
 from slurm_colloc.store.member_states import HomeRecord, write_held
 
 from ..wait_until import wait_until
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 SRUN = """#!/bin/sh
 for word; do printf '%s\\n' "$word"; done >"$ASKED"
@@ -34,7 +34,7 @@ def write_to(folder: Path) -> Callable[[Job], Job]:
     return lambda job: dataclasses.replace(job, directory=str(folder), arguments=("a b",))
 
 
-def start(bed: Bed, number: int, place: int = 0) -> Member:
+def start(bed: SteppedRunner, number: int, place: int = 0) -> Member:
     """Start a member; it is not waited for."""
     (member,) = bed.adopt(number)
     assert bed.parts.starter.start(member, bed.members.places[place])
@@ -42,11 +42,11 @@ def start(bed: Bed, number: int, place: int = 0) -> Member:
 
 
 def start_by_srun(
-    build_bed: Callable[..., Bed],
+    build_bed: Callable[..., SteppedRunner],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     **changes: Any,
-) -> tuple[Bed, list[str], dict[str, Any]]:
+) -> tuple[SteppedRunner, list[str], dict[str, Any]]:
     """Start the first member as a step; what srun was called with, and the launch file."""
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -67,7 +67,7 @@ def start_by_srun(
 
 
 def test_a_member_is_a_step_beside_others(
-    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, words, launch = start_by_srun(build_bed, tmp_path, monkeypatch)
     member = bed.members.by_number[1]
@@ -81,7 +81,7 @@ def test_a_member_is_a_step_beside_others(
 
 
 def test_its_environment_is_the_submission_s_with_what_is_its_own(
-    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, _, launch = start_by_srun(build_bed, tmp_path, monkeypatch)
     environment = dict(launch["environment"])
@@ -95,7 +95,7 @@ def test_its_environment_is_the_submission_s_with_what_is_its_own(
 
 
 def test_a_member_runs_as_a_plain_process_and_writes_where_sbatch_would(
-    build_bed: Callable[..., Bed], tmp_path: Path
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
 ) -> None:
     bed = build_bed(change=write_to(tmp_path))
     member = start(bed, 2)
@@ -110,14 +110,14 @@ def test_a_member_runs_as_a_plain_process_and_writes_where_sbatch_would(
 
 
 def test_of_an_output_that_is_there_only_what_comes_is_the_member_s(
-    build_bed: Callable[..., Bed], tmp_path: Path
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
 ) -> None:
     (tmp_path / "slurm-7_1.out").write_text("before\n")
     bed = build_bed(change=write_to(tmp_path))
     assert start(bed, 1).outputs == ((str(tmp_path / "slurm-7_1.out"), 7),)
 
 
-def test_a_member_that_is_held_at_the_last_moment_is_not_started(bed: Bed) -> None:
+def test_a_member_that_is_held_at_the_last_moment_is_not_started(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     write_held(bed.pack, 1)
     assert not bed.parts.starter.start(member, bed.members.places[0])
@@ -126,7 +126,9 @@ def test_a_member_that_is_held_at_the_last_moment_is_not_started(bed: Bed) -> No
     assert Path(f"{member.prefix}.launch").exists()
 
 
-def test_each_start_has_files_of_its_own(build_bed: Callable[..., Bed], tmp_path: Path) -> None:
+def test_each_start_has_files_of_its_own(
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
+) -> None:
     bed = build_bed(change=write_to(tmp_path), attempt=3)
     (member,) = bed.adopt(1)
     member.record = dataclasses.replace(member.record, starts=2)
@@ -135,7 +137,7 @@ def test_each_start_has_files_of_its_own(build_bed: Callable[..., Bed], tmp_path
 
 
 def test_neighbours_get_ports_of_their_own_and_none_that_is_taken(
-    build_bed: Callable[..., Bed], tmp_path: Path
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
 ) -> None:
     # Where the first one looks: see Starter._choose_port.
     first = PORTS[(7 * 97 + 1) % len(PORTS)]
@@ -158,7 +160,10 @@ def test_neighbours_get_ports_of_their_own_and_none_that_is_taken(
     ("launcher", "allowed"), [("auto", True), ("srun", False), ("process", False)]
 )
 def test_only_where_nobody_chose_a_launcher_another_is_taken(
-    build_bed: Callable[..., Bed], capfd: pytest.CaptureFixture[str], launcher: str, allowed: bool
+    build_bed: Callable[..., SteppedRunner],
+    capfd: pytest.CaptureFixture[str],
+    launcher: str,
+    allowed: bool,
 ) -> None:
     bed = build_bed(launcher=launcher)
     (member,) = bed.adopt(1)
@@ -172,7 +177,7 @@ def test_only_where_nobody_chose_a_launcher_another_is_taken(
 
 
 def test_one_of_another_submission_sees_its_own_submission(
-    build_bed: Callable[..., Bed], tmp_path: Path
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
 ) -> None:
     bed = build_bed(change=write_to(tmp_path))
     batch = {**bed.allocation.environment, "SLURM_SUBMIT_DIR": "/here", "SLURM_SUBMIT_HOST": "h1"}
@@ -198,7 +203,7 @@ def test_one_of_another_submission_sees_its_own_submission(
 
 
 def test_plain_processes_of_a_pack_share_a_memory_group(
-    build_bed: Callable[..., Bed], tmp_path: Path
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
 ) -> None:
     bed = build_bed(change=write_to(tmp_path))
     (member,) = bed.adopt(1)
@@ -208,7 +213,7 @@ def test_plain_processes_of_a_pack_share_a_memory_group(
 
 
 def test_ports_do_not_run_out_in_a_pack_of_many(
-    build_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_member, "PORTS", range(12000, 12008))
     starter = build_bed(change=write_to(tmp_path)).parts.starter
@@ -227,7 +232,7 @@ def test_ports_do_not_run_out_in_a_pack_of_many(
     ],
 )  # fmt: skip
 def test_output_is_emptied_by_a_first_start_or_where_the_user_says_so(
-    build_bed: Callable[..., Bed],
+    build_bed: Callable[..., SteppedRunner],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     case: tuple[str | None, bool, int, bool],

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_colloc.store.pack_directory import read_division
 
-from .gpu_set_bed import GpuSetJob
+from .gpu_set_job import GpuSetJob
 
 _RUN = """
 import json, os, sys

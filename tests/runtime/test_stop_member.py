@@ -22,7 +22,7 @@ from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.store.runner_requests import Action, Request, write_request
 
 from ..wait_until import wait_until
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 TELL = """
 import signal, sys, time
@@ -61,7 +61,7 @@ def teller(tmp_path: Path) -> Iterator[Teller]:
     wait_until(lambda: process.poll() is not None, "it has ended")
 
 
-def ask(bed: Bed, action: Action, number: int, **details: Any) -> None:
+def ask(bed: SteppedRunner, action: Action, number: int, **details: Any) -> None:
     """Leave a request, and have the runner look."""
     write_request(bed.pack, Request(action, number, **details))
     bed.parts.requests.work()
@@ -76,7 +76,7 @@ def with_signal(*, batch_shell: bool) -> Callable[[Job], Job]:
     ("action", "asked"), [(Action.CANCEL, StopReason.CANCEL), (Action.REQUEUE, StopReason.REQUEUE)]
 )
 def test_a_running_member_is_asked_to_end_once(
-    bed: Bed, teller: Teller, action: Action, asked: StopReason
+    bed: SteppedRunner, teller: Teller, action: Action, asked: StopReason
 ) -> None:
     member, _ = bed.run_member(1)
     member.wrapper_pid = teller.process.pid
@@ -90,7 +90,7 @@ def test_a_running_member_is_asked_to_end_once(
     assert bed.read(1).state is MemberState.RUNNING
 
 
-def test_the_steps_of_a_script_are_ended_with_it(bed: Bed) -> None:
+def test_the_steps_of_a_script_are_ended_with_it(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python")]
     Path(f"{member.prefix}.steps").touch()
@@ -98,14 +98,16 @@ def test_the_steps_of_a_script_are_ended_with_it(bed: Bed) -> None:
     assert bed.slurm.done == [("signal", "7.4", signal.SIGTERM)]
 
 
-def test_who_is_cancelled_is_not_requeued_any_more(bed: Bed) -> None:
+def test_who_is_cancelled_is_not_requeued_any_more(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.parts.control.end(member, StopReason.CANCEL)
     bed.parts.control.end(member, StopReason.REQUEUE)
     assert member.asked is StopReason.CANCEL
 
 
-def test_a_signal_goes_to_the_script_or_to_its_own_steps(bed: Bed, teller: Teller) -> None:
+def test_a_signal_goes_to_the_script_or_to_its_own_steps(
+    bed: SteppedRunner, teller: Teller
+) -> None:
     member, _ = bed.run_member(1)
     member.pid = teller.process.pid
     bed.slurm.steps = [("7.1", "7/1"), ("7.4", "7/1:python"), ("7.5", "7/2:python")]
@@ -122,7 +124,9 @@ def test_a_signal_goes_to_the_script_or_to_its_own_steps(bed: Bed, teller: Telle
     assert teller.heard() == [signal.SIGUSR1]
 
 
-def test_a_member_whose_wall_limit_is_over_is_ended_for_that(bed: Bed, teller: Teller) -> None:
+def test_a_member_whose_wall_limit_is_over_is_ended_for_that(
+    bed: SteppedRunner, teller: Teller
+) -> None:
     member, _ = bed.run_member(1)
     member.wrapper_pid = teller.process.pid
     member.deadline = time.monotonic() + 60
@@ -134,7 +138,7 @@ def test_a_member_whose_wall_limit_is_over_is_ended_for_that(bed: Bed, teller: T
     assert member.asked is StopReason.TIMEOUT
 
 
-def test_who_is_being_ended_anyway_does_not_reach_its_wall_limit(bed: Bed) -> None:
+def test_who_is_being_ended_anyway_does_not_reach_its_wall_limit(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.parts.control.end(member, StopReason.REQUEUE)
     member.deadline = time.monotonic() - 1
@@ -143,7 +147,7 @@ def test_who_is_being_ended_anyway_does_not_reach_its_wall_limit(bed: Bed) -> No
 
 
 def test_the_signal_of_a_job_comes_once_when_it_is_due(
-    build_bed: Callable[..., Bed], teller: Teller
+    build_bed: Callable[..., SteppedRunner], teller: Teller
 ) -> None:
     bed = build_bed(change=with_signal(batch_shell=True))
     member, _ = bed.run_member(1)
@@ -158,7 +162,7 @@ def test_the_signal_of_a_job_comes_once_when_it_is_due(
     assert member.signal_at is None
 
 
-def test_a_wrapper_that_does_not_end_its_member_is_killed(bed: Bed) -> None:
+def test_a_wrapper_that_does_not_end_its_member_is_killed(bed: SteppedRunner) -> None:
     member, process = bed.run_member(1)
     bed.parts.control.end(member, StopReason.CANCEL)
     process.kills = 0
@@ -172,7 +176,7 @@ def test_a_wrapper_that_does_not_end_its_member_is_killed(bed: Bed) -> None:
     assert member.end_by > time.monotonic()
 
 
-def test_the_limits_of_a_paused_member_stand_still(bed: Bed) -> None:
+def test_the_limits_of_a_paused_member_stand_still(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     now = time.monotonic()
     member.deadline, member.signal_at, member.paused_at = now - 1, now - 2, now - 3
@@ -184,7 +188,7 @@ def test_the_limits_of_a_paused_member_stand_still(bed: Bed) -> None:
     assert member.list_due() != []
 
 
-def test_who_keeps_a_server_from_mending_is_ended_unless_that_has_begun(bed: Bed) -> None:
+def test_who_keeps_a_server_from_mending_is_ended_unless_that_has_begun(bed: SteppedRunner) -> None:
     stuck, _ = bed.run_member(1)
     leaving, _ = bed.run_member(2)
     (waiting,) = bed.adopt(3)
@@ -197,7 +201,7 @@ def test_who_keeps_a_server_from_mending_is_ended_unless_that_has_begun(bed: Bed
     )
 
 
-def test_an_ended_script_is_not_signalled(bed: Bed) -> None:
+def test_an_ended_script_is_not_signalled(bed: SteppedRunner) -> None:
     member, _ = bed.run_member(1)
     bed.parts.control.signal(member, signal.SIGUSR1, steps_only=False)
     assert member.process is not None
@@ -210,7 +214,7 @@ def make_due(member: Member) -> None:
 
 
 def test_a_signal_that_slurm_does_not_pass_on_comes_as_soon_as_it_does(
-    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be all that makes a member save its work."""
     bed = build_bed(change=with_signal(batch_shell=False))
@@ -243,7 +247,7 @@ def test_a_signal_that_slurm_does_not_pass_on_comes_as_soon_as_it_does(
 
 
 def test_a_signal_is_not_lost_where_the_file_system_fails(
-    build_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+    build_bed: Callable[..., SteppedRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = build_bed(change=with_signal(batch_shell=False))
     member, _ = bed.run_member(1)

@@ -41,7 +41,7 @@ from slurm_colloc.store.runner_requests import (
 )
 
 from ..wait_until import wait_until
-from .submission_bed import Submission, run_plainly
+from .stepped_submission import Submission, run_plainly
 
 
 @pytest.fixture

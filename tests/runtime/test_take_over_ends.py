@@ -36,7 +36,7 @@ from slurm_colloc.submission.packs.submit_batch import Submitted
 from slurm_colloc.submission.upkeep import resubmit_members
 from slurm_colloc.submission.upkeep.ended_packs import Ending, list_never_started
 
-from .submission_bed import Submission
+from .stepped_submission import Submission
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from slurm_colloc.store.runner_requests import (
     write_request,
 )
 
-from .submission_bed import GROUP, Submission, run_plainly
+from .stepped_submission import GROUP, Submission, run_plainly
 
 if TYPE_CHECKING:
     from slurm_colloc.session.session import Session

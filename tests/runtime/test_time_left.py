@@ -12,7 +12,7 @@ from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
 from slurm_colloc.runtime.room import END_MARGIN_S, TimeLeft
 from slurm_colloc.store.member_states import write_held
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 LIMIT_S = 100
 NEEDED_S = 60
@@ -33,7 +33,7 @@ def limit(seconds: int | None, requeue: bool | None = None) -> Callable[[Job], J
 
 
 def build_time_left(
-    bed: Bed, clock: Clock, *, site_requeues: bool = True, **record: object
+    bed: SteppedRunner, clock: Clock, *, site_requeues: bool = True, **record: object
 ) -> TimeLeft:
     changed = dataclasses.replace(bed.record, **record)  # type: ignore[arg-type]
     pack = dataclasses.replace(bed.context, record=changed, clock=clock)
@@ -50,7 +50,7 @@ def clock() -> Clock:
     [(0, False), (40, False), (40.5, True), (99, True), (100, False), (150, False)],
 )
 def test_a_member_does_not_start_that_would_be_ended_half_way(
-    build_bed: Callable[..., Bed], clock: Clock, passed_s: float, short: bool
+    build_bed: Callable[..., SteppedRunner], clock: Clock, passed_s: float, short: bool
 ) -> None:
     bed = build_bed(change=limit(NEEDED_S), time_limit_s=LIMIT_S)
     bed.run_member(1)
@@ -79,7 +79,7 @@ def test_a_member_does_not_start_that_would_be_ended_half_way(
     ],
 )
 def test_who_would_not_be_better_off_elsewhere_starts_all_the_same(
-    build_bed: Callable[..., Bed],
+    build_bed: Callable[..., SteppedRunner],
     clock: Clock,
     job: tuple[int | None, bool | None],
     site: bool,
@@ -94,7 +94,7 @@ def test_who_would_not_be_better_off_elsewhere_starts_all_the_same(
 
 
 def test_requeue_of_the_job_goes_before_what_the_site_does(
-    build_bed: Callable[..., Bed], clock: Clock
+    build_bed: Callable[..., SteppedRunner], clock: Clock
 ) -> None:
     bed = build_bed(change=limit(NEEDED_S, True), time_limit_s=LIMIT_S)
     bed.run_member(1)
@@ -105,7 +105,7 @@ def test_requeue_of_the_job_goes_before_what_the_site_does(
 
 
 def test_no_pack_hands_back_all_that_it_was_given(
-    build_bed: Callable[..., Bed], clock: Clock
+    build_bed: Callable[..., SteppedRunner], clock: Clock
 ) -> None:
     bed = build_bed(change=limit(NEEDED_S), time_limit_s=LIMIT_S)
     (member,) = bed.adopt(1)
@@ -117,7 +117,7 @@ def test_no_pack_hands_back_all_that_it_was_given(
 
 
 def test_who_has_run_before_or_is_held_is_not_handed_back(
-    build_bed: Callable[..., Bed], clock: Clock
+    build_bed: Callable[..., SteppedRunner], clock: Clock
 ) -> None:
     bed = build_bed(change=limit(NEEDED_S), time_limit_s=LIMIT_S)
     bed.run_member(1)
@@ -130,7 +130,9 @@ def test_who_has_run_before_or_is_held_is_not_handed_back(
     assert not time_left.is_too_short_for(held)
 
 
-def test_why_it_waits_is_told_as_it_was_first(build_bed: Callable[..., Bed], clock: Clock) -> None:
+def test_why_it_waits_is_told_as_it_was_first(
+    build_bed: Callable[..., SteppedRunner], clock: Clock
+) -> None:
     bed = build_bed(change=limit(NEEDED_S), time_limit_s=LIMIT_S)
     bed.run_member(1)
     (member,) = bed.adopt(2)

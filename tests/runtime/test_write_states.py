@@ -12,19 +12,19 @@ from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.write_states import LAST_WRITE_S, StateWriter
 from slurm_colloc.store.member_states import StateRecord
 
-from .runner_bed import Bed
+from .stepped_runner import SteppedRunner
 
 
-def take_folder_away(bed: Bed, number: int) -> None:
+def take_folder_away(bed: SteppedRunner, number: int) -> None:
     """No state of this member can be written any more."""
     bed.folder(number).rename(bed.pack / f"away.{number}")
 
 
-def put_folder_back(bed: Bed, number: int) -> None:
+def put_folder_back(bed: SteppedRunner, number: int) -> None:
     (bed.pack / f"away.{number}").rename(bed.folder(number))
 
 
-def test_a_state_is_written_and_told_with_the_one_before(bed: Bed) -> None:
+def test_a_state_is_written_and_told_with_the_one_before(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     told: list[tuple[int, MemberState, MemberState]] = []
 
@@ -36,7 +36,7 @@ def test_a_state_is_written_and_told_with_the_one_before(bed: Bed) -> None:
     assert bed.read(1).starts == 1
 
 
-def test_no_state_follows_that_the_table_does_not_allow(bed: Bed) -> None:
+def test_no_state_follows_that_the_table_does_not_allow(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     bed.parts.states.write_end(member, MemberState.CANCELLED, None, "")
     with pytest.raises(ValueError, match="CANCELLED -> RUNNING"):
@@ -44,7 +44,7 @@ def test_no_state_follows_that_the_table_does_not_allow(bed: Bed) -> None:
     assert bed.read(1).state is MemberState.CANCELLED
 
 
-def test_an_end_removes_the_environment_and_keeps_its_moment(bed: Bed) -> None:
+def test_an_end_removes_the_environment_and_keeps_its_moment(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     bed.parts.states.write_end(
         member, MemberState.FAILED, ExitCode(3, 0), "exit code 3", ended_at=7.0, cause="why"
@@ -70,7 +70,7 @@ def test_an_end_removes_the_environment_and_keeps_its_moment(bed: Bed) -> None:
     ],
 )  # fmt: skip
 def test_the_worst_end_is_kept(
-    bed: Bed, ends: list[tuple[ExitCode | None, MemberState]], worst: ExitCode
+    bed: SteppedRunner, ends: list[tuple[ExitCode | None, MemberState]], worst: ExitCode
 ) -> None:
     for code, state in ends:
         bed.parts.states.note_end(code, state)
@@ -78,7 +78,7 @@ def test_the_worst_end_is_kept(
 
 
 def test_what_cannot_be_written_now_is_written_later(
-    bed: Bed, capfd: pytest.CaptureFixture[str]
+    bed: SteppedRunner, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second = bed.adopt(1, 2)
     take_folder_away(bed, 1)
@@ -93,7 +93,7 @@ def test_what_cannot_be_written_now_is_written_later(
     assert bed.states() == {1: MemberState.RUNNING, 2: MemberState.RUNNING}
 
 
-def test_the_end_waits_until_all_is_written(bed: Bed) -> None:
+def test_the_end_waits_until_all_is_written(bed: SteppedRunner) -> None:
     (member,) = bed.adopt(1)
     take_folder_away(bed, 1)
     bed.parts.states.write(member, MemberState.RUNNING, starts=1)
@@ -108,7 +108,9 @@ def test_the_end_waits_until_all_is_written(bed: Bed) -> None:
     assert (len(waits), bed.read(1).state) == (3, MemberState.RUNNING)
 
 
-def test_the_end_does_not_wait_for_ever(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_for_ever(
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (member,) = bed.adopt(1)

@@ -12,7 +12,7 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.sandbox_command import main
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
-from ..accounting.bed import require_accounting
+from ..accounting.accounting_sandbox import require_accounting
 from ..wait_until import wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..bed import CsubUser
-from . import bed
+from . import script_runs
 from .catalogue import CASES, HERE, Case
 from .comparison import (
     Allowance,
@@ -124,7 +124,7 @@ def test_a_tree_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_every_script_of_the_folder_is_in_the_catalogue() -> None:
-    ours = {"bed.py", "catalogue.py", "comparison.py", "conftest.py", "mpi.py"}
+    ours = {"script_runs.py", "catalogue.py", "comparison.py", "conftest.py", "mpi.py"}
     scripts = {
         path.name
         for path in HERE.iterdir()
@@ -146,12 +146,12 @@ def test_a_script_that_sees_where_it_runs_is_found_out(
         'echo "member ${SLURM_COLLOC_MEMBER:-none}"; exit ${SLURM_COLLOC_MEMBER:+3}\n'
     )
     (tmp_path / "differs.sh").chmod(0o755)
-    monkeypatch.setattr(bed, "HERE", tmp_path)
+    monkeypatch.setattr(script_runs, "HERE", tmp_path)
     monkeypatch.setattr("tests.scripts.catalogue.HERE", tmp_path, raising=True)
-    submitted = bed.submit(Case("differs.sh", "member"), scripts_user)
-    bed.wait_for_all(scripts_user, [submitted])
-    expected = bed.read_expected(submitted, scripts_user)
-    for number, run in enumerate(bed.read_actual(submitted, scripts_user), start=1):
+    submitted = script_runs.submit(Case("differs.sh", "member"), scripts_user)
+    script_runs.wait_for_all(scripts_user, [submitted])
+    expected = script_runs.read_expected(submitted, scripts_user)
+    for number, run in enumerate(script_runs.read_actual(submitted, scripts_user), start=1):
         assert find_differences(expected, run) == [
             "exit: sbatch 0:0, csub 3:0",
             f"slurm-JOB.out: line 1: sbatch b'member none', csub b'member JOB/{number}'",

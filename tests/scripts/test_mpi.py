@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from . import bed, mpi
+from . import mpi, script_runs
 from .catalogue import CASES
 
 
@@ -39,9 +39,9 @@ def test_where_only_another_mpi_is_installed_its_scripts_are_left_out(
 ) -> None:
     other = make_mpi(tmp_path / "open", "gcc version 14.2.0 (Debian 14.2.0-19)")
     (other / "cc").symlink_to("/bin/true")
-    monkeypatch.setattr(bed, "SEARCH", str(other))
+    monkeypatch.setattr(script_runs, "SEARCH", str(other))
     cases = [case for case in CASES if case.uses_mpi]
     assert len(cases) == 2
-    assert {bed.find_missing(case) for case in cases} == {
+    assert {script_runs.find_missing(case) for case in cases} == {
         "mpicc and mpirun of MPICH, which srun can start; pip install -e '.[scripts]'"
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ..bed import CsubUser
-from . import bed
+from . import script_runs
 from .catalogue import CASES, Case
 from .comparison import Run, find_differences, find_unused, mask_run
 
@@ -30,14 +30,14 @@ class Results:
 def results(request: pytest.FixtureRequest, scripts_user: CsubUser) -> Results:
     """All scripts, submitted at once, each as a pack of one GPU, or of two."""
     submitted = [
-        bed.submit(case, scripts_user, request.param)
+        script_runs.submit(case, scripts_user, request.param)
         for case in CASES
-        if not bed.find_missing(case)
+        if not script_runs.find_missing(case)
     ]
-    bed.wait_for_all(scripts_user, submitted)
+    script_runs.wait_for_all(scripts_user, submitted)
     return Results(
-        {entry.case.name: bed.read_expected(entry, scripts_user) for entry in submitted},
-        {entry.case.name: bed.read_actual(entry, scripts_user) for entry in submitted},
+        {entry.case.name: script_runs.read_expected(entry, scripts_user) for entry in submitted},
+        {entry.case.name: script_runs.read_actual(entry, scripts_user) for entry in submitted},
     )
 
 
@@ -45,15 +45,15 @@ def results(request: pytest.FixtureRequest, scripts_user: CsubUser) -> Results:
 def test_a_script_gives_the_same_by_sbatch_and_by_csub_four_at_a_time(
     results: Results, case: Case
 ) -> None:
-    if missing := bed.find_missing(case):
+    if missing := script_runs.find_missing(case):
         pytest.skip(f"{case.name} needs {missing}")
     expected, actual = results.expected[case.name], results.actual[case.name]
-    assert (expected.exit_code, expected.signal) == (case.exit_code, case.signal), bed.describe(
-        expected
+    assert (expected.exit_code, expected.signal) == (case.exit_code, case.signal), (
+        script_runs.describe(expected)
     )
     output = b"\n".join(entry.content for entry in expected.tree.values())
-    assert case.says.encode() in output, bed.describe(expected)
-    assert len(actual) == (1 if case.is_array else bed.MEMBERS)
+    assert case.says.encode() in output, script_runs.describe(expected)
+    assert len(actual) == (1 if case.is_array else script_runs.MEMBERS)
     masked = mask_run(expected, case.allowances)
     for number, run in enumerate(actual, start=1):
         differences = find_differences(masked, mask_run(run, case.allowances))

@@ -27,18 +27,14 @@ from slurm_colloc.store.member_states import StateRecord, begin_attempt, write_s
 from slurm_colloc.store.pack_directory import write_ended
 
 from ..calls import run_csub
-from .builders import build_pack
+from ..packs import build_pack, write_packs
 
 DAY_S = 86400
 
 
 def make_over(state: State, name: str, job_id: str, *, age_s: float, cluster: str = "") -> Path:
     """A pack as its runner leaves it, ended so long ago."""
-    pack = build_pack(name, cluster=cluster)
-    with state.writing([pack]):
-        pass
-    state.record_job([pack.record], job_id)
-    path = state.pack_path(f"{name}.0")
+    path = write_packs(state, build_pack(name, cluster=cluster), job_id=job_id)
     ended_at = time.time() - age_s
     attempt = begin_attempt(path, 1)
     for number in (1, 2):

@@ -47,7 +47,7 @@ from slurm_colloc.store.runner_requests import (
     write_request,
 )
 
-from .builders import build_pack
+from ..packs import build_pack, write_packs
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
@@ -55,11 +55,7 @@ ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     """A pack of two members."""
-    state = State(tmp_path / "state", "here")
-    state.prepare()
-    with state.writing([build_pack("s")]):
-        pass
-    return state.pack_path("s.0")
+    return write_packs(State(tmp_path / "state", "here"), build_pack("s"))
 
 
 @pytest.fixture

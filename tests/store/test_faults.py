@@ -19,7 +19,7 @@ from slurm_colloc.store.profiles import (
     note_culprit,
 )
 
-from .builders import JOBS
+from .record_strategies import JOBS
 
 SCRIPT = b"#!/bin/sh\npython train.py\n"
 JOB = Job(1, "train", "train.sh", ("--lr", "0.1"), "/home/ada")

@@ -24,7 +24,7 @@ from slurm_colloc.store.atomic_files import (
 from slurm_colloc.store.kept_answers import keep
 from slurm_colloc.store.pack_directory import read_end_limit, write_ended
 
-from .builders import build_pack
+from ..packs import build_pack, write_packs
 
 OWNER = 61234
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -40,12 +40,7 @@ def _nothing_stays_protected() -> Iterator[None]:
 def foreign(tmp_path: Path) -> Path:
     """The state directory of another user, with a pack in it."""
     root = tmp_path / "state"
-    state = State(root, "here")
-    state.prepare()
-    pack = build_pack("s")
-    with state.writing([pack]):
-        pass
-    state.record_job([pack.record], "4711")
+    write_packs(State(root, "here"), build_pack("s"), job_id="4711")
     for path in (root, *root.rglob("*")):
         os.chown(path, OWNER, OWNER)
     return root

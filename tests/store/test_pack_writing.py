@@ -13,7 +13,6 @@ import pytest
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, SlurmRefused, StateError
 from slurm_colloc.model.chain import ChainRecord, Link
 from slurm_colloc.model.comment_token import PACK_TOKEN
-from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob
@@ -29,7 +28,7 @@ from slurm_colloc.store.pack_directory import (
 )
 from slurm_colloc.submission.upkeep.sweep import OpenPack, look_at_open_packs, sweep
 
-from .builders import ENVIRONMENT, SCRIPT, build_pack
+from ..packs import ENVIRONMENT, SCRIPT, build_pack, write_packs
 
 PATIENCE_S = 60
 
@@ -100,9 +99,7 @@ def test_a_pack_is_written_whole_private_and_with_its_members_waiting(state: Sta
 
 
 def test_equal_scripts_and_environments_are_stored_once(state: State) -> None:
-    with state.writing([build_pack("s", members=5)]):
-        pass
-    members = state.pack_path("s.0") / "members"
+    members = write_packs(state, build_pack("s", members=5)) / "members"
     for name in ("script", "env"):
         inodes = {path.stat().st_ino for path in members.glob(f"*/{name}")}
         assert len(inodes) == 1
@@ -118,9 +115,8 @@ def test_where_links_cannot_be_made_each_member_has_a_copy(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    with state.writing([build_pack("s")]):
-        pass
-    assert (state.pack_path("s.0") / "members/0002/script").read_bytes() == SCRIPT
+    path = write_packs(state, build_pack("s"))
+    assert (path / "members/0002/script").read_bytes() == SCRIPT
 
 
 @pytest.mark.parametrize("problem", [SlurmRefused("no"), KeyboardInterrupt(), ValueError("x")])
@@ -182,7 +178,7 @@ _KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from builders import build_pack
+from packs import build_pack
 from slurm_colloc.store import all_packs
 
 state = all_packs.State(Path(sys.argv[1]), "here")
@@ -209,7 +205,7 @@ print(left)
 
 
 def run_killed(state: State, at: int) -> subprocess.CompletedProcess[str]:
-    program = _KILLED.format(tests=str(Path(__file__).parent))
+    program = _KILLED.format(tests=str(Path(__file__).parents[1]))
     return subprocess.run(
         [sys.executable, "-c", program, state.root, str(at)],
         capture_output=True, text=True, check=False,
@@ -256,9 +252,9 @@ def test_after_a_kill_at_any_moment_a_sweep_leaves_no_half_pack(
 def test_a_child_that_inherits_the_lock_keeps_the_sweep_away(state: State) -> None:
     program = (
         "import os, subprocess, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\n"
-        "from builders import build_pack\n"
+        "from packs import build_pack\n"
         "from slurm_colloc.store.all_packs import State\n"
         "state = State(Path(sys.argv[1]), 'here')\n"
         "with state.writing([build_pack('s')]) as lock:\n"
@@ -293,10 +289,7 @@ def test_a_pack_that_is_submitted_while_slurm_is_asked_is_not_judged_by_the_answ
         answer: dict[str, SlurmJob] = {}
         state.record_job([new.record], "4711")
     assert sweep(state, SlurmAccess(), seen, answer, Settings()) == []
-    later = build_pack("t")
-    with state.writing([later]):
-        pass
-    state.record_job([later.record], "4712")
+    write_packs(state, build_pack("t"), job_id="4712")
     assert sweep(state, SlurmAccess(), [], answer, Settings()) == []
     assert state.list_open() == ["s.0", "t.0"]
     assert read_ended(state.pack_path("s.0")) is None
@@ -309,10 +302,7 @@ def test_a_pack_that_is_submitted_while_slurm_is_asked_is_not_judged_by_the_answ
 def test_a_sweep_writes_down_slurms_last_word(
     state: State, last: str, expected: SlurmJobState
 ) -> None:
-    new = build_pack("s")
-    with state.writing([new]):
-        pass
-    state.record_job([new.record], "4711")
+    write_packs(state, build_pack("s"), job_id="4711")
     assert sweep_with(state, build_job("4711")) == []
     assert state.list_open() == ["s.0"]
     told = sweep_with(state, build_job("4711", job_state=last))
@@ -325,13 +315,9 @@ def test_a_sweep_writes_down_slurms_last_word(
 
 def test_a_sweep_leaves_the_packs_of_another_cluster_alone(tmp_path: Path) -> None:
     here, there = (State(tmp_path / "state", name) for name in ("here", "there"))
-    here.prepare()
     for state, submission in ((here, "s"), (there, "t")):
-        new = build_pack(submission, cluster=state.cluster)
-        with state.writing([new]):
-            pass
         # Both clusters have a job of this number.
-        state.record_job([new.record], "4711")
+        write_packs(state, build_pack(submission, cluster=state.cluster), job_id="4711")
     assert sweep_with(there, build_job("4711", job_state="CANCELLED")) == []
     assert there.list_open() == ["s.0"]
     assert read_ended(here.pack_path("s.0")) is None
@@ -340,8 +326,7 @@ def test_a_sweep_leaves_the_packs_of_another_cluster_alone(tmp_path: Path) -> No
 
 
 def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> None:
-    with state.writing([build_pack("s")]):
-        pass
+    write_packs(state, build_pack("s"))
     before = list_tree(state.root)
     state.forget_lock("s")
     assert sweep(state, SlurmAccess(), look(state), None, Settings()) == []
@@ -350,10 +335,7 @@ def test_a_sweep_without_an_answer_of_slurm_changes_nothing(state: State) -> Non
 
 def test_a_damaged_pack_is_told_and_hinders_no_other(state: State) -> None:
     for submission in ("s", "t"):
-        new = build_pack(submission)
-        with state.writing([new]):
-            pass
-        state.record_job([new.record], "4711")
+        write_packs(state, build_pack(submission), job_id="4711")
     (state.pack_path("s.0") / "pack.json").write_text("{")
     damaged: list[StateError] = []
     found = look_at_open_packs(state, damaged)
@@ -449,12 +431,7 @@ class NotCancelling(SlurmAccess):
 
 
 def test_a_successor_that_cannot_be_cancelled_stops_no_call(state: State) -> None:
-    new = build_pack("s")
-    new = replace(new, record=replace(new.record, chain=3))
-    with state.writing([new]):
-        pass
-    state.record_job([new.record], "4711")
-    path = state.pack_path("s.0")
+    path = write_packs(state, build_pack("s", chain=3), job_id="4711")
     write_chain(path, ChainRecord((Link("4711"), Link("4712"))))
     found = (
         build_job("4711", job_state="CANCELLED"),

@@ -18,7 +18,8 @@ from slurm_colloc.store.pack_directory import (
     parse_environment_block,
 )
 
-from .builders import RECORDS, SPECS, build_pack
+from ..packs import build_pack
+from .record_strategies import RECORDS, SPECS
 
 
 @given(record=RECORDS)
@@ -82,13 +83,13 @@ def test_a_policy_keeps_its_choices() -> None:
         degree_max=7,
         modes=(SharingMode.MPS, SharingMode.TIMESLICE),
     )
-    record = dataclasses.replace(build_pack("s").record, policy=policy)
+    record = build_pack("s", policy=policy).record
     value = json.loads(json.dumps(build_pack_mapping(record)))
     assert build_record(PackRecord, value) == record
 
 
 def test_choices_that_only_a_newer_csub_has_stand_for_the_usual_ones() -> None:
-    record = dataclasses.replace(build_pack("s").record, policy=Policy())
+    record = build_pack("s", policy=Policy()).record
     value = json.loads(json.dumps(build_pack_mapping(record)))
     value["policy"].update(goal="beauty", rule="tarot", modes=["mps", "telepathy"])
     assert build_record(PackRecord, value).policy == Policy(modes=(SharingMode.MPS,))

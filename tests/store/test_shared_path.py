@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import time
@@ -24,7 +23,7 @@ from slurm_colloc.store.atomic_files import (
 from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 from slurm_colloc.submission.upkeep.sweep import look_at_open_packs, sweep
 
-from .builders import build_pack
+from ..packs import build_pack, write_packs
 
 
 def test_a_temporary_name_is_of_one_process_of_one_host(
@@ -107,13 +106,8 @@ def test_what_a_killed_writer_has_left_goes_in_the_end_by_either_name(tmp_path: 
 
 def test_a_pack_without_slurm_is_settled_on_its_own_host_alone(tmp_path: Path) -> None:
     state = State(tmp_path / "state", "here")
-    state.prepare()
-    pack = build_pack("s")
-    with state.writing(
-        [dataclasses.replace(pack, record=dataclasses.replace(pack.record, local=True))]
-    ):
-        path = state.pack_path("s.0")
-        (path / "alive").touch()
+    path = write_packs(state, build_pack("s", local=True))
+    (path / "alive").touch()
     state.forget_lock("s")
     write_runner(path, RunnerProcess("login2", 7, 4711))
     slurm = cast(SlurmAccess, None)

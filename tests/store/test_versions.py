@@ -66,7 +66,7 @@ from slurm_colloc.store.runner_requests import Action, DegreeRecord, Dependent, 
 from slurm_colloc.store.snapshots import SnapshotRecord
 from slurm_colloc.store.written_ends import RunnerKill, RunnerProcess, find_written_end
 
-from .builders import build_pack
+from ..packs import build_pack
 
 PACKAGE = Path(slurm_colloc.__file__).parent
 TOMORROW = {"of_tomorrow": {"deep": [1, None]}}

@@ -22,7 +22,7 @@ from slurm_colloc.submission.packs.submit_batch import (
     build_carried_environment,
 )
 
-from ..store.builders import build_pack
+from ..packs import build_pack
 from .test_render import render
 
 SECRET = b"API_KEY=hunter2\0MORE=" + os.urandom(200_000).hex().encode()

@@ -24,17 +24,13 @@ from slurm_colloc.store.pack_directory import write_moved
 from slurm_colloc.store.written_ends import write_down_ends
 from slurm_colloc.submission.upkeep.ended_packs import list_held, list_never_started
 
-from ..store.builders import build_pack
+from ..packs import build_pack, write_packs
 
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     """A pack of two members, of which none has started."""
-    state = State(tmp_path / "state", "here")
-    state.prepare()
-    with state.writing([build_pack("s")]):
-        pass
-    return state.pack_path("s.0")
+    return write_packs(State(tmp_path / "state", "here"), build_pack("s"))
 
 
 def test_whose_wrapper_was_up_or_who_is_cancelled_or_elsewhere_is_no_such_member(

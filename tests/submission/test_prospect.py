@@ -12,12 +12,12 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import begin_attempt
-from slurm_colloc.store.pack_directory import NewPack, Setup, read_pack, write_setup
+from slurm_colloc.store.pack_directory import Setup, read_pack, write_setup
 from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 from slurm_colloc.submission.join.join_pack import Chosen, Joiner, Prospect
 from slurm_colloc.submission.plan.target_nodes import Destinations
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack, write_packs
 from .test_collect import collect, write
 
 POLICY = Policy(degree=4, mode=SharingMode.MPS)
@@ -28,21 +28,20 @@ def prepare(root: Path) -> tuple[Path, Prospect]:
     """A pack that was planned for MPS with four places and has two members; and its next one."""
     script = write(root).read_bytes()
     state = State(root / "state", "here")
-    state.prepare()
-    record = dataclasses.replace(
-        build_pack("20260101-000000-a").record,
+    members = [build_member(number, script) for number in (1, 2)]
+    pack = build_pack(
+        "20260101-000000-a",
+        members=members,
         mode=SharingMode.MPS,
         # Enough CPUs for a third member.
         request=PackRequest(1, None, 8, None, None),
         policy=POLICY,
     )
-    members = tuple(build_member(number, script) for number in record.members)
-    with state.writing([NewPack(record, members)]):
-        pass
+    path = write_packs(state, pack)
     settings = Settings(state_dir=str(state.root))
     (candidate,) = collect(root, "--gres=gpu:1", "--time=10", "a.sh").candidates
     joiner = Joiner(candidate, POLICY, Destinations(settings, None), settings)
-    return state.pack_path(record.pack_id), Prospect(state, joiner, record.pack_id, RUNNING)
+    return path, Prospect(state, joiner, pack.record.pack_id, RUNNING)
 
 
 def find_mode(path: Path, prospect: Prospect) -> SharingMode:

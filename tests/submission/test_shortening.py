@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from slurm_colloc.submission.packs.build_packs import COMMANDS_MAX, choose_reque
 from slurm_colloc.submission.packs.call_batches import Batch, group_into_batches
 from slurm_colloc.submission.plan.plan_call import PlannedPack
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack, write_packs
 
 HOUR = 3600
 
@@ -75,19 +74,12 @@ class Slurm:
 
 def submit(root: Path, batch: Batch) -> tuple[State, list[PackRecord]]:
     state = State(root / "state", "here")
-    state.prepare()
     packs = [
-        build_pack("20260101-000000-a", index, indices=batch.indices) for index in batch.indices
+        build_pack("20260101-000000-a", index, indices=batch.indices, request=request)
+        for index, request in zip(batch.indices, list_requests(batch), strict=True)
     ]
-    packs = [
-        dataclasses.replace(pack, record=dataclasses.replace(pack.record, request=request))
-        for pack, request in zip(packs, list_requests(batch), strict=True)
-    ]
-    with state.writing(packs):
-        pass
-    records = [pack.record for pack in packs]
-    state.record_job(records, "4711")
-    return state, records
+    write_packs(state, *packs, job_id="4711")
+    return state, [pack.record for pack in packs]
 
 
 _TIMES_S = st.integers(1, 10 * 86400)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from slurm_colloc.loading.shared_loader import shared
-from tests.loading.bed import in_company
+from tests.loading.loader_programs import in_company
 
 FULL = Path("/dev/shm/full")
 ROOM = 128 << 10

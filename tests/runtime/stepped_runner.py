@@ -1,11 +1,7 @@
-"""A runner's parts as they work together, on a pack's directory, without Slurm and without a GPU.
-
-A test does itself what the runner's loop does, one step at a time, and says what Slurm answers.
-"""
+"""A runner's parts as they work together on a pack's directory, without Slurm and without a GPU."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -24,9 +20,9 @@ from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.inbox import format_number, take
 from slurm_colloc.store.member_states import StateRecord, begin_attempt, read_state
-from slurm_colloc.store.pack_directory import NewMember, NewPack, read_pack
+from slurm_colloc.store.pack_directory import read_pack
 
-from ..store.builders import build_pack
+from ..packs import build_member, build_pack, replace_job, write_packs
 from ..wait_until import wait_until
 
 CONFIG = {"KillWait": "30 sec", "JobRequeue": "1", "ProctrackType": "proctrack/linuxproc"}
@@ -78,8 +74,10 @@ class PlainProcess(StartedProcess):
         self.kills += 1
 
 
-class Bed:
-    """One attempt of a pack.
+class SteppedRunner:
+    """The runner of one attempt of a pack.
+
+    A test does itself what the runner's loop does, one step at a time, and says what Slurm answers.
 
     Args:
         folder: Where its state is.
@@ -107,26 +105,15 @@ class Bed:
         **record: Any,
     ) -> None:
         self.state = State(folder / "state", "here")
-        self.state.prepare()
-        built = build_pack("s", members=members)
         request = PackRequest(1, None, 4, None, record.pop("time_limit_s", None))
-        planned = dataclasses.replace(built.record, request=request, degree=places, **record)
-        entries = tuple(
-            dataclasses.replace(
-                entry,
-                spec=dataclasses.replace(
-                    entry.spec, job=change(dataclasses.replace(entry.spec.job, gpus=0))
-                ),
-            )
-            for entry in built.members
-        )
-        with self.state.writing([NewPack(planned, entries)]):
-            pass
-        self.pack = self.state.pack_path("s.0")
+        entries = [build_member(number, gpus=0) for number in range(1, members + 1)]
+        entries = [replace_job(entry, change) for entry in entries]
+        planned = build_pack("s", members=entries, request=request, degree=places, **record)
+        self.pack = write_packs(self.state, planned)
         found = read_pack(self.pack)
         assert found is not None
         self.record = found
-        self.entries: tuple[NewMember, ...] = entries
+        self.entries = planned.members
         self.slurm = PlainSlurm()
         self.allocation = Allocation(
             "7", "7", "node1", attempt - 1, 4, ((0,), (1,)), (), {"PATH": os.environ["PATH"]}

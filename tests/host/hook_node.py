@@ -41,8 +41,8 @@ class Ended:
 
 
 @dataclass
-class Bed:
-    """One node.
+class HookNode:
+    """A node as root's hooks see it.
 
     Attributes:
         home: A directory that every user may pass through.
@@ -208,7 +208,7 @@ class Bed:
                         subprocess.run(["sleep", "0.02"], check=True)
 
 
-def reset_gpus(bed: Bed) -> None:
+def reset_gpus(bed: HookNode) -> None:
     """Every GPU as it comes up, whatever a test has left."""
     for gpu in bed.node.read_gpus():
         whole = dataclasses.replace(
@@ -220,13 +220,13 @@ def reset_gpus(bed: Bed) -> None:
         bed.node.write_gpu(whole)
 
 
-def set_mode(bed: Bed, nvml_index: int, mode: int) -> None:
+def set_mode(bed: HookNode, nvml_index: int, mode: int) -> None:
     """Set a compute mode as an administrator would."""
     gpu = bed.node.read_gpus()[nvml_index]
     bed.node.write_gpu(dataclasses.replace(gpu, compute_mode=mode))
 
 
-def check_clean(bed: Bed) -> None:
+def check_clean(bed: HookNode) -> None:
     assert bed.list_left() == []
 
 
@@ -238,7 +238,7 @@ def require_strace() -> None:
         pytest.skip("strace is not installed")
 
 
-def kill_at(bed: Bed, command: str, call: str, count: int, **variables: str | None) -> bool:
+def kill_at(bed: HookNode, command: str, call: str, count: int, **variables: str | None) -> bool:
     """Run a hook that is killed at a system call of its own; whether it came so far."""
     ended = subprocess.run(
         [

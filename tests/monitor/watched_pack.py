@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Bed:
+class WatchedPack:
     """A pack's directory, and the processes that a test started for it."""
 
     directory: Path

@@ -1,4 +1,4 @@
-"""Packs for tests."""
+"""Jobs, plans and records of any content."""
 
 from __future__ import annotations
 
@@ -8,50 +8,9 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job import ArrayTask, Job, SignalRequest
 from slurm_colloc.model.plan import MemberPlan, PackRequest, SharingMode
-from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack_directory import MemberSpec, NewMember, NewPack, PackRecord
+from slurm_colloc.store.pack_directory import MemberSpec
 
-SCRIPT = b"#!/bin/sh\necho hello\n"
-ENVIRONMENT = b"HOME=/home/ada\0SECRET=\xff\xfe"
-
-
-def build_member(number: int, script: bytes = SCRIPT) -> NewMember:
-    job = Job(number, f"job{number}", "job.sh", ("a b",), "/tmp", cpus=2, gpus=1)
-    return NewMember(
-        MemberSpec(job, MemberPlan(number - 1, 2, 100, 60), 0o022), script, ENVIRONMENT
-    )
-
-
-def build_pack(
-    submission: str,
-    index: int = 0,
-    members: int = 2,
-    indices: tuple[int, ...] = (0,),
-    cluster: str = "here",
-) -> NewPack:
-    entries = tuple(build_member(number) for number in range(1, members + 1))
-    record = PackRecord(
-        pack_id=build_pack_id(submission, index),
-        submission=submission,
-        index=index,
-        indices=indices,
-        is_array=len(indices) > 1,
-        created_at=1.5,
-        name="job",
-        mode=SharingMode.TIMESLICE,
-        degree=4,
-        request=PackRequest(1, None, 4, None, None),
-        group=(),
-        reasons=(),
-        members=tuple(entry.spec.job.number for entry in entries),
-        submit_directory="/tmp",
-        submit_host="here",
-        client_environment=(),
-        slurm_options=(),
-        cluster=cluster,
-    )
-    return NewPack(record, entries)
-
+from ..packs import build_pack
 
 TEXTS = st.text(max_size=20)
 # What os.fsdecode makes of any bytes.

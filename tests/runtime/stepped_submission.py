@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +21,12 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import begin_attempt
-from slurm_colloc.store.pack_directory import NewPack, list_members, read_pack
+from slurm_colloc.store.pack_directory import list_members, read_pack
 from slurm_colloc.store.runner_requests import DegreeRecord, write_degree
 
-from ..store.builders import build_member, build_pack
+from ..packs import build_member, build_pack, replace_job, write_packs
 from ..wait_until import wait_until
-from .runner_bed import PlainProcess, PlainSlurm
+from .stepped_runner import PlainProcess, PlainSlurm
 
 GROUP = (("account", "a"), ("partition", "p"))
 
@@ -70,7 +69,6 @@ class Submission:
         self, folder: Path, name: str = "s", job_id: str = "7", slurm: Queue | None = None
     ) -> None:
         self.state = State(folder / "state", "here")
-        self.state.prepare()
         self.folder = folder
         self.name = name
         self.job_id = job_id
@@ -91,28 +89,22 @@ class Submission:
         indices = tuple(101 + at for at in range(len(counts)))
         packs, first = [], 1
         for index, count in zip(indices, counts, strict=True):
-            members = []
-            for number in range(first, first + count):
-                entry = build_member(number)
-                job = change(dataclasses.replace(entry.spec.job, gpus=0, time_limit_s=60))
-                spec = dataclasses.replace(entry.spec, job=job)
-                members.append(dataclasses.replace(entry, spec=spec))
+            members = [
+                replace_job(build_member(number, gpus=0, time_limit_s=60), change)
+                for number in range(first, first + count)
+            ]
             first += count
             values: dict[str, Any] = {
                 "is_array": True,
                 "degree": 8,
                 "request": PackRequest(1, None, 16, host_memory_mb, 600),
                 "group": GROUP,
-                "members": tuple(member.spec.job.number for member in members),
                 "policy": policy,
                 "closed": "it is an element of a job array",
                 **record,
             }
-            plain = build_pack(self.name, index=index, indices=indices).record
-            built = dataclasses.replace(plain, **values)
-            packs.append(NewPack(built, tuple(members)))
-        with self.state.writing(packs):
-            self.state.record_job([pack.record for pack in packs], self.job_id)
+            packs.append(build_pack(self.name, index, members, indices, **values))
+        write_packs(self.state, *packs, job_id=self.job_id)
         for index in indices:
             self.slurm.show(f"{self.job_id}_{index}", SlurmJobState.PENDING)
 

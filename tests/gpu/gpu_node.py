@@ -84,7 +84,7 @@ class Scale:
 
 
 @dataclass
-class Bed:
+class GpuNode:
     """Where packs run, and what was found.
 
     Args:
@@ -298,7 +298,7 @@ def write_task_prolog() -> Path:
     return path
 
 
-def check_lane(bed: Bed, cores: list[int]) -> None:
+def check_lane(bed: GpuNode, cores: list[int]) -> None:
     """See that a job has this lane's GPU and cores: others would measure each other."""
     ended = bed.user.run(["srun", "--gres=gpu:1", sys.executable, "-c", SHOW_PLACE])
     uuid, used = ended.stdout.split(maxsplit=1)
@@ -328,11 +328,11 @@ def choosing_gpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running_bed(
+def running_gpu_node(
     make: Callable[..., contextlib.AbstractContextManager[Sandbox]] = running_sandbox,
     archive: str = "kept.tar.gz",
     **changes: Any,
-) -> Iterator[Bed]:
+) -> Iterator[GpuNode]:
     """One node with the machine's GPUs and CPUs, and a user who was made for this."""
     is_simulated = os.environ.get("CSUB_GPU_SIMULATED") == "1"
     if os.geteuid() != 0:
@@ -369,7 +369,7 @@ def running_bed(
             make(**settings) as sandbox,
             user_of(sandbox, name) as user,
         ):
-            bed = Bed(sandbox, user, out, is_simulated, archive)
+            bed = GpuNode(sandbox, user, out, is_simulated, archive)
             bed.gpu_before = bed.read_gpu_state()
             if LANES and not is_simulated:
                 check_lane(bed, cores)

@@ -11,13 +11,13 @@ from typing import Any
 from slurm_colloc.host.system.node_processes import list_processes, read_command_line
 from slurm_colloc_lab.simgpu.nvml.mig_instances import switch_mig_mode
 
-from .hook_bed import NOBODY, Bed
+from .hook_node import NOBODY, HookNode
 
 COMMENT = "sweep [csub/1 mig=3g+2g+1g+1g]"
 
 
 @contextmanager
-def mig_on(bed: Bed) -> Iterator[Bed]:
+def mig_on(bed: HookNode) -> Iterator[HookNode]:
     """The node with MIG on, and a site that lets jobs use that; off again at the end."""
     bed.write_policy(mig="where-on")
     switch(bed, on=True)
@@ -28,16 +28,16 @@ def mig_on(bed: Bed) -> Iterator[Bed]:
     switch(bed, on=False)
 
 
-def switch(bed: Bed, *, on: bool) -> None:
+def switch(bed: HookNode, *, on: bool) -> None:
     for gpu in bed.node.read_gpus():
         switch_mig_mode(bed.node, gpu, on=on)
 
 
-def list_profiles(bed: Bed, job_id: str = "11", gpu: int = 0) -> list[str]:
+def list_profiles(bed: HookNode, job_id: str = "11", gpu: int = 0) -> list[str]:
     return [one["profile"] for one in bed.setup(job_id)["mig"]["gpus"][gpu]["instances"]]
 
 
-def ask(bed: Bed, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dict[str, Any]:
+def ask(bed: HookNode, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dict[str, Any]:
     """Ask the agent as a user; empty where it answers nothing."""
     data = request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n"
     path = bed.setup(job_id)["mig"]["socket"]
@@ -59,11 +59,11 @@ def ask(bed: Bed, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dic
     return dict(json.loads(ended.stdout or b"{}"))
 
 
-def list_agents(bed: Bed) -> list[int]:
+def list_agents(bed: HookNode) -> list[int]:
     return list_own(bed, "slurm_colloc.host.hooks.instance_agent")
 
 
-def list_own(bed: Bed, *words: str) -> list[int]:
+def list_own(bed: HookNode, *words: str) -> list[int]:
     """Processes of this node's hooks that have all these words."""
     found = []
     for process in list_processes():

@@ -1,8 +1,7 @@
-"""A Slurm job with several GPU sets, each of which a test may let begin; see submission_bed."""
+"""A Slurm job with several GPU sets, each of which a test may let begin; see stepped_submission."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ from slurm_colloc.runtime.verdict import Verdict
 from slurm_colloc.runtime.wiring import RunnerParts
 from slurm_colloc.store.all_packs import name_gpu_set
 from slurm_colloc.store.indexes import build_pack_id
-from slurm_colloc.store.pack_directory import NewPack, list_members
+from slurm_colloc.store.pack_directory import list_members
 from slurm_colloc.store.written_ends import RunnerProcess, write_runner
 
-from ..store.builders import build_member, build_pack
-from .submission_bed import GROUP, Submission, run_plainly
+from ..packs import build_member, build_pack, replace_job, write_packs
+from .stepped_submission import GROUP, Submission, run_plainly
 
 
 class GpuSetJob(Submission):
@@ -58,19 +57,17 @@ class GpuSetJob(Submission):
         for number, count in enumerate(counts):
             members = []
             for each in range(first, first + count):
-                entry = build_member(each)
-                job = change(dataclasses.replace(entry.spec.job, gpus=0, time_limit_s=60))
-                plan = dataclasses.replace(entry.spec.plan, gpus=2 if each in wide else 1)
-                spec = dataclasses.replace(entry.spec, job=job, plan=plan)
-                members.append(dataclasses.replace(entry, spec=spec))
+                plan = {"gpus": 2 if each in wide else 1}
+                entry = build_member(each, gpus=0, time_limit_s=60, plan=plan)
+                members.append(replace_job(entry, change))
             first += count
-            record = dataclasses.replace(
-                build_pack(self.name).record,
+            pack = build_pack(
+                self.name,
+                members=members,
                 pack_id=build_pack_id(name_gpu_set(self.name, number), 0),
                 degree=degree,
                 request=PackRequest(sizes[number], None, 2 * degree, None, 600),
                 group=GROUP,
-                members=tuple(member.spec.job.number for member in members),
                 policy=policy,
                 closed="it has several GPU sets",
                 parts=(*own, *parts),
@@ -78,9 +75,8 @@ class GpuSetJob(Submission):
                 gpu_sets=sizes,
                 set_nodes=set_nodes,
             )
-            packs.append(NewPack(record, tuple(members)))
-        with self.state.writing(packs):
-            self.state.record_job([pack.record for pack in packs], self.job_id)
+            packs.append(pack)
+        write_packs(self.state, *packs, job_id=self.job_id)
         self.slurm.show(self.job_id, SlurmJobState.RUNNING)
 
     def path(self, index: int) -> Path:

@@ -21,7 +21,7 @@ from slurm_colloc.host.system.node_processes import (
 from ..cluster.hooks import list_prepared, read_audit, run_directory
 from ..cluster.mps import kill
 from ..sessions import list_session
-from .bed import GONE_WITHIN_S, HERE, Bed
+from .gpu_node import GONE_WITHIN_S, HERE, GpuNode
 
 OPTIONS = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=2G", "--time=5")
 SHARE = ("--share=mps!", "--requeue")
@@ -34,7 +34,7 @@ _CLIENT_S = 240.0
 # -- programs of members ---------------------------------------------------------------------------
 
 
-def build_client(bed: Bed, up: Path, until: Path, seconds: float = _CLIENT_S) -> str:
+def build_client(bed: GpuNode, up: Path, until: Path, seconds: float = _CLIENT_S) -> str:
     """A command that uses the GPU, says so in `up`, and ends once `until` is there."""
     if not bed.is_simulated:
         argv = [sys.executable, str(HERE / "cuda_client.py"), f"--seconds={seconds}"]
@@ -46,7 +46,7 @@ def build_client(bed: Bed, up: Path, until: Path, seconds: float = _CLIENT_S) ->
     )
 
 
-def submit_clients(bed: Bed, name: str, count: int = 2, first: str = "") -> str:
+def submit_clients(bed: GpuNode, name: str, count: int = 2, first: str = "") -> str:
     """Submit a pack of clients, which end once `end_clients` says so; the job id.
 
     Args:
@@ -66,12 +66,12 @@ def submit_clients(bed: Bed, name: str, count: int = 2, first: str = "") -> str:
     return bed.submit(name, "pack", *SHARE, f"--degree={count}", *OPTIONS, *map(str, scripts))
 
 
-def end_clients(bed: Bed, name: str) -> None:
+def end_clients(bed: GpuNode, name: str) -> None:
     """Let the clients of a pack come to their end."""
     (bed.user.home / name / "end").touch()
 
 
-def wait_for_clients(bed: Bed, job_id: str, starts: int = 1) -> dict[int, dict[str, Any]]:
+def wait_for_clients(bed: GpuNode, job_id: str, starts: int = 1) -> dict[int, dict[str, Any]]:
     """Wait until all members work as clients, at their so manieth start; their rows."""
     rows: dict[int, dict[str, Any]] = {}
 
@@ -93,7 +93,7 @@ def wait_for_clients(bed: Bed, job_id: str, starts: int = 1) -> dict[int, dict[s
 # -- processes -------------------------------------------------------------------------------------
 
 
-def find_daemon(bed: Bed, job_id: str) -> int:
+def find_daemon(bed: GpuNode, job_id: str) -> int:
     """The daemon that the prolog has started for a job."""
     peer = read_peer(str(run_directory(bed.sandbox) / job_id / "0" / "p"))
     assert peer is not None
@@ -101,7 +101,7 @@ def find_daemon(bed: Bed, job_id: str) -> int:
     return peer.pid
 
 
-def find_server(bed: Bed, job_id: str) -> int:
+def find_server(bed: GpuNode, job_id: str) -> int:
     """The server of that daemon: it lives in the daemon's session."""
     daemon = find_daemon(bed, job_id)
     found: list[int] = bed.wait(
@@ -111,7 +111,7 @@ def find_server(bed: Bed, job_id: str) -> int:
     return found[0]
 
 
-def find_runner(bed: Bed, job_id: str) -> int:
+def find_runner(bed: GpuNode, job_id: str) -> int:
     """The runner of a pack; its command line proves that it is the one."""
     pack = bed.find_pack(job_id)
     pid = int(json.loads((pack / "runner.json").read_text())["pid"])
@@ -150,7 +150,7 @@ CASES = (
 )
 
 
-def disturb(bed: Bed, name: str, job_id: str) -> None:
+def disturb(bed: GpuNode, name: str, job_id: str) -> None:
     """Let it happen."""
     if name == "scancel":
         bed.user.run(["scancel", job_id])
@@ -180,7 +180,7 @@ def list_entries() -> set[str]:
     }
 
 
-def find_everything_left(bed: Bed, before: set[str]) -> dict[str, Any]:
+def find_everything_left(bed: GpuNode, before: set[str]) -> dict[str, Any]:
     """What packs and hooks have left: of the user, of root, and new in shared directories."""
     found = bed.find_leftovers()
     if prepared := list_prepared(bed.sandbox):
@@ -201,13 +201,13 @@ def find_everything_left(bed: Bed, before: set[str]) -> dict[str, Any]:
     return found
 
 
-def read_node_state(bed: Bed) -> str:
+def read_node_state(bed: GpuNode) -> str:
     """Slurm's state of the node, and why so."""
     ended = bed.user.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T %E"], check=False)
     return ended.stdout.strip()
 
 
-def wait_until_nothing_is_left(bed: Bed, before: set[str]) -> dict[str, Any]:
+def wait_until_nothing_is_left(bed: GpuNode, before: set[str]) -> dict[str, Any]:
     """Give the end of a job some time; what is left then, and how long it took."""
     begin_s = time.monotonic()
     while True:
@@ -218,7 +218,7 @@ def wait_until_nothing_is_left(bed: Bed, before: set[str]) -> dict[str, Any]:
         time.sleep(0.2)
 
 
-def wait_for_epilogs(bed: Bed, job_id: str) -> list[dict[str, Any]]:
+def wait_for_epilogs(bed: GpuNode, job_id: str) -> list[dict[str, Any]]:
     """The audit lines of a job, once each of its prologs has its epilog."""
 
     def look() -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def keep_result(bed: Bed, value: Any, *path: str) -> None:
+def keep_result(bed: GpuNode, value: Any, *path: str) -> None:
     """Write a result into hooks.json under names from outside to inside, before it is judged."""
     results = read_json(bed.out / "hooks.json")
     place = results
