@@ -24,6 +24,8 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
+from .calls import run_csub
+
 # Names of their own, so that two runs on one machine do not end each other's users.
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
@@ -117,8 +119,16 @@ class CsubUser:
         return found
 
     def csub(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run csub as this user."""
-        return self.run(["csub", *arguments], check=check)
+        """Run csub as this user; forked, which takes a quarter of what `run` does."""
+        ended = run_csub(
+            *arguments,
+            environment=self.environment,
+            directory=self.home,
+            user=(self.uid, self.gid) if self.identity else None,
+        )
+        if check:
+            assert ended.returncode == 0, f"{arguments}: {ended}"
+        return ended
 
     def submit(self, *arguments: str) -> str:
         """Submit with csub (first word `pack` for csub pack); the job id."""
