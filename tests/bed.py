@@ -72,19 +72,30 @@ class CsubUser:
         timeout_s: float = 120.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this user; csub itself is `run(["csub", ...])`."""
-        ended = subprocess.run(
-            list(argv),
-            env={**self.environment, **(environment or {})},
-            cwd=directory or self.home,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=timeout_s,
-            check=False,
-            **self.identity,
-        )
+        """Run a program as this user; csub itself, `run(["csub", ...])`, is forked."""
+        environment = {**self.environment, **(environment or {})}
+        directory = directory or self.home
+        if argv[0] == "csub" and stdin is None:
+            ended = run_csub(
+                *argv[1:],
+                environment=environment,
+                directory=directory,
+                user=(self.uid, self.gid) if self.identity else None,
+                timeout_s=timeout_s,
+            )
+        else:
+            ended = subprocess.run(
+                list(argv),
+                env=environment,
+                cwd=directory,
+                input=stdin if stdin is not None else "",
+                capture_output=True,
+                text=True,
+                errors="surrogateescape",
+                timeout=timeout_s,
+                check=False,
+                **self.identity,
+            )
         if check:
             assert ended.returncode == 0, (
                 f"{argv}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
@@ -119,16 +130,8 @@ class CsubUser:
         return found
 
     def csub(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run csub as this user; forked, which takes a quarter of what `run` does."""
-        ended = run_csub(
-            *arguments,
-            environment=self.environment,
-            directory=self.home,
-            user=(self.uid, self.gid) if self.identity else None,
-        )
-        if check:
-            assert ended.returncode == 0, f"{arguments}: {ended}"
-        return ended
+        """Run csub as this user."""
+        return self.run(["csub", *arguments], check=check)
 
     def submit(self, *arguments: str) -> str:
         """Submit with csub (first word `pack` for csub pack); the job id."""

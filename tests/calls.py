@@ -3,7 +3,7 @@
 Imports, and taking them down at the end, are most of what a call takes, and the tests make some
 thousand. Each call is a process of its own, with a new environment, directory, user and standard
 streams, and runs `main()` as csub does. How csub itself starts and ends is tested by others:
-test_standard_streams.py, tests/packaging, and `CsubUser.run` in tests/commands and tests/cluster.
+test_standard_streams.py, tests/packaging, and `CsubUser.start` in tests/commands and tests/cluster.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def run_csub(
     environment: Mapping[str, str],
     directory: Path,
     user: tuple[int, int] | None = None,
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run csub with an environment, in a directory; what it said, as from `subprocess.run`.
 
@@ -50,6 +51,10 @@ def run_csub(
         environment: All that its environment has.
         directory: Where it runs.
         user: The uid and gid as which root runs it, without further groups; else its own.
+        timeout_s: How long it may take; None for as long as it likes.
+
+    Raises:
+        subprocess.TimeoutExpired: It has taken longer, and goes on.
     """
     call = json.dumps([words, dict(environment), str(directory), user]).encode()
     assert len(call) < _LONGEST
@@ -65,6 +70,8 @@ def run_csub(
         finally:
             os.close(theirs)
         with open(answer) as file:  # noqa: PTH123 - a descriptor
+            if not select.select([answer], [], [], timeout_s)[0]:
+                raise subprocess.TimeoutExpired(["csub", *words], timeout_s or 0.0)
             status = int(file.read())
         said = []
         for stream in (out, err):
@@ -95,8 +102,7 @@ def _start_server(pid: int) -> socket.socket:  # noqa: ARG001 - one for each pro
     return ours
 
 
-def _serve(channel: socket.socket) -> None:
-    """Fork for each call; a child returns when it is to be csub."""
+def _import_all() -> None:
     for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
     for name in _IMPORTED_LATE:
@@ -104,6 +110,11 @@ def _serve(channel: socket.socket) -> None:
             importlib.import_module(name)
     # Of a process with threads, a fork may hang.
     assert len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork for each call; a child returns when it is to be csub."""
+    _import_all()
     answers: dict[int, int] = {}
     """For each call that runs, its pidfd and where its status is waited for."""
     while True:
