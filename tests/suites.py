@@ -8,7 +8,13 @@ file into parts, so that a commit can be held against one of them and all commit
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 PARTS = 7
 QUICK = "quick"
@@ -27,6 +33,16 @@ def is_quick(marks: Container[str]) -> bool:
 def find_part(file: str) -> int:
     """The part, from 1 on, of what `make test` leaves out of a file, named from `tests/` on."""
     return zlib.crc32(file.encode()) % PARTS + 1
+
+
+def leave_to_parts(cases: Iterable[str], *, but: Container[str]) -> list[ParameterSet]:
+    """Cases of one test of which `make test` runs some, one of each kind; the parts run the others.
+
+    Args:
+        cases: All of them.
+        but: Those that `make test` runs.
+    """
+    return [pytest.param(each, marks=() if each in but else pytest.mark.long) for each in cases]
 
 
 def is_in_part(suite: str, file: str) -> bool:
