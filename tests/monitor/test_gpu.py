@@ -192,7 +192,6 @@ def test_nvml_that_comes_later(bed: Bed, simulation: Simulation) -> None:
     assert rows_of(bed, h200)[0]["power_w"] is None
 
 
-@pytest.mark.long
 def test_a_gpu_whose_every_call_fails_is_tried_again(bed: Bed, simulation: Simulation) -> None:
     h200, _ = simulation.uuids
     bed.write_setup(h200)
