@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
 
 PARTS = 7
 QUICK = "quick"
@@ -35,7 +37,7 @@ def find_part(file: str) -> int:
     return zlib.crc32(file.encode()) % PARTS + 1
 
 
-def leave_to_parts(cases: Iterable[str], *, but: Container[str]) -> list[ParameterSet]:
+def leave_to_parts(cases: Iterable[T], *, but: Container[T]) -> list[ParameterSet]:
     """Cases of one test of which `make test` runs some, one of each kind; the parts run the others.
 
     Args:
