@@ -41,10 +41,16 @@ def leave_to_parts(cases: Iterable[T], *, but: Container[T]) -> list[ParameterSe
     """Cases of one test of which `make test` runs some, one of each kind; the parts run the others.
 
     Args:
-        cases: All of them.
+        cases: All of them; a tuple has the values of several parameters.
         but: Those that `make test` runs.
     """
-    return [pytest.param(each, marks=() if each in but else pytest.mark.long) for each in cases]
+    return [
+        pytest.param(
+            *(each if isinstance(each, tuple) else (each,)),
+            marks=() if each in but else pytest.mark.long,
+        )
+        for each in cases
+    ]
 
 
 def is_in_part(suite: str, file: str) -> bool:
