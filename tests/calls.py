@@ -118,10 +118,10 @@ def _serve(channel: socket.socket) -> None:
     answers: dict[int, int] = {}
     """For each call that runs, its pidfd and where its status is waited for."""
     while True:
-        ready = select.select([channel, *answers], [], [])[0]
+        ready = select.select([channel.fileno(), *answers], [], [])[0]
         for process in answers.keys() & ready:
             _answer(process, answers.pop(process))
-        if channel not in ready:
+        if channel.fileno() not in ready:
             continue
         call, descriptors, _, _ = socket.recv_fds(channel, _LONGEST, 4)
         if not call:
