@@ -24,6 +24,8 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.installation import find_installation
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
+from .calls import run_csub
+
 # Names of their own, so that two runs on one machine do not end each other's users.
 USERS = (f"csub{os.getpid()}a", f"csub{os.getpid()}b")
 PATIENCE_S = 60.0
@@ -70,19 +72,30 @@ class CsubUser:
         timeout_s: float = 120.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this user; csub itself is `run(["csub", ...])`."""
-        ended = subprocess.run(
-            list(argv),
-            env={**self.environment, **(environment or {})},
-            cwd=directory or self.home,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=timeout_s,
-            check=False,
-            **self.identity,
-        )
+        """Run a program as this user; csub itself, `run(["csub", ...])`, is forked."""
+        environment = {**self.environment, **(environment or {})}
+        directory = directory or self.home
+        if argv[0] == "csub" and stdin is None:
+            ended = run_csub(
+                *argv[1:],
+                environment=environment,
+                directory=directory,
+                user=(self.uid, self.gid) if self.identity else None,
+                timeout_s=timeout_s,
+            )
+        else:
+            ended = subprocess.run(
+                list(argv),
+                env=environment,
+                cwd=directory,
+                input=stdin if stdin is not None else "",
+                capture_output=True,
+                text=True,
+                errors="surrogateescape",
+                timeout=timeout_s,
+                check=False,
+                **self.identity,
+            )
         if check:
             assert ended.returncode == 0, (
                 f"{argv}: {ended.returncode}\n{ended.stdout}{ended.stderr}"

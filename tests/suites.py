@@ -8,7 +8,15 @@ file into parts, so that a commit can be held against one of them and all commit
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
 
 PARTS = 7
 QUICK = "quick"
@@ -27,6 +35,22 @@ def is_quick(marks: Container[str]) -> bool:
 def find_part(file: str) -> int:
     """The part, from 1 on, of what `make test` leaves out of a file, named from `tests/` on."""
     return zlib.crc32(file.encode()) % PARTS + 1
+
+
+def leave_to_parts(cases: Iterable[T], *, but: Container[T]) -> list[ParameterSet]:
+    """Cases of one test of which `make test` runs some, one of each kind; the parts run the others.
+
+    Args:
+        cases: All of them; a tuple has the values of several parameters.
+        but: Those that `make test` runs.
+    """
+    return [
+        pytest.param(
+            *(each if isinstance(each, tuple) else (each,)),
+            marks=() if each in but else pytest.mark.long,
+        )
+        for each in cases
+    ]
 
 
 def is_in_part(suite: str, file: str) -> bool:

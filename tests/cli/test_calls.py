@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,35 @@ def test_a_forked_csub_has_the_environment_and_directory_of_its_own_call(tmp_pat
         run_csub("config", "degree", degree, environment=environment, directory=home)
         told = run_csub("config", "degree", environment=environment, directory=home)
         assert (told.returncode, told.stdout, told.stderr) == (0, f"{degree}\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+def test_a_forked_csub_is_the_user_that_it_is_to_be() -> None:
+    uid = 61234
+    home = Path(tempfile.mkdtemp(prefix="calls", dir="/var/tmp"))
+    try:
+        os.chown(home, uid, uid)
+        environment = {"HOME": str(home), "PATH": os.defpath}
+        done = run_csub(
+            "config", "degree", "2", environment=environment, directory=home, user=(uid, uid)
+        )
+        assert done.returncode == 0, done
+        written = [path for path in home.rglob("*") if path.is_file()]
+        assert written
+        assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(uid, uid)}
+    finally:
+        shutil.rmtree(home)
+
+
+def test_a_forked_csub_that_takes_too_long_is_left(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "profiles")
+    environment = {"HOME": str(tmp_path), "PATH": os.defpath}
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_csub(
+            "profile", "import", "profiles",
+            environment=environment, directory=tmp_path, timeout_s=0.2,
+        )  # fmt: skip
+    # With its answer it ends, and another call is answered meanwhile.
+    assert run_csub("--version", environment=environment, directory=tmp_path).returncode == 0
+    with (tmp_path / "profiles").open("w") as file:
+        file.write("{}")

@@ -11,11 +11,14 @@ import pytest
 
 from slurm_colloc.store.profile_updates import add_observations
 
+from ..suites import leave_to_parts
 from .test_profile import observe
 
 CSUB = [sys.executable, "-m", "slurm_colloc"]
 COMMANDS = [["--help"], ["--version"], ["profile", "list"], ["profile", "list", "--json"],
             ["plan", "a.sh"], ["submit", "--help"], ["admin", "--help"]]  # fmt: skip
+OF_EACH_KIND = (["--version"], ["profile", "list", "--json"], ["plan", "a.sh"])
+CASES = leave_to_parts(COMMANDS, but=OF_EACH_KIND)
 FULL = "csub: cannot write to standard output: No space left on device\n"
 CLOSED = "csub: cannot write to standard output: Bad file descriptor\n"
 
@@ -32,7 +35,7 @@ def run(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_output_that_takes_nothing_is_said_in_a_sentence(tmp_path: Path, words: list[str]) -> None:
     for redirections, said in ((">/dev/full", FULL), (">&-", CLOSED), (">&- <&-", CLOSED)):
         done = run(tmp_path, redirections, *words)
@@ -43,7 +46,7 @@ def test_output_that_takes_nothing_is_said_in_a_sentence(tmp_path: Path, words: 
         assert all(line.startswith("csub: ") for line in told.splitlines()), told
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_messages_that_nobody_takes_change_nothing(tmp_path: Path, words: list[str]) -> None:
     whole = run(tmp_path, "", *words)
     assert whole.returncode == 0, whole.stderr

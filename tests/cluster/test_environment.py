@@ -36,6 +36,12 @@ CASES = {
     "login-and-one": ("--get-user-env=9", "--export=FOO"),
 }
 
+SMOKE = ("plain", "cpus", "mem", "array", "gpus", "name", "export-one", "export-none")
+"""One of each kind."""
+MARKED = {case: [pytest.mark.smoke] if case in SMOKE else [] for case in CASES}
+IN_PACKS = [pytest.param(case, marks=marks) for case, marks in MARKED.items()]
+ALONE = [pytest.param(case, marks=marks) for case, marks in MARKED.items() if case != "array"]
+
 OF_EVERY_JOB = {
     "SLURM_JOB_ID": "another job",
     "SLURM_JOBID": "another job",
@@ -122,9 +128,18 @@ def takes(user: CsubUser, options: Sequence[str]) -> bool:
     return not user.run(["sbatch", "--test-only", *options, "--wrap=true"], check=False).returncode
 
 
+def find_cases(request: pytest.FixtureRequest) -> set[str]:
+    """The cases that the chosen tests of this file look at: all, or those of `make test`."""
+    own = [item for item in request.session.items if item.path == request.path]
+    return set(SMOKE if all(item.get_closest_marker("smoke") for item in own) else CASES)
+
+
 @pytest.fixture(scope="module")
-def environments(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[Environments]:
+def environments(
+    request: pytest.FixtureRequest, cluster: Sandbox, accounts: tuple[str, ...]
+) -> Iterator[Environments]:
     """Every case, run by sbatch, by csub alone, and by csub in a pack."""
+    cases = find_cases(request)
     with user_of(cluster, accounts[0]) as user:
         user.extra |= {"FOO": "foo", "NOTHING": "", "LINES_AND": 'a\nb "c" $(d) ü', "SLURM_X": "x"}
         user.run(["mkdir", "below"])
@@ -133,6 +148,8 @@ def environments(cluster: Sandbox, accounts: tuple[str, ...]) -> Iterator[Enviro
         home, steps = str(user.home), " ".join(WITH_STEPS)
         rest = (home, steps)
         for case, options in CASES.items():
+            if case not in cases:
+                continue
             given = options
             if any("=9" in word for word in options) and not takes(user, options):
                 # Slurm 26.05 gives this option no argument any more.
@@ -168,8 +185,7 @@ def compare(expected: dict[str, str], actual: dict[str, str], allowed: dict[str,
     ]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("case", [case for case in CASES if case != "array"])
+@pytest.mark.parametrize("case", ALONE)
 def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, case: str) -> None:
     [expected] = environments.read(case, "sbatch")
     [actual] = environments.read(case, "alone")
@@ -177,8 +193,7 @@ def test_a_script_alone_sees_what_sbatch_gives_it(environments: Environments, ca
     assert time_s(actual) == time_s(expected)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", IN_PACKS)
 def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
     environments: Environments, case: str
 ) -> None:

@@ -12,7 +12,15 @@ from ..wait_until import wait_until
 
 pytestmark = pytest.mark.slurm
 
-FORMS = ("", "-n1", "-n1 -c2", "--gpus=1", "--gres=gpu:1", "--exact -n1 -c1", "--mem=20M")
+FORMS = (
+    pytest.param("", marks=pytest.mark.smoke),
+    "-n1",
+    "-n1 -c2",
+    "--gpus=1",
+    "--gres=gpu:1",
+    pytest.param("--exact -n1 -c1", marks=pytest.mark.smoke),
+    "--mem=20M",
+)
 
 TOGETHER = """\
 srun {form} ./inner.sh "$1"
@@ -28,7 +36,6 @@ echo "the others never came"
 """
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("form", FORMS)
 def test_four_members_each_with_an_inner_srun_run_together(user: CsubUser, form: str) -> None:
     user.script("inner.sh", INNER)
@@ -55,13 +62,16 @@ def test_an_srun_called_by_its_path_runs_beside_the_neighbours_too(user: CsubUse
     assert len({user.output(f"inner.{number}") for number in range(4)}) == 4
 
 
-@pytest.mark.smoke
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize(
     ("form", "options"),
     # From 23.11 on, an srun called by its path takes the member's SLURM_CPUS_PER_TASK for --exact
     # (see docs/differences.md), so its member is one that did not ask for -c.
-    [("srun", ["-c1"]), ("srun -c1", ["-c1"]), ("{real}", [])],
+    [
+        pytest.param("srun", ["-c1"], marks=pytest.mark.smoke),
+        ("srun -c1", ["-c1"]),
+        pytest.param("{real}", [], marks=pytest.mark.smoke),
+    ],
 )
 def test_an_inner_srun_stays_on_the_members_cpus(
     honest_user: CsubUser, form: str, options: list[str]

@@ -39,15 +39,21 @@ from .mps import (
 pytestmark = pytest.mark.slurm
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("find", "reason", "restarts"),
     [
-        (server_pid, "the MPS server has ended; it runs again", 0),
-        (daemon_pid, "the MPS daemon has died; it runs again", 1),
-        (keeper_pid, "the MPS daemon's keeper was killed; it runs again", 1),
+        pytest.param(server_pid, "the MPS server has ended; it runs again", 0, id="server"),
+        pytest.param(
+            daemon_pid,
+            "the MPS daemon has died; it runs again",
+            1,
+            id="daemon",
+            marks=pytest.mark.smoke,
+        ),
+        pytest.param(
+            keeper_pid, "the MPS daemon's keeper was killed; it runs again", 1, id="keeper"
+        ),
     ],
-    ids=["server", "daemon", "keeper"],
 )
 def test_members_run_again_under_mps_when_it_was_killed(
     mps_user: CsubUser, find: Callable[[CsubUser, str], int], reason: str, restarts: int

@@ -40,17 +40,16 @@ def test_output_goes_to_the_submission_directory_merged_and_in_order(user: CsubU
         assert user.output(f"below/slurm-{job_id}_{number}.out") == expected
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("%j.log", "{job}_{n}.log"),
+        pytest.param("%j.log", "{job}_{n}.log", marks=pytest.mark.smoke),
         ("%A-%a.log", "{job}-{n}.log"),
         ("%x-%u-%N", "{name}-{user}-{node}_{n}"),
         ("%x.log.txt", "{name}.log_{n}.txt"),
         ("logs/%x_%4a", "logs/{name}_000{n}"),
         ("plain", "plain_{n}"),
-        ("with space;%a $(x).txt", "with space;{n} $(x).txt"),
+        pytest.param("with space;%a $(x).txt", "with space;{n} $(x).txt", marks=pytest.mark.smoke),
         ("100%%.%a", "100%.{n}"),
     ],
 )

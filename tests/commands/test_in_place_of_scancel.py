@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..bed import CsubUser
+from ..suites import leave_to_parts
 from ..wait_until import wait_until
 
 CSUB = Path(sys.executable).parent / "csub"
@@ -38,7 +39,7 @@ def test_tasks_of_a_pack_end_alone_and_silently(linked: CsubUser) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["append", "truncate"])
+@pytest.mark.parametrize("mode", ["append", pytest.param("truncate", marks=pytest.mark.long)])
 @pytest.mark.parametrize("error", ["err", "out"])
 def test_the_output_says_that_a_task_was_cancelled(linked: CsubUser, mode: str, error: str) -> None:
     linked.script("go.sh", f"echo begin\ntrap 'echo end; exit 1' TERM\n{WAITS}")
@@ -107,7 +108,18 @@ SIGNALS = {
 }
 
 
-@pytest.mark.parametrize("how", SIGNALS)
+@pytest.mark.parametrize(
+    "how",
+    leave_to_parts(
+        SIGNALS,
+        but=(
+            "one task, its script",
+            "one name",
+            "those that wait",
+            "steps that no script has started",
+        ),
+    ),
+)
 def test_a_signal_reaches_the_scripts_of_the_tasks(linked: CsubUser, how: str) -> None:
     words, reached = SIGNALS[how]
     linked.script("go.sh", f"trap 'touch got.$SLURM_ARRAY_TASK_ID' USR1; touch up.$1\n{WAITS}")
@@ -132,7 +144,10 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("how", CHOICES)
+@pytest.mark.parametrize(
+    "how",
+    leave_to_parts(CHOICES, but=("those that wait", "one that runs", "all of a name", "verbosely")),
+)
 def test_tasks_are_chosen_by_their_states_and_names(linked: CsubUser, how: str) -> None:
     words, chosen = CHOICES[how]
     job_id = submit_waiting(linked, "--job-name=sweep")

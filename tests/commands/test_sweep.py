@@ -201,6 +201,7 @@ def test_plain_csub_refuses_the_options_of_a_sweep(user: CsubUser) -> None:
     assert list_jobs(user) == []
 
 
+@pytest.mark.long
 def test_forty_configurations_become_a_csv_and_what_failed_is_tried_again(user: CsubUser) -> None:
     """The page for researchers tells it so: configs.yaml, sweep, retry, report."""
     user.script(

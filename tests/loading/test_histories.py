@@ -13,7 +13,7 @@ from .loader_programs import make_history, run_program
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-FEW = 12
+FEW = 4
 HISTORIES = int(os.environ.get("CSUB_LOADER_HISTORIES", "0"))
 
 
@@ -53,6 +53,7 @@ def test_all_get_what_one_has_made(tmp_path: Path, workers: int) -> None:
     assert len(makers) == (1 if not workers else len(makers))
 
 
+@pytest.mark.long
 def test_forty_eight_members_share_one_producer(tmp_path: Path) -> None:
     # More batches than a window has: the first member's end is not before the last one's start.
     seen = show(tmp_path, make_history(48, epochs=1, length=300))

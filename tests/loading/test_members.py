@@ -74,6 +74,7 @@ def identify_in_script(
     ).stdout.strip()
 
 
+@pytest.mark.long
 def test_the_same_script_has_the_same_loader_and_another_one_another(tmp_path: Path) -> None:
     plain = identify_in_script(tmp_path)
     assert len(plain) == 16
@@ -246,7 +247,7 @@ def test_a_member_that_has_gone_is_no_company(pack: Path) -> None:
     here.leave()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_what_is_shared_is_counted_where_it_is_used(pack: Path, workers: int) -> None:
     own = pack / "0001.1"
     own.mkdir()

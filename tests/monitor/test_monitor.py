@@ -142,6 +142,7 @@ def test_without_shared_memory_members_are_found_by_their_records(bed: WatchedPa
     bed.end_monitor(monitor)
 
 
+@pytest.mark.long
 def test_sixty_four_members(bed: WatchedPack) -> None:
     monitor = bed.start_monitor(interval_s=1.0)
     for number in range(1, 65):

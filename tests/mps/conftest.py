@@ -46,9 +46,9 @@ def simulations() -> Iterator[dict[int, Path]]:
 
 @pytest.fixture(
     params=[
-        "simulated-550",
+        pytest.param("simulated-550", marks=pytest.mark.long),
         "simulated-580",
-        "nvidia-550",
+        pytest.param("nvidia-550", marks=pytest.mark.long),
         pytest.param("hardware", marks=pytest.mark.gpu),
     ]
 )

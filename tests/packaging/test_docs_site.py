@@ -1,6 +1,7 @@
 """The site of the documents: all commands, links that lead somewhere, and nothing from outside.
 
-`make docs` names the site that it has built; else one is built here.
+`make docs` names the site that it has built, and runs these for each commit; else one is built
+here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 
 if any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser", "furo")):
     pytest.skip("Sphinx is not installed (make docs installs it)", allow_module_level=True)
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(

@@ -17,6 +17,7 @@ from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.members_to_measure import RateDrift
 from slurm_colloc.runtime.step_command import StartedProcess
 
+from ..suites import leave_to_parts
 from .degree_stage import Stage
 
 READ_S = 0.5
@@ -120,7 +121,7 @@ def draw(chance: random.Random, members: int) -> list[Training]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(140))
+@pytest.mark.parametrize("seed", leave_to_parts(range(140), but=range(20)))
 def test_evaluations_cause_no_new_measurement(seed: int) -> None:
     chance = random.Random(seed)
     trainings = draw(chance, chance.randint(2, 5))
@@ -128,7 +129,7 @@ def test_evaluations_cause_no_new_measurement(seed: int) -> None:
     assert play(trainings, sharing, 900.0, chance) == 0
 
 
-@pytest.mark.parametrize("seed", range(140))
+@pytest.mark.parametrize("seed", leave_to_parts(range(140), but=range(20)))
 def test_a_change_for_good_causes_one_new_measurement(seed: int) -> None:
     chance = random.Random(1000 + seed)
     trainings = draw(chance, chance.randint(2, 4))
@@ -145,7 +146,7 @@ def test_a_change_for_good_causes_one_new_measurement(seed: int) -> None:
     assert play(trainings, chance.choice([0.0, 0.2]), 1800.0, chance) == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", leave_to_parts(range(60), but=range(10)))
 def test_a_change_that_passes_causes_none(seed: int) -> None:
     chance = random.Random(2000 + seed)
     trainings = draw(chance, chance.randint(2, 4))

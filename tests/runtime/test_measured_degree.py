@@ -17,6 +17,7 @@ from slurm_colloc.runtime.programs.pause_lease import LEASE_S, RENEW_S
 from slurm_colloc.runtime.step_command import StartedProcess
 from slurm_colloc.store.member_states import read_pauses
 
+from ..suites import leave_to_parts
 from .degree_stage import RATE, Stage, share, steady
 
 
@@ -274,7 +275,7 @@ def test_a_pause_of_its_own_is_no_change(tmp_path: Path, process: StartedProcess
     assert len(stage.list_events("measures")) == 1
 
 
-@pytest.mark.parametrize("minutes", [10, 60])
+@pytest.mark.parametrize("minutes", leave_to_parts([10, 60], but=[10]))
 def test_measuring_costs_one_per_cent_at_most(
     tmp_path: Path, process: StartedProcess, minutes: int
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_library_is_compiled_once(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "second.so").stat().st_mode) == 0o755
 
 
+@pytest.mark.long
 @needs_compiler
 def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = build_environment(tmp_path)
@@ -63,6 +64,7 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"Newer" not in (tmp_path / "first.so").read_bytes()
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_cached_library_that_others_could_write_is_not_used(tmp_path: Path) -> None:
     environment = build_environment(tmp_path)
@@ -74,6 +76,7 @@ def test_a_cached_library_that_others_could_write_is_not_used(tmp_path: Path) ->
     assert (tmp_path / "second.so").read_bytes() == (tmp_path / "first.so").read_bytes()
 
 
+@pytest.mark.long
 @needs_compiler
 def test_without_a_home_it_is_compiled_where_it_is_needed(tmp_path: Path) -> None:
     install_library(tmp_path / "lib.so", {"PATH": os.environ["PATH"], "HOME": "/proc/nothing"})
