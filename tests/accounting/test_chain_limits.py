@@ -12,7 +12,7 @@ from ..bed import CsubUser, user_of
 from ..cluster.conftest import accounts
 from ..cluster.test_chain import PATIENCE_S, STEPS, check_links, list_jobs, read_chain
 from ..wait_until import wait_until
-from .bed import Accounting, running_accounting
+from .accounting_sandbox import Accounting, running_accounting
 from .test_accounting import list_names
 
 __all__ = ["accounts"]

@@ -173,7 +173,7 @@ def test_a_refused_successor_is_tried_again_and_then_the_job_is_requeued(tmp_pat
 
 
 def test_a_successor_of_which_sbatch_told_nothing_is_found_at_once(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.slurm.answers_submit = False
     bed.work()
     assert len(bed.slurm.submitted) == 1
@@ -183,7 +183,7 @@ def test_a_successor_of_which_sbatch_told_nothing_is_found_at_once(tmp_path: Pat
 
 
 def test_one_that_shows_later_is_found_before_another_is_submitted(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=300)
+    bed = FirstLink(tmp_path, left_s=300)
     bed.slurm.answers_submit, bed.slurm.comment = False, ""
     bed.work()
     assert "sbatch gave no answer" in read_chain(bed.path).problem
@@ -200,7 +200,7 @@ def test_one_that_shows_later_is_found_before_another_is_submitted(tmp_path: Pat
 
 
 def test_without_squeues_answer_none_is_submitted(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=3000)
+    bed = FirstLink(tmp_path, left_s=3000)
     bed.work()
     bed.slurm.jobs["4711"]["EndTime"] = format_moment(time.time() + 5)
     bed.work()
@@ -212,7 +212,7 @@ def test_without_squeues_answer_none_is_submitted(tmp_path: Path) -> None:
 
 
 def test_a_chain_that_is_over_cancels_what_nothing_has_recorded(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, left_s=3000)
+    bed = FirstLink(tmp_path, left_s=3000)
     bed.slurm.jobs["4715"] = {"JobState": "PENDING"}
     bed.chain.finish(is_over=True)
     assert bed.slurm.cancelled == ["4715"]
