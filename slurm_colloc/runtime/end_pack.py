@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
-from slurm_colloc.runtime.collect_ends import EndCollector, SlurmDecision
+from slurm_colloc.runtime.collect_ends import GOES_ON, EndCollector, SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.member_dependencies import Dependents
 from slurm_colloc.runtime.member_mails import LAST_WAIT_S, MemberMails
@@ -92,9 +92,14 @@ class PackEnd:
             # That it was cancelled no later attempt would know.
             if member.asked is StopReason.CANCEL and not member.is_final:
                 self._end(member, MemberState.CANCELLED, StopReason.CANCEL.value)
-        if verdict is None or verdict.state is None:
+        if self.goes_on() and (verdict is None or verdict.state in {None, MemberState.TIMEOUT}):
+            # One that saves in an instant has ended before its wrapper had Slurm's TERM.
+            for number in self.ends.undecided:
+                member = self.pack.members.by_number[number]
+                if not member.is_final:
+                    self.states.write(member, MemberState.PENDING, reason=GOES_ON)
             return
-        if verdict.state is MemberState.TIMEOUT and self.goes_on():
+        if verdict is None or verdict.state is None:
             return
         # One that never had its turn is no time-out: the next csub call submits it again.
         stays = verdict.state is MemberState.TIMEOUT and not self.pack.record.carried

@@ -14,6 +14,7 @@ from slurm_colloc.runtime.verdict import PackVerdict
 from slurm_colloc.store.inbox import list_waiting
 from slurm_colloc.store.member_states import write_held
 from slurm_colloc.store.pack_directory import read_ended
+from slurm_colloc.store.written_ends import find_written_end
 
 from .stepped_runner import CONFIG, SteppedRunner
 
@@ -114,3 +115,19 @@ def test_nothing_is_settled_while_a_member_runs(
     end_at_term(bed, 1)
     assert bed.parts.pack_end.work()
     assert bed.read(1).state is MemberState.CANCELLED
+
+
+@pytest.mark.parametrize("verdict", [TIMEOUT, REQUEUED])
+def test_what_saved_in_an_instant_as_its_link_ended_goes_on_in_the_next(
+    bed: Bed, verdict: PackVerdict
+) -> None:
+    member, _ = bed.run_member(1)
+    bed.parts.pack_end.goes_on = lambda: True
+    # The runner has Slurm's TERM, and its wrapper had none yet.
+    bed.parts.slurm_decision.terminate()
+    bed.end_member(member)
+    bed.parts.slurm_decision.ending = verdict
+    assert bed.parts.pack_end.work()
+    assert bed.read(1).state is MemberState.PENDING
+    assert "goes on in the next link" in bed.read(1).reason
+    assert find_written_end(bed.pack, 1, bed.read(1), starts_again=True) is None
