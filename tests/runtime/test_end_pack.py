@@ -119,7 +119,7 @@ def test_nothing_is_settled_while_a_member_runs(
 
 @pytest.mark.parametrize("verdict", [TIMEOUT, REQUEUED])
 def test_what_saved_in_an_instant_as_its_link_ended_goes_on_in_the_next(
-    bed: Bed, verdict: PackVerdict
+    bed: SteppedRunner, verdict: PackVerdict
 ) -> None:
     member, _ = bed.run_member(1)
     bed.parts.pack_end.goes_on = lambda: True
