@@ -510,6 +510,8 @@ def _make_check(hint: Any) -> Callable[[Any], bool]:
         fields = [
             (name, _make_check(kind), typing.get_origin(kind) is NotRequired)
             for name, kind in typing.get_type_hints(hint, include_extras=True).items()
+            # Whatever stands there fits.
+            if kind != NotRequired[object]
         ]
         return lambda value: (
             isinstance(value, dict)
