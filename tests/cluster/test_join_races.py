@@ -169,6 +169,26 @@ def test_a_pack_that_starts_while_csub_hangs_does_not_wait_for_it(
     assert list_leftovers(wide) == []
 
 
+def test_who_is_refused_as_a_pack_starts_joins_it_as_it_runs(wide: CsubUser) -> None:
+    write_script(wide, body="until [ -e end ]; do sleep 0.2; done")
+    blockers = block(wide, 2)
+    first = join(wide, "--open", "train.sh", "1")
+    with gates(wide) as folder:
+        (folder / "stop-at-before").touch()
+        csub = wide.start(["csub", "--join", "--parsable", "--explain", "train.sh", "2"])
+        wait_until((folder / "before").exists, "scontrol is there")
+        wide.run(["scancel", *blockers])
+        wait_until(lambda: list_runs(wide) == {"1": [first]}, "the pack goes on without it")
+        (folder / "go").touch()
+        out, err = csub.communicate(timeout=60)
+    assert csub.returncode == 0, err
+    second = name_member(out)
+    assert job_of(second) == job_of(first), err
+    (wide.home / "end").touch()
+    finish_all(wide)
+    assert list_runs(wide) == {"1": [first], "2": [second]}
+
+
 def test_a_pack_that_starts_while_somebody_joins_takes_him_along(wide: CsubUser) -> None:
     write_script(wide)
     blockers = block(wide, 2)

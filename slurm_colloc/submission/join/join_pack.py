@@ -451,6 +451,7 @@ def join_open_pack(
     # Together with those that are there it is measured.
     policy = replace(policy, measure_s=compute_measure_s([candidate], settings))
     refusals: list[str] = []
+    refused: set[str] = set()
     joiner = Joiner(candidate, policy, Destinations(settings, slurm), settings)
     for pack_id, job in list_candidates(candidate, state, packs, jobs, running=running):
         join = _Join(state, joiner, pack_id, job, slurm, HookChoice.of(settings))
@@ -462,10 +463,25 @@ def join_open_pack(
                 answer = join.run(held, locked) if locked else "another csub is changing it"
             if held.came() and not isinstance(answer, Joined):
                 raise Interrupted("interrupted; nothing was submitted")
+            if not (isinstance(answer, Joined) or join.is_running):
+                refused.add(pack_id)
         if isinstance(answer, Joined):
             return answer, tuple(refusals)
         refusals.append(f"pack {job.job_id}: {answer}")
-    return None, tuple(refusals)
+    if not (refused and running):
+        return None, tuple(refusals)
+    # Slurm may have started them between the look and the change.
+    jobs = slurm.list_jobs()
+    started = [each for each in packs if each.pack_id in refused and _is_running(each, jobs)]
+    joined, more = join_open_pack(
+        call, policy, settings, state, slurm, packs=started, jobs=jobs, running=True
+    )
+    return joined, (*refusals, *more)
+
+
+def _is_running(pack: OpenPack, jobs: Mapping[str, SlurmJob]) -> bool:
+    job = find_job(pack.record, pack.job_id, jobs) if pack.record else None
+    return job is not None and job.state is SlurmJobState.RUNNING
 
 
 @dataclass(frozen=True)
