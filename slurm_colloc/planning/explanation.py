@@ -58,7 +58,7 @@ class MemberExplanation:
 
 @dataclass(frozen=True)
 class SeatExplanation:
-    """A seat of a planned MIG layout (model.mig_layout.PlannedSeat), and who has it.
+    """A seat of a planned MIG layout (model.plan.PlannedSeat), and who has it.
 
     Attributes:
         word: As the layout names it.

@@ -232,7 +232,6 @@ def name_mark(pack: Path, job_id: str) -> Path:
 # ---- What the running link does ------------------------------------------------------------------
 
 _TEST_START = late_pattern(r"to start at (\S+)")
-_NO_ANSWER = "Slurm did not answer"
 _LEFT_OUT = ("array", "dependency", "begin", "output", "error", "open-mode")
 
 
@@ -262,6 +261,7 @@ class ChainLinks:
         self._limit_s: float | None = None
         self._lead = Lead(0.0, "")
         self._successor = Successor.NONE
+        self._unanswered = ""
 
     @property
     def goes_on(self) -> bool:
@@ -379,9 +379,10 @@ class ChainLinks:
             if link is not None:
                 self._judge_successor(link, slurm.read_job(link.job_id))
         except SlurmError as error:
-            self._tell_problem(f"{_NO_ANSWER}: {error.message}")
+            self._unanswered = f"Slurm did not answer: {error.message}"
+            self._tell_problem(self._unanswered)
         else:
-            if self._chain.problem.startswith(_NO_ANSWER):
+            if self._chain.problem == self._unanswered:
                 self._tell_problem("")
 
     def _judge_successor(self, link: Link, fields: dict[str, str] | None) -> None:

@@ -83,10 +83,7 @@ def test_a_killed_runners_chain_is_passed_on_by_the_next_call(user: CsubUser) ->
     """Its successor waits; what squeue shows of both decides."""
     job_id = start(user)
     pack = find_pack(user)
-    later = user.run(
-        ["sbatch", "--parsable", "--begin=now+1hour", "--gres=gpu:1",
-         f"--comment={read_comment(user, job_id)}", str(next(pack.glob("*.sh")))]
-    ).stdout.strip()  # fmt: skip
+    later = submit_successor(user, job_id, pack)
     chain = json.loads((pack / "chain.json").read_text())
     chain["links"].append({"job_id": later})
     runner = json.loads((pack / "runner.json").read_text())
@@ -107,10 +104,7 @@ def test_a_killed_runners_chain_is_passed_on_by_the_next_call(user: CsubUser) ->
 def test_a_damaged_chain_is_told_and_cancelled_all_the_same(user: CsubUser) -> None:
     job_id = start(user)
     pack = find_pack(user)
-    later = user.run(
-        ["sbatch", "--parsable", "--begin=now+1hour", "--gres=gpu:1",
-         f"--comment={read_comment(user, job_id)}", str(next(pack.glob("*.sh")))]
-    ).stdout.strip()  # fmt: skip
+    later = submit_successor(user, job_id, pack)
     (pack / "chain.json").write_text('{"links": 3')
     damaged = f"{pack}/chain.json is damaged"
     for command in ("queue", "why", "explain", "show", "report", "release"):
@@ -134,6 +128,12 @@ def test_a_link_begins_with_a_damaged_chain(user: CsubUser) -> None:
     (link,) = json.loads((pack / "chain.json").read_text())["links"]
     assert link["job_id"] == job_id
     assert "it is chain.damaged now" in user.output(f"slurm-{job_id}.out")
+
+
+def submit_successor(user: CsubUser, job_id: str, pack: Path) -> str:
+    """As its runner would, for an hour from now."""
+    words = ["--begin=now+1hour", "--gres=gpu:1", f"--comment={read_comment(user, job_id)}"]
+    return user.run(["sbatch", "--parsable", *words, str(next(pack.glob("*.sh")))]).stdout.strip()
 
 
 def read_comment(user: CsubUser, job_id: str) -> str:

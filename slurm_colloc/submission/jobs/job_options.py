@@ -290,14 +290,20 @@ def read_turn_s(options: Options) -> float:
     return TURN_S if text is None else parse_option(options, "take-turns", text, _parse_turn)
 
 
+def _parse_short(text: str) -> int:
+    """A number of at most five digits; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+
+
 def _parse_turn(text: str) -> float:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 86400:
+    seconds = _parse_short(text)
+    if not 1 <= seconds <= 86400:
         raise ValueError("a number of seconds from 1 to 86400 is needed, as in 300")
-    return float(text)
+    return float(seconds)
 
 
 def _parse_links(text: str) -> int:
-    count = int(text) if text.isascii() and text.isdigit() and len(text) <= 3 else 0
+    count = _parse_short(text)
     if not 2 <= count <= LINKS_MOST:
         raise ValueError(f"a number from 2 to {LINKS_MOST} is needed")
     return count
