@@ -68,6 +68,8 @@ class Settings:
             or `never`.
         open: Whether a single job asks for more than it needs, so that others can join it while it
             runs: `auto` (where Slurm starts it as soon and charges no more), `always` or `never`.
+        job_id: What SLURM_JOB_ID is in a member: `own`, a number of its own; `pack`, the id of its
+            pack's Slurm job; `auto`, the former but where Slurm's own ids are as large.
         hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
             node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
             alone) or `never`.
@@ -112,6 +114,7 @@ class Settings:
     gpu_memory: Mapping[str, str] = field(default_factory=dict)
     join: str = "auto"
     open: str = "auto"
+    job_id: str = "auto"
     hooks: str = "auto"
     mig: bool = False
     mig_mps_inside: bool = False

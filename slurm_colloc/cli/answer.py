@@ -50,8 +50,8 @@ def tell_joined(options: Options, joined: Joined) -> None:
     """Say which pack a job has joined, with whom, and why."""
     if options.flag("json"):
         told = {
-            "member": str(joined.member),
-            "job_id": joined.member.job,
+            "member": joined.member.address,
+            "job_id": joined.member.joined_as or joined.member.job,
             "slurm_job_id": joined.member.job,
             "running": joined.is_running,
             "partners": [str(partner) for partner in joined.partners],
@@ -60,24 +60,22 @@ def tell_joined(options: Options, joined: Joined) -> None:
         say(json.dumps({"schema": 1, "joined": told}))
         return
 
-    if sys.stdout.isatty() and not (options.flag("parsable") or options.flag("quiet")):
-        say(f"Submitted batch job {joined.member.job} ({describe_room(joined)})")
-    else:
-        # Its own submission is the member; the job's id would mean all that share the pack.
-        tell_id(options, str(joined.member), describe_room(joined))
+    # Without a number of its own it is named as a member: the job's id would mean all of its pack.
+    tell_id(options, str(joined.member), describe_room(joined))
     if options.flag("explain") or options.flag("verbose"):
         for text in joined.record.reasons:
             note(f"pack {joined.member.job}: {text}")
 
 
 def describe_room(joined: Joined) -> str:
-    """`member 4711/2 shares a pack with 4711/1: 2 of 16 places`."""
+    """`4711/2, shares a pack with 4711/1: 2 of 16 places`."""
     names = [str(partner) for partner in joined.partners]
     shown = names[: PARTNERS_NAMED if len(names) <= PARTNERS_NAMED else PARTNERS_NAMED - 1]
     last = shown.pop() if len(shown) == len(names) else f"{len(names) - len(shown)} others"
     partners = " and ".join(filter(None, [", ".join(shown), last]))
     how = "joined the running pack of" if joined.is_running else "shares a pack with"
-    return f"member {joined.member} {how} {partners}: {len(names) + 1} of {joined.places} places"
+    where = joined.member.address
+    return f"{where}, {how} {partners}: {len(names) + 1} of {joined.places} places"
 
 
 def answer(options: Options, made: CallPlan, submitted: Sequence[Submitted]) -> None:

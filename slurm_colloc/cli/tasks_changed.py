@@ -235,8 +235,10 @@ def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     for word in ids:
         with contextlib.suppress(NotFound, ValueError):
             named = parse_job_id(word)
-            if named and named[0].isdigit() and session.state.find_packs(named[0]):
-                known[word] = Selection(*named)
+            if named and named[0].isdigit():
+                selection = session.state.resolve(Selection(*named))
+                if session.state.find_packs(selection.job):
+                    known[word] = selection
     try:
         found = session.survey(list(known.values())) if known else []
     except NotFound:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from slurm_colloc.cli.sbatch_call import ask_slurm, find_command
 from slurm_colloc.errors import CollocError, NotFound
-from slurm_colloc.model.job_ids import format_task_runs, parse_job_id
+from slurm_colloc.model.job_ids import format_task_runs, is_own_number, parse_job_id
 from slurm_colloc.model.member import Selection, SlurmJobState, is_guest
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.member_survey import survey_packs
@@ -102,12 +102,13 @@ class JobChoice:
 
     def __init__(self, session: Session, text: str | None) -> None:
         self._words = None if text is None else split_ids(text)
-        self._selections: list[Selection] = []
+        self._named: dict[str, Selection] = {}
         self._known: dict[str, list[str]] = {}
         for word in self._words or ():
             with contextlib.suppress(ValueError):
                 if found := parse_job_id(word):
-                    self._selections.append(Selection(*found))
+                    self._named[word] = self._resolve(session, Selection(*found))
+        self._selections = list(self._named.values())
         state = session.state
         for selection in self._selections:
             with contextlib.suppress(NotFound):
@@ -121,14 +122,23 @@ class JobChoice:
                     if selection.ranges is None or not is_alone:
                         own.append(read_slurm_job_id(state.pack_path(pack_id)) or "")
 
+    @staticmethod
+    def _resolve(session: Session, selection: Selection) -> Selection:
+        with contextlib.suppress(NotFound):
+            return session.state.resolve(selection)
+        return selection
+
     def translate(self, text: str) -> str:
         """The same ids for Slurm: with a task comes the job of the pack in which it may be."""
         words = split_ids(text)
-        for word in list(words):
-            with contextlib.suppress(ValueError):
-                if found := parse_job_id(word):
-                    words += self._known.get(found[0], [])
-        return ",".join(dict.fromkeys(filter(None, words)))
+        found = [self._known.get(named.job, []) for w, named in self._named.items() if w in words]
+        # Slurm refuses the whole question where it does not know an id.
+        words = [word for word in words if not self._is_own(word)]
+        return ",".join(dict.fromkeys(filter(None, [*words, *itertools.chain(*found)])))
+
+    def _is_own(self, word: str) -> bool:
+        named = self._named.get(word)
+        return named is not None and str(named) != word and is_own_number(word)
 
     def is_named(self, *names: str) -> bool:
         """Whether a job of Slurm's that is no pack was asked for, by one of its ids."""
@@ -161,10 +171,7 @@ class JobChoice:
         # The id of a submission means its own tasks, wherever they are.
         if any(name in self._words and name not in self._known for name in pack):
             return True
-        return any(
-            selection.job == task.job and (task.is_alone or selection.includes(task.index))
-            for selection in self._selections
-        )
+        return any(map(task.is_meant, self._selections))
 
 
 class PackedTasks:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_ids import OWN_ID
 from slurm_colloc.model.job_values import MailRequest
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.plan import SharingMode
@@ -102,6 +103,9 @@ class Job:
         snapshot: The copy of its project in which it runs; empty for none.
         chain: Of how many Slurm jobs, one after the other, it is made at most (`--chain`); 0 for
             one that is not to go on after its time limit.
+        job_id: `--job-id`: `own` or `pack`; empty where the settings decide.
+        own_id: The number that csub has given it as its SLURM_JOB_ID; empty where that is the id of
+            its submission, whose first job it is, or of its pack (`--job-id=pack`).
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -152,6 +156,13 @@ class Job:
     snapshot: str = ""
     needs_wall: bool = False
     chain: int = 0
+    job_id: str = ""
+    own_id: str = ""
+
+    @property
+    def is_alone_in_its_id(self) -> bool:
+        """No other job has its SLURM_JOB_ID."""
+        return bool(self.own_id) or self.job_id == OWN_ID
 
     @property
     def is_unlimited(self) -> bool:

@@ -120,6 +120,20 @@ def format_task_runs(task_ids: Iterable[int]) -> str:
 
 # ---- Ids of jobs and members as users and programs write them: one number has one meaning --------
 
+OWN_NUMBERS = range(1 << 27, 1 << 31)
+"""What members are called that Slurm has given no id: above the largest that Slurm gives by itself
+(MaxJobId in slurm.conf(5) ends at 2^26), and within a C int."""
+
+
+OWN_ID, REAL_ID = "own", "pack"
+"""What SLURM_JOB_ID is in a member: such a number, or the id of its pack's Slurm job."""
+
+
+def is_own_number(job: str) -> bool:
+    """Whether an id is one that csub has given to a member (store.numbers)."""
+    return job.isascii() and job.isdecimal() and len(job) < 11 and int(job) in OWN_NUMBERS
+
+
 _JOB = r"(L?\d{1,18}|last)"
 _NUMBERS = r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*"
 _OWN = late_pattern(rf"(?a){_JOB}(?:/({_NUMBERS}))?")

@@ -527,6 +527,8 @@ class PatternValues:
 
     Attributes:
         job_id: Slurm job id (of the array).
+        own_id: The member's SLURM_JOB_ID.
+        is_alone_in_it: No other member has that.
         number: The member's number.
         is_array: The member came by `--array`.
         name: Job name.
@@ -535,6 +537,8 @@ class PatternValues:
     """
 
     job_id: str
+    own_id: str
+    is_alone_in_it: bool
     number: int
     is_array: bool
     name: str
@@ -554,8 +558,8 @@ def expand_pattern(pattern: str, values: PatternValues) -> str:
         "%": "%",
         "A": values.job_id,
         "a": str(values.number),
-        "J": values.job_id,
-        "j": values.job_id,
+        "J": values.own_id,
+        "j": values.own_id,
         "N": values.node,
         "n": "0",
         "s": "batch",
@@ -574,13 +578,21 @@ def expand_pattern(pattern: str, values: PatternValues) -> str:
 
 def expand_array_id(pattern: str, job_id: str) -> str:
     """Expand `%A` alone, and leave the rest to Slurm."""
+    return _expand_some(pattern, {"A": job_id}, job_id)
+
+
+def expand_own_id(pattern: str, own_id: str) -> str:
+    """Expand `%j` and `%J` of a step with a member's SLURM_JOB_ID, and leave the rest to Slurm."""
+    return _expand_some(pattern, {"j": own_id, "J": f"{own_id}.%s"}, own_id)
+
+
+def _expand_some(pattern: str, texts: Mapping[str, str], padded: str) -> str:
     if "\\" in pattern:
         return pattern
 
     def replace(match: re.Match[str]) -> str:
-        if match[2] != "A":
-            return match[0]
-        return job_id.zfill(_read_width(match[1]))
+        text = texts.get(match[2], match[0])
+        return text.zfill(_read_width(match[1])) if text == padded else text
 
     return _SPECIFIER.sub(replace, pattern)
 
@@ -603,8 +615,8 @@ def choose_output_paths(
 
     Returns:
         Paths as the user wrote them (relative to the working directory); the second is None
-        where both go to one file. `/dev/null` stays what it is. A pattern without `%a` gets
-        `_<number>` before its suffix: `run.log` becomes `run_3.log`.
+        where both go to one file. `/dev/null` stays what it is. A pattern that is the same for
+        other members gets `_<number>` before its suffix: `run.log` becomes `run_3.log`.
     """
     if output is None:
         output = "slurm-%j.out" if alone else "slurm-%A_%a.out"
@@ -621,7 +633,7 @@ def is_device(path: str) -> bool:
 
 def _choose_path(pattern: str, values: PatternValues, *, alone: bool) -> str:
     path = expand_pattern(pattern, values)
-    if alone or is_device(path) or _tells_members_apart(pattern):
+    if alone or is_device(path) or _tells_members_apart(pattern, values):
         return path
     head, slash, last = path.rpartition("/")
     stem, dot, suffix = last.rpartition(".")
@@ -629,5 +641,6 @@ def _choose_path(pattern: str, values: PatternValues, *, alone: bool) -> str:
     return f"{head}{slash}{last}"
 
 
-def _tells_members_apart(pattern: str) -> bool:
-    return "\\" not in pattern and any(match[2] == "a" for match in _SPECIFIER.finditer(pattern))
+def _tells_members_apart(pattern: str, values: PatternValues) -> bool:
+    telling = "ajJ" if values.is_alone_in_it else "a"
+    return "\\" not in pattern and any(m[2] in telling for m in _SPECIFIER.finditer(pattern))

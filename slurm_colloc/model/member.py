@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import join_numbers, parse_job_id
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 
 class MemberState(enum.StrEnum):
@@ -106,18 +106,26 @@ _MEMBER_ID = late_pattern(r"(?a)(L?\d+)[/_](\d+)")
 
 @dataclass(frozen=True, order=True)
 class MemberId:
-    """A member's name, written `4711/3`.
+    """A member's name, written `4711/3`, or by the number of a job that has joined a pack.
 
     Attributes:
         job: The Slurm job id (of the array, if the packs are an array), or `L` and a number
             for packs that run without Slurm.
         number: The member's number, the user's own task number for `--array`.
+        joined_as: The number that the call printed by which it joined the pack; empty where it was
+            there from the pack's beginning, or was given none.
     """
 
     job: str
     number: int
+    joined_as: str = field(default="", compare=False)
 
     def __str__(self) -> str:
+        return self.joined_as or self.address
+
+    @property
+    def address(self) -> str:
+        """Where it is: `4711/3`, also for a job that has joined the pack of 4711."""
         return f"{self.job}/{self.number}"
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.plan import Goal, Rule
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
@@ -45,6 +46,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "join": JOIN_CHOICES,
     "open": OPEN_CHOICES,
     "hooks": HOOK_CHOICES,
+    "job_id": ("auto", OWN_ID, REAL_ID),
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,
     "planner": RULE_CHOICES,

@@ -26,8 +26,8 @@ from slurm_colloc.store.atomic_files import find_missing_directories, is_there, 
 from slurm_colloc.store.member_states import (
     PARKED,
     StateRecord,
-    name_member,
     read_attempt,
+    read_home,
     read_state,
 )
 from slurm_colloc.store.pack_directory import (
@@ -230,7 +230,7 @@ def _build_member(
             reason = f"Dependency on {condition}"
         dependency = condition or ("" if record is None else record.dependency)
     return MemberView(
-        member=name_member(path, shown_id, files.number),
+        member=_name(path, shown_id, files.number, value),
         state=effective,
         record=record,
         reason=reason,
@@ -242,6 +242,15 @@ def _build_member(
         _value=value,
         dependency=dependency,
     )
+
+
+def _name(path: str, shown_id: str, number: int, value: Mapping[str, Any]) -> MemberId:
+    """As `name_member`, from a spec.json that was read already."""
+    joined_as = value["job"].get("own_id", "") if value.get("joined") else ""
+    home = read_home(path, number)
+    if home is None:
+        return MemberId(shown_id, number, joined_as)
+    return MemberId(home.job, home.number, joined_as)
 
 
 def _find_condition(reason: str, job: Mapping[str, Any]) -> str:
@@ -347,16 +356,12 @@ def _find_newest(view: PackView) -> tuple[float, Selection] | None:
     """The newest submission of one pack; what csub submitted again by itself is none."""
     if not view.job_id:
         return None
-    joined: dict[str, list[tuple[float, int]]] = {}
-    for member in view.members:
-        # One that was taken over from another submission is of that one.
-        if member.spec.joined and member.member.job == view.shown_id:
-            number = member.member.number
-            joined.setdefault(member.spec.joined, []).append((member.spec.joined_at, number))
     found = [] if view.record.resubmissions else [
         (view.record.created_at, Selection(view.shown_id))
     ]  # fmt: skip
-    for members in joined.values():
-        chosen = Selection.of(view.shown_id, (number for _, number in members))
-        found.append((max(members)[0], chosen))
+    for member in view.members:
+        # One that was taken over from another submission is of that one.
+        if member.spec.joined and member.member.job == view.shown_id:
+            chosen = Selection.of(view.shown_id, (member.member.number,))
+            found.append((member.spec.joined_at, chosen))
     return max(found, key=lambda entry: entry[0], default=None)

@@ -320,9 +320,12 @@ def _choose_pattern_values(view: PackView, member: MemberView) -> PatternValues:
     job = member.spec.job
     node = member.record.node if member.record and member.record.node else "%N"
     is_own = member.member.job == (view.shown_id or "?")
+    # A job alone has its file from Slurm, which knows no submission.
+    job_id = (view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j"
     return PatternValues(
-        # A job alone has its file from Slurm, which knows no submission.
-        job_id=(view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j",
+        job_id=member.spec.name_files_after(job_id),
+        own_id=job.own_id or job_id,
+        is_alone_in_it=job.is_alone_in_its_id,
         number=member.member.number,
         is_array=job.array_task is not None,
         name=job.name,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slurm_colloc.model.member import MemberId, MemberState, SlurmJobState
+from slurm_colloc.model.member import MemberId, MemberState, Selection, SlurmJobState
 from slurm_colloc.model.quantities import format_elapsed, format_mb
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s
@@ -70,9 +70,11 @@ class SlurmTask:
     ) -> None:
         self._view = view
         self._member = member
-        self.job = name.job
+        self.address = name
+        # One that has joined a pack is a job by itself, by the number that its call printed.
+        self.job = name.joined_as or name.job
         self.index = name.number
-        self.is_alone = is_alone
+        self.is_alone = is_alone or bool(name.joined_as)
         self._now = now
         self._time_format = time_format
         # Slurm knows no LOST; the job of such a member is gone.
@@ -88,6 +90,19 @@ class SlurmTask:
     def name_for_slurm(self) -> str:
         """`4711_3`, or `4711` for a job by itself."""
         return self.job if self.is_alone else f"{self.job}_{self.index}"
+
+    def is_meant(self, selection: Selection) -> bool:
+        """Whether a selection names it."""
+        if selection.job != self.address.job:
+            return False
+        if selection.ranges is None:
+            return not self.address.joined_as
+        return (self.is_alone and not self.address.joined_as) or selection.includes(self.index)
+
+    @property
+    def own_id(self) -> str | None:
+        """Its SLURM_JOB_ID; None where that is its pack's."""
+        return self._member.spec.job.own_id or (self.job if self.is_alone else None)
 
     @property
     def is_pending(self) -> bool:
@@ -419,8 +434,7 @@ _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "cpus-per-task": lambda task: task.cpus,
     "endtime": lambda task: task.end_or_limit,
     "jobarrayid": lambda task: task.name_for_slurm,
-    # A task of an array has no number of its own.
-    "jobid": lambda task: task.job if task.is_alone else None,
+    "jobid": lambda task: task.own_id,
     "mincpus": lambda task: task.cpus,
     "minmemory": lambda task: task.host_memory,
     "name": lambda task: task.name,
@@ -450,8 +464,7 @@ _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "end": lambda task: task.end or "Unknown",
     "exitcode": lambda task: task.exit_code,
     "jobid": lambda task: task.name_for_slurm,
-    # Slurm has no number for it, and that of its pack is another job's.
-    "jobidraw": lambda task: task.name_for_slurm,
+    "jobidraw": lambda task: task.own_id or task.name_for_slurm,
     "jobname": lambda task: task.name,
     "ncpus": lambda task: task.cpus,
     "nnodes": lambda _: "1",
@@ -479,7 +492,7 @@ def write_record(task: SlurmTask, record: str) -> str:
         task: The task.
         record: What scontrol has of its pack.
     """
-    ids = f"JobId={task.name_for_slurm}"
+    ids = f"JobId={task.own_id or task.name_for_slurm}"
     if not task.is_alone:
         ids += f" ArrayJobId={task.job} ArrayTaskId={task.index}"
     has_begun = bool(task.nodes)

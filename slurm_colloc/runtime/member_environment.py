@@ -72,7 +72,8 @@ class MemberContext:
     """Where a member runs and how it is named there.
 
     Attributes:
-        job_id: The Slurm job id that it shows: the array's for packs of an array.
+        array_id: The id of its submission, which is that of its array.
+        job_id: Its SLURM_JOB_ID: a number of its own, or what Slurm has set.
         member: Its name, `4711/3`.
         pack: Path of the pack's directory.
         run: Path prefix of the files of its present start.
@@ -86,6 +87,7 @@ class MemberContext:
         started_at: When it starts, in seconds since the epoch.
     """
 
+    array_id: str
     job_id: str
     member: str
     pack: str
@@ -137,7 +139,9 @@ def compose_environment(
             {name: text for name, text in added.items() if not name.startswith("SLURM_ARRAY_")},
         )
         environment.pop("SLURM_TASK_PID", None)
-    if "SLURM_JOB_ID" in added or place.job_id.startswith("L"):
+    if "SLURM_JOB_ID" in added:
+        environment["SLURM_JOB_ID"] = environment["SLURM_JOBID"] = place.job_id
+    if "SLURM_JOB_ID" in added or place.array_id.startswith("L"):
         environment["SLURM_JOB_NAME"] = job.name
     environment["SLURM_COLLOC_MEMBER"] = place.member
     # The same for names of files, in which a slash would be a directory.
@@ -245,7 +249,7 @@ def _compute_array_variables(job: Job, place: MemberContext) -> dict[str, str]:
     if task is None:
         return {}
     return {
-        "SLURM_ARRAY_JOB_ID": place.job_id,
+        "SLURM_ARRAY_JOB_ID": place.array_id,
         "SLURM_ARRAY_TASK_ID": str(task.task_id),
         "SLURM_ARRAY_TASK_COUNT": str(task.count),
         "SLURM_ARRAY_TASK_MIN": str(task.minimum),

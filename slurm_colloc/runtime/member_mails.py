@@ -354,7 +354,7 @@ class MemberMails:
                 attempt = read_attempt(pack)
                 for number in list_members(pack):
                     name = name_member(pack, job_id if pack in own else "", number)
-                    if name.job != job_id:
+                    if name.job != job_id or name.joined_as:
                         continue
                     record = read_state(pack, number, attempt)
                     if is_there(pack / "members" / format_number(number) / "cancelled"):

@@ -101,8 +101,8 @@ class Member:
             shown_id: The id that the pack's own members are named after.
         """
         if self.home is None:
-            return MemberId(shown_id, self.number)
-        return MemberId(self.home.job, self.home.number)
+            return MemberId(shown_id, self.number, self.spec.joined_as)
+        return MemberId(self.home.job, self.home.number, self.spec.joined_as)
 
     @property
     def is_final(self) -> bool:

@@ -37,7 +37,10 @@ from slurm_colloc.store.atomic_files import (
     write_atomic,
 )
 
-SHIMMED = ("srun", "scontrol", "scancel", "squeue", "sbatch", "salloc")
+SHIMMED = (
+    "srun", "scontrol", "scancel", "squeue", "sbatch", "salloc", "sacct", "sstat", "sattach",
+    "sbcast",
+)  # fmt: skip
 
 _PROGRAM = os.path.join(os.path.dirname(programs.__file__), "shim.py")
 
@@ -70,7 +73,7 @@ def build_inside(
     job: Job,
     plan: MemberPlan,
     *,
-    job_id: str,
+    real_id: str,
     submit_directory: str,
     outputs: tuple[str | None, str | None],
     node: str = "",
@@ -81,13 +84,14 @@ def build_inside(
         place: Where it runs.
         job: The job.
         plan: Its place in the plan.
-        job_id: Slurm's id of the pack, as its processes see it.
+        real_id: The id that Slurm has given the pack's job, or element of an array.
         submit_directory: Where csub was called.
         outputs: Its files for output and error; the latter None where it is the same.
         node: The node on which its steps run, where the job has others, too; else empty.
     """
     inside = {
-        "job_id": job_id,
+        "real_id": real_id,
+        "job_id": place.job_id,
         "member": place.member,
         "prefix": place.run,
         "cpus": ",".join(str(cpu) for cpu in place.cpus),
@@ -108,7 +112,8 @@ def build_inside(
         inside["output"] = os.path.join(job.directory, output)
         inside["error"] = os.path.join(job.directory, error or output)
     if job.array_task is not None:
-        inside["task_id"] = f"{place.job_id}_{job.array_task.task_id}"
+        inside["task_id"] = f"{place.array_id}_{job.array_task.task_id}"
+        inside["array_id"] = place.array_id
     return inside
 
 
@@ -198,7 +203,7 @@ def render_bash_env(
 
     Args:
         environment: The member's, complete.
-        job_id: Slurm's id of the pack, as its processes see it.
+        job_id: Its SLURM_JOB_ID.
         shims: The directory of its shims.
         real: Paths of the real commands, as far as they are known.
     """

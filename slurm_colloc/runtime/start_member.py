@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from slurm_colloc.model.job_ids import REAL_ID
 from slurm_colloc.model.job_values import (
     SET_VARIABLE,
     PatternValues,
@@ -122,7 +123,8 @@ class MemberStarter:
         shared = not self.lone and self.pack.record.degree > 1
         where = environments.MemberContext(
             # A batch script's own array may be another than the one its members are named after.
-            job_id=self.pack.allocation.job_id.partition("_")[0] if self.lone else name.job,
+            array_id=self.pack.allocation.job_id.partition("_")[0] if self.lone else name.job,
+            job_id=self._choose_job_id(member),
             member=str(name),
             pack=str(self.pack.path),
             run=member.prefix,
@@ -185,6 +187,20 @@ class MemberStarter:
         member.process = start_process(argv, outer, None if self.lone else f"{member.prefix}.log")
         return True
 
+    def _choose_job_id(self, member: Member) -> str:
+        """What SLURM_JOB_ID is in a member.
+
+        A chain keeps the id of its first link, as a job that Slurm requeues does.
+        """
+        real = self.pack.allocation.environment.get("SLURM_JOB_ID", "")
+        job = member.spec.job
+        is_chain = self.lone and self.pack.record.chain > 0
+        if job.job_id == REAL_ID or (self.lone and not is_chain):
+            return real
+        if job.own_id:
+            return job.own_id
+        return member.name(self.pack.shown_id).job
+
     def begin_time(self, member: Member, at: float) -> dict[str, str]:
         """A running member's time begins only now.
 
@@ -216,7 +232,7 @@ class MemberStarter:
         outputs: tuple[str | None, str | None],
     ) -> None:
         """Lay out the member's shims, and complete its environment."""
-        job, plan, job_id = member.spec.job, member.spec.plan, composed.get("SLURM_JOB_ID", "")
+        job, plan = member.spec.job, member.spec.plan
         submitted = self.pack.record if member.home is None else member.home
         folder = Path(where.run).parent
         bash_env = str(folder / "bash_env")
@@ -227,13 +243,15 @@ class MemberStarter:
             where,
             job,
             plan,
-            job_id=job_id,
+            real_id=self.pack.allocation.environment.get("SLURM_JOB_ID", ""),
             submit_directory=submitted.submit_directory,
             outputs=outputs,
             node=self.pack.allocation.node if self.pack.record.set_nodes else "",
         )
         give_shims(
-            folder, inside, render_bash_env(composed, job_id, where.shims, [*filter(None, real)])
+            folder,
+            inside,
+            render_bash_env(composed, where.job_id, where.shims, [*filter(None, real)]),
         )
 
     def _choose_outputs(self, member: Member) -> tuple[str, str | None]:
@@ -254,7 +272,9 @@ class MemberStarter:
     def _choose_pattern_values(self, member: Member) -> PatternValues:
         job, name = member.spec.job, member.name(self.pack.shown_id)
         return PatternValues(
-            job_id=name.job,
+            job_id=member.spec.name_files_after(name.job),
+            own_id=job.own_id or name.job,
+            is_alone_in_it=job.is_alone_in_its_id,
             number=name.number,
             is_array=job.array_task is not None,
             name=job.name,

@@ -130,7 +130,8 @@ class DependencyTargets:
         kind = "afterok" if condition.kind == AFTERCORR else condition.kind
         slurm_jobs = self._find_slurm_jobs(known)
         has_left = self._has_left(known) and kind in MEMBER_KINDS and not plus
-        if (len(slurm_jobs) > 1 or has_left) and (is_any or kind == "afternotok"):
+        is_several = len(slurm_jobs) > 1 or (has_left and len(self._find_numbers(known)) > 1)
+        if is_several and (is_any or kind == "afternotok"):
             said = "`?`" if is_any else kind
             count = len(slurm_jobs)
             which = f"became {count} Slurm jobs" if count > 1 else "has members in other Slurm jobs"
@@ -163,9 +164,12 @@ class DependencyTargets:
         except ValueError:
             found = None
         # No Slurm job can wait for what runs without Slurm; it is refused as it stands.
-        if found is None or not found[0].isdecimal() or not self._find_slurm_jobs(found[0]):
+        if found is None or not found[0].isdecimal():
             return "", None
-        return found
+        with contextlib.suppress(NotFound):
+            named = self._session.state.resolve(Selection(*found))
+            found = named.job, named.ranges
+        return found if self._find_slurm_jobs(found[0]) else ("", None)
 
     def _find_slurm_jobs(self, job: str) -> tuple[str, ...]:
         if job not in self._slurm_jobs:
@@ -173,13 +177,19 @@ class DependencyTargets:
         return self._slurm_jobs[job]
 
     def _has_left(self, job: str) -> bool:
-        """Its members may end in other Slurm jobs: those of other submissions, or of its chain."""
+        """Its members may end apart from its Slurm job.
+
+        Others may have joined it, or may yet; and its own may be in the jobs of other submissions,
+        or of its chain.
+        """
         state = self._session.state
         if state.list_takers(job):
             return True
         with contextlib.suppress(NotFound, StateError):
             first = state.read_pack(state.find_packs(job)[0])
-            return first is not None and first.chain > 0
+            if first is not None:
+                may_be_joined = first.policy is not None and not first.closed
+                return first.chain > 0 or may_be_joined
         return False
 
     def _find_numbers(self, job: str) -> frozenset[int]:
@@ -266,7 +276,7 @@ def tell_packs(session: Session, call: Call, submitted: Sequence[Submitted]) -> 
         wanted = dict.fromkeys(pair for each in members for pair in each.depends)
         names = {MemberId.parse(target) for _, target in wanted if "/" in target}
         where = {
-            str(found.member): (view, found.place)
+            found.member.address: (view, found.place)
             for view, listed in session.survey(Selection.of_each(names))
             for found in listed
         }
@@ -327,7 +337,7 @@ class _Resolution:
     def apply(self, job: Job, dependency: Dependency, text: str) -> Job | UsageProblem:
         """The job with what is still open of its dependency, or why it can never start."""
         dependency = self._rename(dependency)
-        views = {str(member.member): (view, member) for view, member in self._standing.values()}
+        views = {member.member.address: (view, member) for view, member in self._standing.values()}
         never: list[Condition] = []
 
         def judge(condition: Condition) -> ConditionOutlook:
@@ -383,7 +393,7 @@ class _Resolution:
             conditions=tuple(
                 replace(
                     condition,
-                    target=str(self._standing[MemberId.parse(condition.target)][1].member),
+                    target=self._standing[MemberId.parse(condition.target)][1].member.address,
                 )
                 if condition.is_of_member
                 else condition

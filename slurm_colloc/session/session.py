@@ -274,6 +274,7 @@ class Session:
 
             last = find_last(self.state)
             selection = Selection(last.job, selection.ranges or last.ranges)
+        selection = self.state.resolve(selection)
         # To change something takes all of them; to help another user, what can be read is shown.
         damaged = None if isinstance(self.state, State) else self.damaged
         views = self._survey_job(selection.job, jobs, damaged)
@@ -307,11 +308,7 @@ class Session:
         return [
             (
                 view,
-                [
-                    m
-                    for m in members
-                    if selection.includes(m.member.number) or view.record.pack_id in named
-                ],
+                [m for m in members if _is_meant(m, selection) or view.record.pack_id in named],
             )
             for view, members in listed
         ]
@@ -349,6 +346,13 @@ class Session:
             self._note_once(f"{member.member} was submitted again as {found[1].member}")
             view, member = found
         return view, member
+
+
+def _is_meant(member: MemberView, selection: Selection) -> bool:
+    """Whether a selection has a member: one that has joined is no part of what it joined."""
+    if selection.ranges is None:
+        return not member.member.joined_as
+    return selection.includes(member.member.number)
 
 
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:

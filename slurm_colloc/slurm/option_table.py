@@ -395,6 +395,12 @@ OWN_OPTIONS: tuple[Option, ...] = (
         reason="where jobs do not fit in GPU memory together, let them take turns; SECONDS: how "
         "long a turn lasts at least",
     ),
+    _own(
+        "job-id",
+        _REQ,
+        Concern.MEMBER,
+        "what SLURM_JOB_ID is in the job: own (a number of its own) or pack (that of its pack)",
+    ),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(

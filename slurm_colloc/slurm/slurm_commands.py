@@ -524,6 +524,11 @@ class SlurmAccess:
         )
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
+    def read_federation(self) -> str:
+        """The name of the federation that the cluster is in; empty for none."""
+        first = self._run("scontrol", "show", "federation").partition("\n")[0]
+        return first.partition(":")[2].strip()
+
     def read_partition(self, name: str) -> dict[str, str]:
         """The fields of `scontrol show partition`."""
         return parse_job_fields(self._run("scontrol", "--oneliner", "show", "partition", name))

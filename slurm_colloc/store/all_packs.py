@@ -23,7 +23,9 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
+from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
+from slurm_colloc.model.member import Selection
 from slurm_colloc.ownership import build_refusal, find_caller, find_owner, name_user, protect
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -40,6 +42,13 @@ from slurm_colloc.store.atomic_files import (
 from slurm_colloc.store.inbox import OVER, parse_mark
 from slurm_colloc.store.indexes import JobIndex, build_pack_id
 from slurm_colloc.store.member_states import HELD, LEFT
+from slurm_colloc.store.own_numbers import (
+    claim_numbers,
+    find_member,
+    find_nearest,
+    forget_claims,
+    list_numbers,
+)
 from slurm_colloc.store.pack_directory import (
     ENTRY,
     NewPack,
@@ -190,6 +199,31 @@ class StateReader:
             f"csub has no job {job_id} in {self.root}",
             hint="csub queue --all lists what it knows; a plain Slurm job is seen with squeue",
         )
+
+    def resolve(self, selection: Selection) -> Selection:
+        """What a number of csub's own stands for: a member where it is. Others stay as they are.
+
+        Raises:
+            NotFound: It was given to no member that is still known.
+            StateError: It cannot be told.
+        """
+        if not is_own_number(selection.job) or selection.ranges is not None:
+            return selection
+        found = find_member(self.root, self.cluster, int(selection.job))
+        record = None if found is None else self.read_pack(found[0])
+        if found is None or record is None:
+            # A federation's own ids are as large.
+            if is_there(build_index_path(self.root, selection.job, self.cluster)):
+                return selection
+            known = map(str, list_numbers(self.root, self.cluster))
+            near = find_nearest(selection.job, known)
+            raise NotFound(
+                f"csub has no job {selection.job} in {self.root}",
+                hint=f"did you mean {near}?" if near else "csub queue --all lists what it knows",
+            )
+        pack_id, number = found
+        job = record.shown_id or (read_slurm_job_id(self.packs / pack_id) or "")
+        return Selection.of(job.partition("_")[0], (number,))
 
     def list_takers(self, job_id: str) -> list[str]:
         """Ids of packs of other submissions that may have taken members of one over.
@@ -499,6 +533,19 @@ class State(StateReader):
         remove_tree(doomed)
         self.forget_open(pack_id)
 
+    def claim_numbers(self, packs: Sequence[tuple[str, Sequence[int]]]) -> Iterator[str]:
+        """Numbers of their own for members of packs (store.own_numbers), in the order given.
+
+        Args:
+            packs: The packs' ids, each with its members' numbers, ascending.
+
+        Raises:
+            StateError: They cannot be claimed.
+        """
+        first = claim_numbers(self.root, self.cluster, packs)
+        count = sum(len(numbers) for _, numbers in packs)
+        return map(str, range(first, first + count))
+
     def record_job(self, records: Sequence[PackRecord], job_id: str) -> None:
         """Write down which Slurm job the packs of one sbatch became.
 
@@ -703,6 +750,7 @@ def remove_remains(state: State) -> None:
             if name.endswith(".json"):
                 _remove_index(state, state.jobs / name)
 
+    forget_claims(state.root, state.list_all())
     with contextlib.suppress(FileNotFoundError):
         # Behind a link lies what is not the state's.
         inside = (path for path in state.root.iterdir() if not path.is_symlink())

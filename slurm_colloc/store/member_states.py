@@ -45,7 +45,7 @@ from slurm_colloc.store.atomic_files import (
     write_json,
 )
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.pack_directory import list_claimed
+from slurm_colloc.store.pack_directory import list_claimed, read_spec
 from slurm_colloc.store.record_files import read_record
 
 
@@ -446,8 +446,10 @@ def name_member(pack: Path | str, shown_id: str, number: int) -> MemberId:
     Raises:
         StateError: What says it is damaged.
     """
-    home = read_home(pack, number)
-    return MemberId(shown_id, number) if home is None else MemberId(home.job, home.number)
+    home, joined_as = read_home(pack, number), read_spec(Path(pack), number).joined_as
+    if home is None:
+        return MemberId(shown_id, number, joined_as)
+    return MemberId(home.job, home.number, joined_as)
 
 
 def find_guest(pack: Path | str, member: MemberId) -> int | None:

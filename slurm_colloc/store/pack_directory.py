@@ -173,6 +173,19 @@ class MemberSpec:
     joined: str = ""
     joined_at: float = 0.0
 
+    def name_files_after(self, job_id: str) -> str:
+        """What `%A` is in the names of its files.
+
+        Args:
+            job_id: The id of its submission.
+        """
+        return (self.names_alone and self.job.own_id) or job_id
+
+    @property
+    def joined_as(self) -> str:
+        """The number by which its user knows it, where it joined a pack; else empty."""
+        return self.job.own_id if self.joined else ""
+
 
 _PLAIN = (str, bool, int, float, tuple)
 
@@ -192,7 +205,7 @@ _USUAL = {
     "tells_stalls": False, "turn_s": 0.0,
     "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
     "needs_wall": False, "chain": 0,
-    "stays_fast": False,
+    "stays_fast": False, "job_id": "", "own_id": "",
 }  # fmt: skip
 """What fields that came later have for most jobs."""
 

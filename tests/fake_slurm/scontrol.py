@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
             shown = {"ClusterName": read_cluster_name(), **_CONFIGURATION}
             for name, value in shown.items():
                 sys.stdout.write(f"{name:<23} = {value}\n")
+        elif words == ["show", "federation"]:
+            pass
         elif words[:2] == ["show", "job"] and len(words) == 3 and "--oneliner" in line.options:
             show_jobs(state, words[2])
         elif words[:1] == ["update"] and len(words) > 2:

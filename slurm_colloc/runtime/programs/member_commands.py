@@ -17,6 +17,7 @@ import os
 import sys
 import time
 
+from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.slurm.real_command import find_real_command
 
 TYPE_CHECKING = False
@@ -50,6 +51,7 @@ class OwnMember:
         self.folder = folder
         self.pack = folder.rsplit("/", 2)[0]
         self.values = values
+        self.real_id = values["real_id"]
         self.job_id = values["job_id"]
         self.name = values["member"]
 
@@ -60,7 +62,7 @@ class OwnMember:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids by which a script means its own job."""
+        """The ids by which a script means its own job; another's may be that of the pack."""
         return frozenset({self.job_id, self.name, self.values.get("task_id", "")} - {""})
 
 
@@ -108,7 +110,7 @@ def read_member(folder: str) -> OwnMember | None:
             time.sleep(_POLL_S)
     pairs = [item.partition("=") for item in text.split("\0")]
     values = {name: value for name, separator, value in pairs if separator}
-    return OwnMember(folder, values) if {"job_id", "member"} <= values.keys() else None
+    return OwnMember(folder, values) if {"job_id", "real_id"} <= values.keys() else None
 
 
 def _read(path: str) -> str:
@@ -120,18 +122,20 @@ def is_inside(member: OwnMember, environment: Mapping[str, str]) -> bool:
     """This process belongs to the member's job, not to one that the member has submitted."""
     shown = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
     if shown:
-        return shown == member.job_id
+        return shown in (member.job_id, member.real_id)
     job_id = read_control_group_job()
     if job_id is not None:
-        return job_id == member.job_id
+        return job_id == member.real_id
     launch = find_launch_file()
     return launch is not None and os.path.dirname(launch) == member.folder
 
 
 def is_other_task(word: str, member: OwnMember) -> bool:
-    """A word of a command that names a task, `4711_3` or `4711_[1-3]`, but not the own one."""
+    """A word of a command that names another job of csub's: `4711_3`, a number, the own array."""
+    array = member.values.get("array_id")
     return any(
-        one[:1].isdecimal() and "_" in one and one not in member.ids
+        one[:1].isdecimal()
+        and (one == array or (one not in member.ids and ("_" in one or is_own_number(one))))
         for one in word.rpartition("=")[2].split(",")
     )
 

@@ -210,7 +210,7 @@ def _divide_steps(
                 is_batch = True
             else:
                 steps.append(step)
-                ids.append(f"{member.job_id}.{step}")
+                ids.append(f"{member.real_id}.{step}")
         if ids:
             kept.append(",".join(ids))
     return kept, tuple(steps), is_batch
@@ -221,7 +221,7 @@ def find_steps(member: OwnMember, environment: Mapping[str, str]) -> dict[str, s
     real = find_real_command("squeue", environment.get("PATH"))
     if real is None:
         return {}
-    words = ["squeue", "--noheader", "--steps", f"--jobs={member.job_id}", "--format=%i|%j"]
+    words = ["squeue", "--noheader", "--steps", f"--jobs={member.real_id}", "--format=%i|%j"]
     _, text = read_output(real, words, environment)
     rows = [line.strip().partition("|") for line in text.split("\n")]
     return {step.rpartition(".")[2]: name for step, bar, name in rows if bar}

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
+from slurm_colloc.model.job_values import expand_own_id
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.planning.hard_limits import format_cpu_mask
 from slurm_colloc.runtime.member_environment import STEP_SCRUB, build_step_environment
@@ -51,7 +53,11 @@ _PATIENCE_S = 10.0
 # An srun with one of these asks for an allocation of its own, or steps into another one.
 _OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
 
+_IDS = ("SLURM_JOB_ID", "SLURM_JOBID")
+"""srun goes by the former, and slurmstepd sets both anew in each task."""
+
 _OF_THE_MEMBER = (
+    *_IDS,
     *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
     "SLURM_CPUS_ON_NODE",
     "SLURM_JOB_END_TIME",
@@ -121,7 +127,11 @@ def rewrite_srun(
     for given in line.values:
         if given.option.canonical_name in _OTHER_JOB and given.value not in member.ids:
             return None, dict(environment)
-    kept = [given for given in line.values if given.option.canonical_name not in _DROPPED]
+    kept = [
+        _translate(given, member)
+        for given in line.values
+        if given.option.canonical_name not in _DROPPED
+    ]
     names = {given.option.canonical_name for given in line.values}
     options = ["--overlap"]
     if not names & {"nodes"}:
@@ -151,12 +161,23 @@ def rewrite_srun(
         }
         command = [*_build_env_prefix(environment, asked), *command]
     step = build_step_environment(environment)
+    step |= {name: member.real_id for name in _IDS if name in environment}
     if "SLURM_EXPORT_ENV" in environment:
         # As in a batch script of sbatch: --export of the job is the default of its steps.
         step["SLURM_EXPORT_ENV"] = environment["SLURM_EXPORT_ENV"]
     for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND"):
         step.pop(name, None)
     return [*options, *render_arguments(kept), *command], step
+
+
+def _translate(given: Given, member: OwnMember) -> Given:
+    """An option for srun, which knows the pack's job and no member's number."""
+    name, value = given.option.canonical_name, given.value
+    if name == "jobid":
+        return replace(given, value=member.real_id)
+    if name in ("output", "error", "input") and value is not None:
+        return replace(given, value=expand_own_id(value, member.job_id))
+    return given
 
 
 def _choose_memory_mb(asked: str | None, limit_mb: int) -> int:

@@ -25,6 +25,7 @@ from slurm_colloc.slurm.marked_tables import (
 from slurm_colloc.slurm.scontrol_records import (
     format_clock,
     join_records,
+    rename_job,
     replace_fields,
     split_records,
 )
@@ -66,7 +67,7 @@ def build_question(arguments: Sequence[str], member: OwnMember) -> tuple[list[st
             words += [kept] if (kept := word.replace("o", "")) != "-" else []
         else:
             key, equals, value = word.rpartition("=")
-            words.append(f"{key}{equals}{member.job_id}" if value in member.ids else word)
+            words.append(f"{key}{equals}{member.real_id}" if value in member.ids else word)
     return words, is_one_line
 
 
@@ -77,7 +78,7 @@ def tell_record(
     records = split_records(text)
     for number, record in enumerate(records):
         words = record.split(None, 1)
-        if words and words[0] == f"JobId={member.job_id}":
+        if words and words[0] == f"JobId={member.real_id}":
             records[number] = _tell_own(record, member, now, time_format)
     return join_records(records, is_one_line=is_one_line)
 
@@ -105,7 +106,10 @@ def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> s
         "StdOut": answers.text("output"),
         "StdErr": answers.text("error"),
     }
-    return replace_fields(record, new)
+    ids = f"JobId={member.job_id}"
+    if answers.task("whole"):
+        ids += f" ArrayJobId={answers.task('job')} ArrayTaskId={answers.task('index')}"
+    return rename_job(replace_fields(record, new), ids)
 
 
 # ----
@@ -138,7 +142,7 @@ def build_own_words(question: QueueQuestion, member: OwnMember) -> list[str]:
     """The arguments of squeue, in which the member's own ids are Slurm's."""
     return question.build_words(
         lambda ids: ",".join(
-            member.job_id if word in member.ids else word for word in ids.split(",")
+            member.real_id if word in member.ids else word for word in ids.split(",")
         )
     )
 
@@ -147,7 +151,7 @@ def choose_answers(rows: Sequence[QueueRow], member: OwnMember, time_format: str
     """The member's values; none of its time is longer than what the pack has left."""
     left_s = None
     for row in rows:
-        if row.head and row.head[0] == member.job_id:
+        if row.head and row.head[0] == member.real_id:
             left_s = parse_span(row.head[1])
     return OwnAnswers(member, time.time(), left_s, time_format)
 
@@ -161,7 +165,7 @@ def tell_row(
     """What squeue has answered, without marks."""
     lines = []
     for row in rows:
-        if row.head and row.head[0] == member.job_id:
+        if row.head and row.head[0] == member.real_id:
             cells = [
                 _replace(cell, field, answers)
                 for cell, field in zip(row.cells, fields, strict=True)
@@ -185,7 +189,8 @@ def _choose_value(name: str, answers: OwnAnswers) -> str | None:
         "timeused": format_span(answers.used_s),
         "endtime": answers.moment(answers.ends_at),
         "starttime": answers.moment(answers.started_at),
-        "jobarrayid": answers.task("whole"),
+        "jobid": answers.text("job_id"),
+        "jobarrayid": answers.task("whole") or answers.text("job_id"),
         "arrayjobid": answers.task("job"),
         "arraytaskid": answers.task("index"),
         "mincpus": answers.text("cpu_count"),

@@ -38,6 +38,7 @@ from slurm_colloc.submission.jobs.job_options import (
     compute_alone_reason,
     compute_group,
     compute_shape,
+    parse_job_id_choice,
     parse_option,
     parse_progress_regex,
     parse_retries,
@@ -522,6 +523,7 @@ def build_candidate(
         retries=read_option(options, "retries", parse_retries) or 0,
         start_together=read_count(options, "start-together") or 0,
         chain=read_links(options),
+        job_id=read_option(options, "job-id", parse_job_id_choice) or "",
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, capture_environment(options, environ), options)

@@ -16,6 +16,7 @@ from typing import TypeVar
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.chain import LINKS_MOST
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.job_values import (
     MailRequest,
     PatternValues,
@@ -309,6 +310,17 @@ def _parse_links(text: str) -> int:
     return count
 
 
+def parse_job_id_choice(text: str) -> str:
+    """What SLURM_JOB_ID is to be in the job.
+
+    Raises:
+        ValueError: It is no such choice.
+    """
+    if text not in (OWN_ID, REAL_ID):
+        raise ValueError(f"{OWN_ID} (a number of its own) or {REAL_ID} (its pack's) is needed")
+    return text
+
+
 RETRIES_MOST = 100
 
 
@@ -447,6 +459,9 @@ def _choose_values(job: Job, job_id: str = "%j") -> PatternValues:
     """What is not known before the start stands for itself."""
     return PatternValues(
         job_id=job_id,
+        # Which of both it will be is not known yet: a number of its own, or one behind the id.
+        own_id=f"{job_id}.{job.number}",
+        is_alone_in_it=True,
         number=job.number,
         is_array=job.array_task is not None,
         name=job.name,

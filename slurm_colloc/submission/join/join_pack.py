@@ -72,6 +72,7 @@ from slurm_colloc.submission.jobs.job_options import list_output_files
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.call_batches import HookChoice, extend_comment
 from slurm_colloc.submission.packs.open_job import Growth
+from slurm_colloc.submission.packs.own_ids import OwnIds
 from slurm_colloc.submission.plan.known_jobs import Knowledge, gather_knowledge
 from slurm_colloc.submission.plan.plan_call import compute_measure_s
 from slurm_colloc.submission.plan.split_call import complete_capacity
@@ -223,13 +224,21 @@ class Prospect:
             present.append(Present(number, read_spec(self.path, number)))
         return present
 
-    def _find_shared_file(self, record: PackRecord, present: Sequence[Present]) -> MemberId | None:
-        """The member in whose file the job would write, by whatever patterns they were given."""
+    def _find_shared_file(
+        self, record: PackRecord, present: Sequence[Present], *, alone: bool = False
+    ) -> MemberId | None:
+        """The member in whose file the job would write, by whatever patterns they were given.
+
+        Args:
+            record: The pack.
+            present: The members that have not ended.
+            alone: It is named as sbatch would, see `MemberSpec.names_alone`.
+        """
         if self.joiner.candidate.job.output is None and self.joiner.candidate.job.error is None:
             return None
         number = find_next_number([*list_claimed(self.path), *record.members])
         job = replace(self.joiner.candidate.job, number=number)
-        files = list_output_files(job, alone=False, job_id=self.job.job_id)
+        files = list_output_files(job, alone=alone, job_id=self.job.job_id)
         for member in present:
             name = name_member(self.path, self.job.job_id, member.number)
             theirs = list_output_files(
@@ -511,7 +520,8 @@ class _Join(Prospect):
         if held.came():
             raise Interrupted("interrupted; nothing was submitted")
         # What a full disk can prevent comes before Slurm is asked.
-        number = self._write_joiner(chosen)
+        spec = self._write_joiner(chosen)
+        number = spec.job.number
         entered = None
         try:
             entered = self._enter(chosen, number, lock)
@@ -528,16 +538,21 @@ class _Join(Prospect):
         base = self.job.job_id
         if held.came() and inbox.withdraw(str(self.path), number):
             remove_environment(self.path, number)
-            raise Interrupted(f"interrupted; {base}/{number} had joined and has been cancelled")
+            raise Interrupted(
+                f"interrupted; {MemberId(base, number, spec.joined_as)} had joined and has been "
+                "cancelled"
+            )
         if self.is_running:
             with contextlib.suppress(SlurmError):
                 self.slurm.wake_batch_script(base)
-        return self._describe(chosen, record, number)
+        return self._describe(chosen, record, number, spec.joined_as)
 
-    def _describe(self, chosen: Chosen, record: PackRecord, number: int) -> Joined:
+    def _describe(
+        self, chosen: Chosen, record: PackRecord, number: int, own_id: str = ""
+    ) -> Joined:
         base = self.job.job_id
         return Joined(
-            member=MemberId(base, number),
+            member=MemberId(base, number, own_id),
             record=record,
             partners=tuple(name_member(self.path, base, p.number) for p in chosen.present),
             is_running=self.is_running,
@@ -562,28 +577,34 @@ class _Join(Prospect):
         write_record(self.path, record)
         return record
 
-    def _write_joiner(self, chosen: Chosen) -> int:
-        """Claim a number and write the job's files, ready to enter; the number."""
+    def _write_joiner(self, chosen: Chosen) -> MemberSpec:
+        """Claim a number and write the job's files, ready to enter."""
         # One whose member another pack has taken over is not given again.
         number = find_next_number([*list_claimed(self.path), *chosen.record.members])
         while not inbox.claim_number(str(self.path), number):
             number += 1
         umask = os.umask(0o077)
         os.umask(umask)
-        spec = MemberSpec(
-            job=replace(self.joiner.candidate.job, number=number),
-            plan=chosen.own_plan,
-            umask=umask,
-            joined=make_submission_id(),
-            joined_at=time.time(),
-        )
+        job = replace(self.joiner.candidate.job, number=number)
         environment = encode_environment(self.joiner.candidate.environment)
         try:
+            own_ids = OwnIds(self.state, self.joiner.settings, self.slurm)
+            job = own_ids.number_joiner(job, chosen.record.pack_id, number)
+            other = self._find_shared_file(chosen.record, chosen.present, alone=True)
+            spec = MemberSpec(
+                job=job,
+                plan=chosen.own_plan,
+                umask=umask,
+                # Its call was that of one job, and so is its output.
+                names_alone=bool(job.own_id) and other is None,
+                joined=make_submission_id(),
+                joined_at=time.time(),
+            )
             write_joiner(self.path, NewMember(spec, self.joiner.candidate.script, environment))
         except BaseException:
             drop_claimed(self.path, number)
             raise
-        return number
+        return spec
 
     def _enter(self, chosen: Chosen, number: int, lock: Lock) -> PackRecord | str:
         """Grow the pack if it waits, and put the job into its inbox; the pack, or why not."""

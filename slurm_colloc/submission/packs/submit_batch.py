@@ -38,6 +38,7 @@ from slurm_colloc.submission.packs.call_batches import (
     may_need_array,
     read_array_size,
 )
+from slurm_colloc.submission.packs.own_ids import OwnIds
 from slurm_colloc.submission.plan.plan_call import CallPlan
 
 if TYPE_CHECKING:
@@ -356,6 +357,7 @@ def submit_batch(
         place=place,
         settings=settings.for_runner,
     )
+    packs = OwnIds(state, settings, slurm).number_packs(packs)
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
         carried = not settings.state_shared
