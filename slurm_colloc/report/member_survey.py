@@ -13,7 +13,13 @@ from typing import Any
 from slurm_colloc.errors import NotFound, StateError
 from slurm_colloc.model.job_values import describe
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.member import MemberState, Selection, SlurmJobState, effective_state
+from slurm_colloc.model.member import (
+    MemberId,
+    MemberState,
+    Selection,
+    SlurmJobState,
+    effective_state,
+)
 from slurm_colloc.report.member_views import MemberView, PackView, find_stale, show_once
 from slurm_colloc.slurm.slurm_commands import SlurmJob, find_job_of
 from slurm_colloc.store.all_packs import (
