@@ -102,7 +102,8 @@ class SlurmTask:
     @property
     def own_id(self) -> str | None:
         """Its SLURM_JOB_ID; None where that is its pack's."""
-        return self._member.spec.job.own_id or (self.job if self.is_alone else None)
+        job = self._member.spec.job
+        return job.own_id or (self.job if self.is_alone or job.is_alone_in_its_id else None)
 
     @property
     def is_pending(self) -> bool:
