@@ -1,6 +1,6 @@
 """Which values the settings may have; pure.
 
-Also: the settings that a pack's runner goes by: they travel with the pack.
+Also: the settings that a pack's runner goes by, which pack.json holds.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
             )
 
 
-# ---- The settings that a pack's runner goes by: they travel with the pack ------------------------
+# ---- The settings that a pack's runner goes by, which pack.json holds ----------------------------
 
 
 @dataclass(frozen=True)
