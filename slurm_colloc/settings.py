@@ -104,7 +104,6 @@ class Settings:
     """
 
     state_dir: str = ""
-    state_shared: bool = True
     node_python: str = ""
     templates_dir: str = ""
     degree: int = 4

@@ -286,7 +286,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.answer import run_dry
 
-        check_snapshot(call, session, directory)
+        check_snapshot(call, directory)
         return run_dry(call, policy, session, directory, local=local, joins=which, opening=opening)
 
     def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:

@@ -239,8 +239,6 @@ class Unwatched(enum.StrEnum):
     """Why a pack is not watched."""
 
     SETTING = "setting"
-    CARRIED = "carried"
-    """Nothing comes back from a pack that travels in its batch script."""
     HOST_MEMORY = "host_memory"
     NO_PLACE = "no_place"
     """Members have no place where they may publish their progress."""

@@ -67,11 +67,9 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
     """
     if plan.get("request") is None:
         return None
-    # Where a pack travels nothing outlives an attempt: what had ended would run again.
-    requeue = None if plan.get("carried") else requeue_pack
     has_starter = has_several_sets(plan)
     try:
-        return stand_guard(pack, requeue, resume_paused, leave_node, has_starter=has_starter)
+        return stand_guard(pack, requeue_pack, resume_paused, leave_node, has_starter=has_starter)
     except OSError:
         if has_starter:
             # This process can be one runner, and not all.

@@ -96,7 +96,6 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
     return (
         other.request is not None
         and not (own.chain or other.chain)
-        and not other.carried
         and not other.local
         and own.group == other.group
         and own.gpu_type == other.gpu_type
@@ -110,7 +109,7 @@ def explain_difference(own: PackRecord, other: PackRecord) -> str:
     """Say why members of one submission and those of another do not move; empty where they may."""
     if own.chain or other.chain:
         return "a chain goes on in Slurm jobs of its own"
-    if other.carried or other.local:
+    if other.local:
         return "it runs alone"
     if SharingMode.MIG in (own.mode, other.mode):
         return "MIG instances are made for the members of one submission"

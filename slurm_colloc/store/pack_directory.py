@@ -64,7 +64,6 @@ class PackRecord:
         slurm_options: Options that sbatch was called with, for people.
         local: True where it runs without Slurm.
         cluster: Name of the Slurm cluster; empty where it is not known.
-        carried: True where it travels in its batch script: nothing comes back from the node.
         policy: How far sharing may go in it; None where no job may join it.
         gpu_type: The GPU type that its jobs ask for; None for any.
         closed: Why no job may join it; empty where it is open to joiners.
@@ -108,7 +107,6 @@ class PackRecord:
     slurm_options: tuple[str, ...]
     local: bool = False
     cluster: str = ""
-    carried: bool = False
     policy: Policy | None = None
     gpu_type: str | None = None
     closed: str = ""

@@ -51,7 +51,7 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
             hint="give --gpus-per-pack on the command line, or submit them separately",
         )
     asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
-    obstacle = _explain_one_gpu(call, share, settings)
+    obstacle = _explain_one_gpu(call, share)
     if not obstacle:
         return str(int(asked)) if asked.isdigit() else asked
     if asked not in ("1", "auto"):
@@ -65,7 +65,7 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
     return "set" if obstacle == _CHAIN and asked == "auto" else "1"
 
 
-def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> int:
+def choose_node_count(call: Call, share: ShareRequest) -> int:
     """How many nodes a pack has: one, unless `--nodes-per-pack` says otherwise.
 
     Raises:
@@ -86,7 +86,7 @@ def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> in
             hint="give --nodes-per-pack on the command line, or submit them separately",
         )
     nodes = next(iter(found), 1)
-    if nodes > 1 and (obstacle := _explain_one_gpu(call, share, settings)):
+    if nodes > 1 and (obstacle := _explain_one_gpu(call, share)):
         raise UsageProblem(f"--nodes-per-pack={nodes}: {obstacle}")
     return nodes
 
@@ -94,14 +94,12 @@ def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> in
 _CHAIN = "a pack that goes on in further Slurm jobs (--chain) has one GPU set"
 
 
-def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str:
+def _explain_one_gpu(call: Call, share: ShareRequest) -> str:
     """Why the packs of a call have one GPU each; empty where they may have several."""
     if call.options.flag("local"):
         return "without Slurm (--local) a pack has one GPU"
     if share.mode is SharingMode.MIG:
         return f"with --share={share} a pack has one GPU, in which instances are made"
-    if not settings.state_shared:
-        return "packs that travel in their batch script (state_shared = false) have one GPU"
     if any(candidate.job.chain for candidate in call.candidates):
         return _CHAIN
     return ""
@@ -140,7 +138,7 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         )
     degree = _choose_degree(call, share, settings)
     gpus_asked = choose_gpu_count(call, share, settings)
-    nodes = choose_node_count(call, share, settings)
+    nodes = choose_node_count(call, share)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
