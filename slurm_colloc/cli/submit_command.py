@@ -101,7 +101,6 @@ quoted word:
   --degree=N          how many run on a GPU at the same time; by default this is measured
   --pack-size=N       how many members a pack has; those beyond the degree wait for a place
   --gpus-per-pack=N   spread them over N GPUs of one Slurm job; node means all GPUs of a node
-  --nodes-per-pack=N  spread them over the GPUs of N nodes
   --gpu-mem=10G       the GPU memory that each needs, so that different scripts fit together
   --share=MODE        auto, mps, timeslice or exclusive; mps! allows no fallback
   --dry-run           print which would share, and submit nothing; csub plan pack says why

@@ -73,7 +73,6 @@ def build_inside(
     job_id: str,
     submit_directory: str,
     outputs: tuple[str | None, str | None],
-    node: str = "",
 ) -> dict[str, str]:
     """What a member's shims know of it.
 
@@ -84,7 +83,6 @@ def build_inside(
         job_id: Slurm's id of the pack, as its processes see it.
         submit_directory: Where csub was called.
         outputs: Its files for output and error; the latter None where it is the same.
-        node: The node on which its steps run, where the job has others, too; else empty.
     """
     inside = {
         "job_id": job_id,
@@ -101,8 +99,6 @@ def build_inside(
         inside["host_memory_mb"] = str(plan.host_memory_mb)
     if plan.wall_limit_s is not None:
         inside["wall_limit_s"] = str(plan.wall_limit_s)
-    if node:
-        inside["node"] = node
     output, error = outputs
     if output is not None:
         inside["output"] = os.path.join(job.directory, output)
