@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,14 @@ from slurm_colloc.model.late_definitions import (
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 from slurm_colloc.model.setting_values import RunnerSettings, check_values
 from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
+
+REMOVED: Mapping[str, str] = {
+    "state_shared": "set state_dir to a path that login and compute nodes share",
+}
+"""Settings that csub no longer has, and what to do instead: a file may still have them."""
+
+Warn = Callable[[str], object]
+"""Told of each setting in a file that was removed, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,6 @@ class Settings:
 
     Attributes:
         state_dir: Where packs are kept; must be seen from the compute nodes under this path.
-        state_shared: False where no such path exists: each submission is then carried in its
-            batch script, and member states stay on the node.
         node_python: The Python that runs packs on the nodes, with slurm_colloc installed.
         templates_dir: Templates here are used before the ones that came with csub.
         degree: Members that share a GPU at the same time.
@@ -100,7 +106,6 @@ class Settings:
     """
 
     state_dir: str = ""
-    state_shared: bool = True
     node_python: str = ""
     templates_dir: str = ""
     degree: int = 4
@@ -150,7 +155,7 @@ class Settings:
 
     @property
     def for_runner(self) -> RunnerSettings:
-        """Those that a pack's runner goes by; they travel with the pack."""
+        """Those that a pack's runner goes by; pack.json holds them."""
         names = [field.name for field in fields(RunnerSettings)]
         return RunnerSettings(**{name: getattr(self, name) for name in names})
 
@@ -160,7 +165,9 @@ class Settings:
         return self.node_python or sys.executable
 
 
-def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+def load_settings(
+    environ: Mapping[str, str] | None = None, warn: Warn = lambda _: None
+) -> Settings:
     """Read the site's and the user's settings; the site's caps hold for both.
 
     Raises:
@@ -170,20 +177,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     site: dict[str, Any] = {}
     user: dict[str, Any] = {}
     if files.is_required or os.path.exists(files.site):
-        site = read_settings_file(files.site, is_site=True)
+        site = read_settings_file(files.site, is_site=True, warn=warn)
     if files.user and os.path.exists(files.user):
-        user = read_settings_file(files.user)
+        user = read_settings_file(files.user, warn=warn)
     return merge_settings(site, user)
 
 
 def load_node_settings(
-    environ: Mapping[str, str], carried: RunnerSettings | None
+    environ: Mapping[str, str], given: RunnerSettings | None
 ) -> tuple[Settings, tuple[str, ...]]:
     """The settings on a compute node, where a pack must not fail for what is wrong with them.
 
     Args:
         environ: The environment.
-        carried: What travelled with the pack; None for nothing.
+        given: Those that the pack has of its own; None for none.
 
     Returns:
         The settings without what cannot be used, and what that is, a sentence each.
@@ -199,6 +206,7 @@ def load_node_settings(
             except UsageProblem as problem:
                 problems.append(str(problem))
                 found = {}
+            _drop_removed(path, found, problems.append)
             for name, value in found.items():
                 try:
                     _check_settings(path, {name: value}, is_site=is_site)
@@ -207,8 +215,8 @@ def load_node_settings(
                     problems.append(str(problem))
         read.append(values)
     settings = merge_settings(read[0], read[1])
-    if carried is not None:
-        settings = replace(settings, **asdict(carried))
+    if given is not None:
+        settings = replace(settings, **asdict(given))
     return settings, tuple(problems)
 
 
@@ -251,29 +259,41 @@ def read_given_environment() -> Mapping[str, str]:
     return os.environ
 
 
-def read_settings_file(path: str, *, is_site: bool = False) -> dict[str, Any]:
+def read_settings_file(
+    path: str, *, is_site: bool = False, warn: Warn = lambda _: None
+) -> dict[str, Any]:
     """Read one settings file.
 
     Raises:
         UsageProblem: It cannot be read, or holds an unknown name or a wrong value.
     """
-    return parse_settings(path, read_file(path), is_site=is_site)
+    return parse_settings(path, read_file(path), is_site=is_site, warn=warn)
 
 
-def parse_settings(path: str, data: bytes, *, is_site: bool = False) -> dict[str, Any]:
+def parse_settings(
+    path: str, data: bytes, *, is_site: bool = False, warn: Warn = lambda _: None
+) -> dict[str, Any]:
     """Read what a settings file holds.
 
     Args:
         path: The file, for messages.
         data: Its content.
         is_site: It is the site's file, which alone may hold caps.
+        warn: Told of what was removed and is left out.
 
     Raises:
         UsageProblem: It is not TOML, or holds an unknown name or a wrong value.
     """
     values = parse_toml(path, data)
+    _drop_removed(path, values, warn)
     _check_settings(path, values, is_site=is_site)
     return values
+
+
+def _drop_removed(path: str, values: dict[str, Any], warn: Warn) -> None:
+    for name, instead in REMOVED.items():
+        if values.pop(name, None) is not None:
+            warn(f"{path}: the setting {name!r} was removed and is ignored: {instead}")
 
 
 def _check_settings(path: str, values: Mapping[str, Any], *, is_site: bool) -> None:

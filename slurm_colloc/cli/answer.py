@@ -137,10 +137,8 @@ def _count_packs(records: Sequence[PackRecord]) -> str:
     count = format_count(len(gpus), "pack")
     if not any(gpus):
         return count
-    nodes = 1 + max((node for record in records for node in record.set_nodes), default=0)
-    where = f" on {nodes} nodes" if nodes > 1 else ""
     most = "" if len(set(gpus)) == 1 else "up to "
-    return f"{count} of {most}{max(gpus)} GPUs{where}"
+    return f"{count} of {most}{max(gpus)} GPUs"
 
 
 def explain(made: CallPlan, submitted: Sequence[Submitted]) -> list[str]:
@@ -239,9 +237,7 @@ def run_dry(
 def _describe_batch(batch: Batch, share: ShareRequest) -> Iterator[str]:
     for element in batch.elements:
         if batch.gpu_sets:
-            nodes = 1 + max(batch.set_nodes, default=0)
-            on = f" on {nodes} nodes" if nodes > 1 else ""
-            yield f"Pack of {sum(batch.gpu_sets)} GPUs{on}:"
+            yield f"Pack of {sum(batch.gpu_sets)} GPUs:"
         for place, pack in enumerate(element):
             numbers = format_task_ids(sorted(c.job.number for c in pack.candidates))
             mode = share.describe_mode(pack.plan.mode)
@@ -256,14 +252,7 @@ def _name_gpus(batch: Batch, place: int) -> str:
     """How a pack is called in its Slurm job: `Pack of`, or `  GPUs 1-2,` of one with several."""
     if not batch.gpu_sets:
         return "Pack of"
-    nodes = batch.set_nodes or (0,) * len(batch.gpu_sets)
-    own = [
-        gpus
-        for gpus, node in zip(batch.gpu_sets[:place], nodes, strict=False)
-        if node == nodes[place]
-    ]
-    first = 1 + sum(own)
+    first = 1 + sum(batch.gpu_sets[:place])
     last = first + batch.gpu_sets[place] - 1
     gpus = f"GPU {first}" if first == last else f"GPUs {first}-{last}"
-    on = f" of node {nodes[place] + 1}" if batch.set_nodes else ""
-    return f"  {gpus}{on},"
+    return f"  {gpus},"

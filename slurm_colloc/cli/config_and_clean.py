@@ -26,6 +26,7 @@ from slurm_colloc.report.member_views import PackView
 from slurm_colloc.report.terminal_tables import render_lines
 from slurm_colloc.session.session import Session, note
 from slurm_colloc.settings import (
+    REMOVED,
     Settings,
     compute_capped,
     merge_settings,
@@ -68,7 +69,8 @@ def show(name: str, *, as_json: bool) -> str:
         UsageProblem: There is no such setting, or a file is wrong.
     """
     files = find_files(os.environ)
-    rows = build_rows(files, *read_both(files))
+    site, user = _read_both(files)
+    rows = build_rows(files, site, user)
     if name:
         rows = [row for row in rows if row.name == name or row.name.startswith(f"{name}.")]
         if not rows:
@@ -83,21 +85,19 @@ def show(name: str, *, as_json: bool) -> str:
     table = [(row.name, _format(row.value) or '""', _describe_source(row)) for row in rows]
     lines = [render_lines(("SETTING", "VALUE", "FROM"), table)]
     lines += [f"Your own file: {files.user}\n"] if files.user else []
-    lines.append(
-        f"Slurm access: {describe_access(merge_settings(*read_both(files)), os.environ)}\n"
-    )
+    lines.append(f"Slurm access: {describe_access(merge_settings(site, user), os.environ)}\n")
     return "".join(lines)
 
 
-def read_both(files: SettingsFiles) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the site's and the user's file say.
+def _read_both(files: SettingsFiles) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the site's and the user's file say; what was removed is told.
 
     Raises:
         UsageProblem: One of them is wrong.
     """
     user: dict[str, Any] = {}
     if files.user and Path(files.user).exists():
-        user = read_settings_file(files.user)
+        user = read_settings_file(files.user, warn=note)
     return read_site(files), user
 
 
@@ -108,7 +108,7 @@ def read_site(files: SettingsFiles) -> dict[str, Any]:
         UsageProblem: It is wrong.
     """
     if files.is_required or Path(files.site).exists():
-        return read_settings_file(files.site, is_site=True)
+        return read_settings_file(files.site, is_site=True, warn=note)
     return {}
 
 
@@ -234,6 +234,8 @@ def parse_value(name: str, text: str | None) -> Any:
 def _build_unknown(name: str) -> UsageProblem:
     import difflib
 
+    if name in REMOVED:
+        return UsageProblem(f"the setting {name!r} was removed", hint=REMOVED[name])
     known = [field.name for field in fields(Settings)]
     near = difflib.get_close_matches(name, known, n=1)
     return UsageProblem(
@@ -267,7 +269,7 @@ def _write_document(
     files: SettingsFiles, document: tomlkit.TOMLDocument, *, changed: str = ""
 ) -> None:
     data = tomlkit.dumps(document).encode()
-    user = parse_settings(files.user, data)
+    user = parse_settings(files.user, data, warn=note)
     if changed:
         _check_caps(files, user, changed)
     # Where it is a link, as in a repository of dotfiles, its target changes and the link stays.

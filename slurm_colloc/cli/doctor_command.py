@@ -151,7 +151,6 @@ def _look_at_node(
         version=__version__,
         python=settings.python,
         place="",
-        state_shared=settings.state_shared,
         gpus=gpus,
         launcher=settings.launcher,
         share=settings.share,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, SlurmRefused, StateError, UsageProblem
@@ -108,9 +108,6 @@ def release(session: Session, choice: Choice | Sequence[Selection]) -> int:
 
 def _hold_in(session: Session, view: PackView, members: list[MemberView]) -> None:
     alive = _require_alive(members)
-    if view.record.carried:
-        _act_on_carried(session, view, alive, "held", session.slurm.hold)
-        return
     path = session.state.pack_path(view.record.pack_id)
     running = [member for member in alive if member.state is not MemberState.PENDING]
     held = []
@@ -183,9 +180,6 @@ def _release_in(
     session: Session, view: PackView, members: list[MemberView], chosen: Chosen
 ) -> None:
     alive = _require_alive(members)
-    if view.record.carried:
-        _act_on_carried(session, view, alive, "released", session.slurm.release)
-        return
     if view.slurm_state is None and not view.record.local and session.unreachable is not None:
         raise session.unreachable
     waiting = [member for member in alive if member.state is MemberState.PENDING]
@@ -292,27 +286,6 @@ def _require_alive(members: list[MemberView]) -> list[MemberView]:
     if not alive:
         raise UsageProblem(f"{join_names(members)}: already ended")
     return alive
-
-
-def _act_on_carried(
-    session: Session,
-    view: PackView,
-    alive: list[MemberView],
-    done: str,
-    act: Callable[[str], None],
-) -> None:
-    """A pack that shares no path with this machine can only be acted on as a whole."""
-    if len(alive) < sum(not member.is_final for member in view.members):
-        raise UsageProblem(
-            f"{join_names(alive)} cannot be {done} alone: the pack shares no path with this "
-            "machine",
-            hint=f"name the whole pack, {view.shown_id}",
-        )
-    if view.slurm_state is None and session.unreachable is not None:
-        raise session.unreachable
-    if view.slurm_state is not SlurmJobState.PENDING:
-        raise UsageProblem(f"{join_names(alive)}: a running job cannot be {done}")
-    act(view.job_id)
 
 
 # ---- Waiting for members to end ------------------------------------------------------------------

@@ -273,14 +273,9 @@ def find_running(session: Session, target: str) -> tuple[PackView, MemberView]:
 
 def _check_reach(session: Session, view: PackView, member: MemberView) -> None:
     name, record = member.member, member.record
-    if view.record.carried or record is None or record.started_at is None:
-        raise UsageProblem(
-            f"{name} cannot be entered: its pack shares no path with this machine",
-            hint=f"srun --jobid={view.job_id} --overlap --pty bash enters its Slurm job",
-        )
     if view.record.local:
         here = socket.gethostname().partition(".")[0]
-        if record.node not in (None, here):
+        if record is not None and record.node not in (None, here):
             raise UsageProblem(
                 f"{name} runs on {record.node} without Slurm",
                 hint=f"call csub shell on {record.node}",

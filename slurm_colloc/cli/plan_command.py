@@ -211,7 +211,7 @@ def _plan(call: Call, directory: str, *, is_single: bool) -> None:
     what_if = call.options.text("what-if")
     changes = {} if what_if is None else parse_changes(what_if)
     session = Session.open()
-    check_snapshot(call, session, directory)
+    check_snapshot(call, directory)
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
     call, policy, which = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)

@@ -171,12 +171,10 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
 
 def _refuse_elsewhere(views: Sequence[PackView]) -> None:
     for view in views:
-        if view.record.local or view.record.carried or view.is_elsewhere:
-            why = (
-                "it ran without Slurm" if view.record.local
-                else "its pack travelled in its batch script" if view.record.carried
-                else f"it is a job of {view.where_to_ask}"
-            )  # fmt: skip
+        if view.record.local or view.is_elsewhere:
+            why = f"it is a job of {view.where_to_ask}"
+            if view.record.local:
+                why = "it ran without Slurm"
             raise UsageProblem(
                 f"{view.shown_id} cannot be tried again: {why}", hint="submit the script again"
             )

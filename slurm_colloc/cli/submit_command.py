@@ -101,7 +101,6 @@ quoted word:
   --degree=N          how many run on a GPU at the same time; by default this is measured
   --pack-size=N       how many members a pack has; those beyond the degree wait for a place
   --gpus-per-pack=N   spread them over N GPUs of one Slurm job; node means all GPUs of a node
-  --nodes-per-pack=N  spread them over the GPUs of N nodes
   --gpu-mem=10G       the GPU memory that each needs, so that different scripts fit together
   --share=MODE        auto, mps, timeslice or exclusive; mps! allows no fallback
   --dry-run           print which would share, and submit nothing; csub plan pack says why
@@ -286,7 +285,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.answer import run_dry
 
-        check_snapshot(call, session, directory)
+        check_snapshot(call, directory)
         return run_dry(call, policy, session, directory, local=local, joins=which, opening=opening)
 
     def tell(made: CallPlan, submitted: Sequence[Submitted], refusals: Sequence[str]) -> None:

@@ -305,12 +305,6 @@ def _signal(session: Session, order: CancelOrder, found: Found) -> int:
         running = [member for member in members if member.state is MemberState.RUNNING]
         with problems.noted():
             require_here(session, view)
-            if running and view.record.carried:
-                raise UsageProblem(
-                    f"{running[0].member} cannot be signalled: its pack shares no path with this "
-                    "machine",
-                    hint=f"squeue -s lists its step, and scancel -s takes {view.job_id}.STEP",
-                )
             for member in running:
                 path = session.state.pack_path(view.record.pack_id)
                 request = Request(

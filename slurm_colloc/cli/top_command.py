@@ -212,9 +212,7 @@ def _describe_all(
 
 def _build_head(latest: LatestReading, now: float) -> list[tuple[str, str]]:
     record = latest.view.record
-    running = (m.record for m in latest.view.members if m.state is MemberState.RUNNING)
-    node = next((record.node for record in running if record and record.node), "")
-    told = f"{record.name}{tell_gpu_set(record, node)}"
+    told = f"{record.name}{tell_gpu_set(record)}"
     lines = [(latest.view.pack_name, told)]
     value = latest.value
     if latest.problem:

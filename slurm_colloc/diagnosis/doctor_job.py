@@ -296,28 +296,22 @@ def make_place(settings: Settings, number: str) -> Iterator[Path]:
     """A directory in which the node writes its answer; gone afterwards.
 
     Args:
-        settings: The settings: it lies in the state directory, or, where nodes do not see that, in
-            the directory of the call, as packs' logs do.
+        settings: The settings: it lies in the state directory.
         number: What it is named after.
 
     Raises:
         StateError: It cannot be made.
     """
-    if settings.state_shared:
-        parent = settings.state_path / "doctor"
-        sweep(parent)
-        place = parent / number
-    else:
-        parent = None
-        place = Path.cwd() / f".csub-doctor-{number}"
+    parent = settings.state_path / "doctor"
+    sweep(parent)
+    place = parent / number
     make_directory(place)
     try:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-        if parent is not None:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+        with contextlib.suppress(OSError):
+            parent.rmdir()
 
 
 def sweep(parent: Path) -> None:
@@ -347,9 +341,7 @@ def run_job(
     number = os.urandom(6).hex()
     # From the first file to the last: an interrupt leaves neither files nor a job.
     with hold_interrupts() as held, make_place(settings, number) as place:
-        asked = replace(
-            asked, place=str(settings.state_path if settings.state_shared else place.parent)
-        )
+        asked = replace(asked, place=str(settings.state_path))
         write_json(place / "asked.json", {"gpus": asked.gpus})
         script = place / "job.sh"
         write_atomic(script, render_script(str(place), settings).encode(), 0o700)
@@ -405,15 +397,16 @@ def ask_login() -> tuple[LoginFacts, Settings]:
     """
     facts = LoginFacts(__version__, platform.python_version(), sys.executable)
     settings = Settings()
+    warnings: list[str] = []
     try:
-        settings = load_settings()
+        settings = load_settings(warn=warnings.append)
         files = find_files(os.environ)
         there = [path for path in (files.site, files.user) if path and Path(path).exists()]
         facts = replace(
             facts,
             settings_files=name_files(there, os.environ),
+            settings_warnings=tuple(warnings),
             state_path=str(settings.state_path),
-            state_shared=settings.state_shared,
             state_trouble=try_state(settings),
             paces=tuple(read_paces(settings.state_path)),
         )

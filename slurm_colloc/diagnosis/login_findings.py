@@ -256,6 +256,7 @@ class LoginFacts:
         executable: That Python.
         settings_files: The files that settings were read from.
         settings_trouble: What is wrong with them.
+        settings_warnings: What in them is ignored, a sentence each.
         client_version: Of Slurm's commands; None where there are none.
         client_trouble: Why not.
         config: `scontrol show config`; None where the controller did not answer.
@@ -265,7 +266,6 @@ class LoginFacts:
         access_trouble: Why the way that is set cannot be taken.
         nodes: All nodes; None where Slurm did not say.
         state_path: The state directory.
-        state_shared: The settings say that nodes see it.
         state_trouble: Why it cannot be written.
         paces: How fast GPUs are, by the user's own packs.
     """
@@ -275,6 +275,7 @@ class LoginFacts:
     executable: str
     settings_files: tuple[str, ...] = ()
     settings_trouble: AskProblem = NO_ASK_PROBLEM
+    settings_warnings: tuple[str, ...] = ()
     client_version: str | None = None
     client_trouble: AskProblem = NO_ASK_PROBLEM
     config: Mapping[str, str] | None = None
@@ -284,7 +285,6 @@ class LoginFacts:
     access_trouble: AskProblem = NO_ASK_PROBLEM
     nodes: tuple[NodeState, ...] | None = None
     state_path: str = ""
-    state_shared: bool = True
     state_trouble: AskProblem = NO_ASK_PROBLEM
     paces: tuple[GpuPace, ...] = ()
 
@@ -337,8 +337,11 @@ def judge_settings(facts: LoginFacts) -> Finding:
     trouble = facts.settings_trouble
     if trouble:
         return red("settings", trouble.message, trouble.hint or "correct that file")
-    names = ", ".join(facts.settings_files)
-    return green("settings", names or "built-in values", files=list(facts.settings_files))
+    files = list(facts.settings_files)
+    if facts.settings_warnings:
+        told = "; ".join(facts.settings_warnings)
+        return yellow("settings", told, "", "remove it from that file", files=files)
+    return green("settings", ", ".join(files) or "built-in values", files=files)
 
 
 def judge_state(facts: LoginFacts) -> Finding:
@@ -460,8 +463,7 @@ class DoctorQuestion:
     Attributes:
         version: Of csub here.
         python: The interpreter of the nodes.
-        place: Where the node was to write its answer.
-        state_shared: That is the state directory; otherwise the directory of the call.
+        place: The state directory, in which the node was to write its answer.
         gpus: How many GPUs the job asked for.
         launcher: The setting `launcher`.
         share: The setting `share`.
@@ -471,7 +473,6 @@ class DoctorQuestion:
     version: str
     python: str
     place: str
-    state_shared: bool = True
     gpus: int = 1
     launcher: str = "auto"
     share: str = "auto"

@@ -289,22 +289,13 @@ def judge_shared_state(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:
     """The node sees what csub writes."""
     check, node = "shared-state", outcome.node
     values = {"path": asked.place}
-    what = "the state directory" if asked.state_shared else "the directory of this call"
     if outcome.exit_code in (NO_STATE, NO_WRITING) and outcome.seen is None:
         how = "is not on" if outcome.exit_code == NO_STATE else "cannot be written from"
-        advice = _SHARE if asked.state_shared else "call csub doctor in a directory that nodes see"
-        return red(check, f"{asked.place} {how} {node or 'the node'}", advice, **values)
+        return red(check, f"{asked.place} {how} {node or 'the node'}", _SHARE, **values)
     if not outcome.wrote:
         return _unseen(check, outcome)
-    if not asked.state_shared:
-        return yellow(
-            check,
-            "packs travel in their batch scripts (state_shared = false)",
-            "csub shows of members only what Slurm says of their job, and no job joins a pack",
-            "",
-            **values,
-        )
-    return green(check, f"{what} is seen and can be written from {node}", **values)
+    what = f"the state directory is seen and can be written from {node}"
+    return green(check, what, **values)
 
 
 def judge_python(outcome: JobOutcome, asked: DoctorQuestion) -> Finding:

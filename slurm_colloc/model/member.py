@@ -293,7 +293,6 @@ def effective_state(
     slurm: SlurmJobState | None,
     *,
     cancelled: bool = False,
-    carried: bool = False,
     moved: bool = False,
     held: bool = False,
     begun: bool = True,
@@ -306,8 +305,6 @@ def effective_state(
         slurm: The state of the pack's Slurm job; None where Slurm could not be asked, and then
             the record is all there is.
         cancelled: The member was taken out of the queue before it started.
-        carried: The pack travelled in its batch script, so its runner's records stay on the node.
-            The job's exit code is the worst member's, so it is COMPLETED only if all are.
         moved: It never started here and was submitted again in another pack.
         held: It is held: while it waits it outlives its pack, unless that is cancelled.
         begun: A runner of its pack has started. A pack that failed before that had a batch script
@@ -330,10 +327,9 @@ def effective_state(
     if slurm is None:
         return recorded
     if slurm.may_have_runner:
-        return MemberState.RUNNING if carried else recorded
-    counts_as_job = carried or (slurm is SlurmJobState.FAILED and not begun)
-    if counts_as_job and slurm in (SlurmJobState.COMPLETED, SlurmJobState.FAILED):
-        return MemberState(slurm.value)
+        return recorded
+    if slurm is SlurmJobState.FAILED and not begun:
+        return MemberState.FAILED
     return _ENDED_LIKE_THE_JOB.get(slurm, MemberState.LOST)
 
 

@@ -239,8 +239,6 @@ class Unwatched(enum.StrEnum):
     """Why a pack is not watched."""
 
     SETTING = "setting"
-    CARRIED = "carried"
-    """Nothing comes back from a pack that travels in its batch script."""
     HOST_MEMORY = "host_memory"
     NO_PLACE = "no_place"
     """Members have no place where they may publish their progress."""
@@ -420,9 +418,7 @@ class Policy:
             for: the site's nodes make them.
         gpus_asked: How many GPUs a pack is to have: a number, `node` (those of a node), `set`
             (those of one GPU set) or `auto`.
-        gpus_per_pack: GPUs of a pack on each of its nodes, settled from that once the nodes are
-            known.
-        nodes_per_pack: Nodes of a pack, over whose GPUs its jobs are spread.
+        gpus_per_pack: GPUs of a pack, settled from that once the nodes are known.
         mixes_gpus: Jobs with fewer GPUs may be in the GPU set of one with more: their user has put
             them together.
         mps_inside: Members may share a MIG instance by MPS where more of them run at once than
@@ -452,12 +448,11 @@ class Policy:
     gpus_per_pack: int = 1
     mps_inside: bool = False
     mixes_gpus: bool = False
-    nodes_per_pack: int = 1
 
     @property
     def has_gpu_sets(self) -> bool:
-        """A pack may have several GPUs, on one node or on several."""
-        return self.gpus_per_pack > 1 or self.nodes_per_pack > 1
+        """A pack may have several GPUs."""
+        return self.gpus_per_pack > 1
 
 
 @dataclass(frozen=True)
@@ -556,7 +551,6 @@ class PackPlan:
         layout: The MIG instances for those that run at once; none in other modes.
         slurm_job: Packs of the plan with the same number are GPU sets of one Slurm job; None for
             one that has its job to itself.
-        node: On which node of the Slurm job it is, from 0.
         open_for: For how many more jobs it asks, so that they can join it while it runs.
         sharing: What of its reasons is about sharing.
         power_limit_w: The power limit that it asks root for; 0 for none.
@@ -573,7 +567,6 @@ class PackPlan:
     known: bool = False
     layout: tuple[PlannedSeat, ...] = ()
     slurm_job: int | None = None
-    node: int = 0
     open_for: int = 0
     sharing: SharingReasons = SharingReasons()
     power_limit_w: int = 0

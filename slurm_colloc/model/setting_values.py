@@ -1,6 +1,6 @@
 """Which values the settings may have; pure.
 
-Also: the settings that a pack's runner goes by: they travel with the pack.
+Also: the settings that a pack's runner goes by, which pack.json holds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ RULE_CHOICES = tuple(rule.value for rule in Rule)
 GPU_COUNTS = ("auto", "node")
 """What `gpus_per_pack` may be besides a number."""
 GPUS_MOST = 64
-"""GPUs of a pack on a node."""
-NODES_MOST = 64
-"""Nodes of a pack."""
+"""GPUs of a pack."""
 
 SLOWDOWN_MOST = 100
 """A user who accepts a larger slowdown means something else."""
@@ -110,17 +108,6 @@ def check_gpus_per_pack(text: str) -> str:
     raise ValueError(f"a number from 1 to {GPUS_MOST}, node or auto is needed")
 
 
-def parse_nodes_per_pack(text: str) -> int:
-    """How many nodes a pack has.
-
-    Raises:
-        ValueError: It is not a number of nodes.
-    """
-    if text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= NODES_MOST:
-        return int(text)
-    raise ValueError(f"a number from 1 to {NODES_MOST} is needed")
-
-
 def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
     for name, (least, most) in _RANGES.items():
         # TOML has inf and nan, and the latter is in no range.
@@ -136,7 +123,7 @@ def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
             )
 
 
-# ---- The settings that a pack's runner goes by: they travel with the pack ------------------------
+# ---- The settings that a pack's runner goes by, which pack.json holds ----------------------------
 
 
 @dataclass(frozen=True)

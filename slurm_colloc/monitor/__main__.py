@@ -4,7 +4,7 @@ python -IB -m slurm_colloc.monitor PACK ATTEMPT PROGRESS_ROOT [--interval SECOND
 
 It ends at a SIGTERM of its parent, when its parent is gone, and when a newer attempt has begun.
 SIGTERMs of others make it write what it has. It is nice to its neighbours, and keeps off the CPUs
-that members are bound to where the job has others.
+that members are bound to if the job has others.
 """
 
 from __future__ import annotations

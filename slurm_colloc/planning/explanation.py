@@ -140,7 +140,6 @@ class PackExplanation:
     layout: tuple[SeatExplanation, ...] = ()
     gpus: int = 1
     slurm_job: int | None = None
-    node: int = 0
     cpus: int | None = None
     host_memory_mb: int | None = None
     open_for: int = 0

@@ -101,7 +101,7 @@ def fit_known_packs(
         waiting = replace(policy, pack_size=each)
         found = plan_alike(replace(question, policy=waiting), indices)
         packs = min(packs, found, key=len)
-    if policy.gpus_per_pack * policy.nodes_per_pack > question.capacity.gpus:
+    if policy.gpus_per_pack > question.capacity.gpus:
         packs = [ask_as_pack(question, pack) if pack.request is None else pack for pack in packs]
     # Sets that end at about the same time are to be in one Slurm job.
     return sorted(packs, key=lambda pack: -(pack.predicted_finish_s or 0.0))
@@ -171,7 +171,7 @@ class Spread:
     """Over how much jobs are spread.
 
     Attributes:
-        nodes: Nodes of Slurm jobs, each of which has one unless more were asked for.
+        nodes: Nodes, each of which has a Slurm job of its own.
         sets: GPU sets over all of them, by the GPUs of one.
     """
 
@@ -194,7 +194,7 @@ def choose_spread(
 
     Args:
         demands: The jobs, by the GPUs of one; none needs more than a pack has on a node.
-        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
+        gpus_per_pack: GPUs of a Slurm job.
         least_nodes: Nodes at least.
         most_nodes: Nodes at most, unless there are to be more at least; None for any number.
         waits: Members may wait; otherwise there are places for all.
@@ -259,7 +259,7 @@ def place_sets(sizes: Sequence[int], gpus_per_pack: int, nodes: int) -> list[int
 
     Args:
         sizes: The GPUs of each set, none more than a node has.
-        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
+        gpus_per_pack: GPUs of a Slurm job.
         nodes: Nodes at least; there are more where the sets need them.
     """
     ordered = sorted(sizes, reverse=True)
@@ -328,7 +328,7 @@ def plan_gpu_sets(
         plan_alike: Makes packs by what is known of jobs.
     """
     jobs, gpus_per_pack = question.jobs, question.policy.gpus_per_pack
-    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack * question.policy.nodes_per_pack:
+    if sum(jobs[i].gpus for i in indices) <= gpus_per_pack:
         # Each job can have GPUs of its own.
         policy = replace(question.policy, mixes_gpus=False)
         question = replace(question, policy=policy)
@@ -358,14 +358,13 @@ def _spread(
     Args:
         question: What planning is asked.
         kinds: The jobs, by the GPUs of a set for them.
-        gpus_per_pack: GPUs of a Slurm job on each of its nodes.
+        gpus_per_pack: GPUs of a Slurm job.
         plan_alike: Makes packs by what is known of jobs.
     """
-    limit, nodes = question.policy.running_limit, question.policy.nodes_per_pack
+    limit = question.policy.running_limit
     if limit is not None:
         gpus_per_pack = max(*kinds, min(gpus_per_pack, limit * min(kinds)), 1)
-        nodes = max(1, min(nodes, limit * min(kinds) // gpus_per_pack))
-        question = _limit_running(question, limit, nodes * gpus_per_pack // min(kinds))
+        question = _limit_running(question, limit, gpus_per_pack // min(kinds))
     own = {gpus: _ask_of_sets(question, gpus) for gpus in kinds}
     planned = {
         gpus: plan_alike(own[gpus], chosen)
@@ -379,24 +378,22 @@ def _spread(
         for gpus, chosen in kinds.items()
     }
     # With one set to a Slurm job, as many as are filled.
-    waits = question.policy.goal is not Goal.LATENCY and nodes * gpus_per_pack >= 2 * min(kinds)
+    waits = question.policy.goal is not Goal.LATENCY and gpus_per_pack >= 2 * min(kinds)
     # What cannot run at the same time anyway might as well wait here.
     most = 1 if limit is not None else question.capacity.limits.jobs_at_once
-    # Who asks for several nodes is given them, as far as there are jobs for their GPUs.
-    gpus_most = sum(gpus * demand.jobs for gpus, demand in demands.items())
-    least = min(nodes, -(-gpus_most // gpus_per_pack))
+    least = 1
     while True:
         spread = choose_spread(
             demands,
             gpus_per_pack,
             least_nodes=least,
-            most_nodes=None if most is None else most * nodes,
+            most_nodes=most,
             waits=waits,
         )
         filled = {
             gpus: fit_known_packs(own[gpus], chosen, planned[gpus], spread.sets[gpus], plan_alike)
             if gpus in planned
-            else deal_jobs(own[gpus], chosen, spread.sets[gpus], -(-spread.nodes // nodes))
+            else deal_jobs(own[gpus], chosen, spread.sets[gpus], spread.nodes)
             for gpus, chosen in kinds.items()
         }
         if not waits or not any(_is_late(own[gpus], packs) for gpus, packs in filled.items()):
@@ -406,7 +403,7 @@ def _spread(
             break
         least = wider.nodes
     packs = [pack for gpus in sorted(filled, reverse=True) for pack in filled[gpus]]
-    return _number(packs, gpus_per_pack, spread.nodes, nodes)
+    return _number(packs, gpus_per_pack, spread.nodes)
 
 
 def scale_capacity(capacity: Capacity, gpus: int) -> Capacity:
@@ -506,17 +503,14 @@ def _is_late(question: Question, packs: Sequence[PackPlan]) -> bool:
     return False
 
 
-def _number(
-    packs: Sequence[PackPlan], gpus_per_pack: int, nodes: int, nodes_per_pack: int
-) -> list[PackPlan]:
-    """The packs with the Slurm job and the node of each; one that is alone in its job has none."""
+def _number(packs: Sequence[PackPlan], gpus_per_pack: int, jobs: int) -> list[PackPlan]:
+    """The packs with the Slurm job of each; one that is alone in its job has none."""
     sizes = [1 if pack.request is None else pack.request.gpus for pack in packs]
-    numbers = place_sets(sizes, gpus_per_pack, min(nodes, len(packs)))
-    places = [divmod(number, nodes_per_pack) for number in numbers]
-    counts = Counter(job for job, _ in places)
+    numbers = place_sets(sizes, gpus_per_pack, min(jobs, len(packs)))
+    counts = Counter(numbers)
     return [
-        replace(pack, slurm_job=job, node=node) if counts[job] > 1 else pack
-        for pack, (job, node) in zip(packs, places, strict=True)
+        replace(pack, slurm_job=number) if counts[number] > 1 else pack
+        for pack, number in zip(packs, numbers, strict=True)
     ]
 
 
@@ -540,7 +534,7 @@ class GpuChoice:
 
 
 def choose_gpus_per_pack(jobs: Sequence[Job], capacity: Capacity, policy: Policy) -> GpuChoice:
-    """How many GPUs a pack of these jobs has on a node, as far as user and nodes say.
+    """How many GPUs a pack of these jobs has, as far as user and nodes say.
 
     Args:
         jobs: Jobs for which Slurm is asked in one way.
@@ -552,22 +546,19 @@ def choose_gpus_per_pack(jobs: Sequence[Job], capacity: Capacity, policy: Policy
     """
     asked, node = policy.gpus_asked, capacity.gpus_per_node
     if asked.isdigit():
-        why = _describe(int(asked), "--gpus-per-pack", policy.nodes_per_pack)
+        why = _describe(int(asked), "--gpus-per-pack")
         return _check(GpuChoice(int(asked), why), jobs)
     if policy.mode is SharingMode.MIG or asked == "set":
         return GpuChoice(1)
     is_exclusive = any(name == EXCLUSIVE for job in jobs for name, _ in job.group)
-    has_nodes = policy.nodes_per_pack > 1
-    if asked == "auto" and not (capacity.gives_whole_nodes or is_exclusive or has_nodes):
+    if asked == "auto" and not (capacity.gives_whole_nodes or is_exclusive):
         return GpuChoice(1)
     if node is None:
         return GpuChoice(1, "how many GPUs a node has is not known here, so each pack has one")
     why = "--gpus-per-pack=node"
-    if asked == "auto" and has_nodes:
-        why = f"--nodes-per-pack={policy.nodes_per_pack}"
-    elif asked == "auto":
+    if asked == "auto":
         why = "--exclusive" if is_exclusive else "whole nodes are given there"
-    return GpuChoice(node, _describe(node, why, policy.nodes_per_pack))
+    return GpuChoice(node, _describe(node, why))
 
 
 def _check(choice: GpuChoice, jobs: Sequence[Job]) -> GpuChoice:
@@ -581,9 +572,7 @@ def _check(choice: GpuChoice, jobs: Sequence[Job]) -> GpuChoice:
     return choice
 
 
-def _describe(gpus: int, why: str, nodes: int = 1) -> str:
-    if nodes > 1:
-        return f"a pack has {gpus} GPU{'s' * (gpus > 1)} of each of {nodes} nodes: {why}"
+def _describe(gpus: int, why: str) -> str:
     return f"a pack has {gpus} GPUs: {why}" if gpus > 1 else ""
 
 

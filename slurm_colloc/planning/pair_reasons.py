@@ -255,8 +255,7 @@ class PairReasons:
         one, other = (self._plan.packs[self.places[index]] for index in (i, j))
         if one.slurm_job is not None and one.slurm_job == other.slurm_job:
             return Broken("gpus", None, None, "they are in one pack, on different GPUs")
-        policy = self._question.policy
-        gpus = policy.gpus_per_pack * policy.nodes_per_pack
+        gpus = self._question.policy.gpus_per_pack
         if gpus > 1:
             return Broken("gpus", None, None, f"jobs are spread evenly over packs of {gpus} GPUs")
         gpus = self._question.jobs[i].gpus

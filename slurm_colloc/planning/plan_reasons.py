@@ -128,7 +128,6 @@ def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackE
         layout=_explain_layout(pack, question.jobs),
         gpus=pack.request.gpus if pack.request else max(member.gpus for member in pack.members),
         slurm_job=pack.slurm_job,
-        node=pack.node,
         cpus=pack.request.cpus if pack.request else None,
         host_memory_mb=pack.request.host_memory_mb if pack.request else None,
         open_for=pack.open_for,

@@ -245,7 +245,6 @@ def _was_watched(summary: Summary) -> bool:
 def _not_watched(summaries: Sequence[Summary]) -> _ToldOfAll:
     found = [summary["coverage"] for summary in summaries if summary["coverage"] is not None]
     first = next((coverage for coverage in found if coverage["not_watched"]), None)
-    # A pack that travels in its batch script cannot be measured at all.
     acts: dict[str | None, str] = {
         Unwatched.HOST_MEMORY: "with a larger --mem it is measured",
         Unwatched.SETTING: "csub config monitor true turns the monitor on",

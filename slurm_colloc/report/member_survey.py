@@ -223,7 +223,6 @@ def _build_member(
         # It goes on in the other pack, whatever becomes of this one.
         SlurmJobState.PENDING if is_leaving else view.slurm_state,
         cancelled=files.is_cancelled,
-        carried=view.record.carried,
         moved=moved_to is not None,
         held=files.is_held,
         begun=view.attempt > 0,
@@ -277,8 +276,6 @@ def _compute_reason(
 ) -> str:
     if state is MemberState.PENDING:
         return _compute_waiting_reason(record, view, is_held=is_held)
-    if view.record.carried and state is MemberState.FAILED:
-        return "a member of its pack failed; csub-*.log in the submission directory says which"
     if state is MemberState.REQUEUED:
         return "it never started here and was submitted again"
     if state is MemberState.LOST and (record is None or record.state is not state):

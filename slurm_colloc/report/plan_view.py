@@ -569,8 +569,6 @@ def _render_gpu_sets(
     numbers: Sequence[int], packs: Sequence[PackExplanation], width: int, *, explain: bool
 ) -> list[RenderableType]:
     """A pack of several GPUs: who begins on which of them."""
-    packs = sorted(packs, key=lambda pack: pack.node)
-    nodes = 1 + packs[-1].node
     members = [member for pack in packs for member in pack.members]
     words = [f"{len(members)} members", packs[0].mode.value]
     if any(pack.is_measured for pack in packs):
@@ -579,11 +577,9 @@ def _render_gpu_sets(
     if len(limits) == len(packs):
         words.append(f"time limit {format_time_limit(max(limits))}")
     gpus = sum(pack.gpus for pack in packs)
-    where = "one node" if nodes == 1 else f"{nodes} nodes"
-    head = f"Pack {numbers[0]}, {gpus} GPUs of {where}: {', '.join(words)}"
+    head = f"Pack {numbers[0]}, {gpus} GPUs of one node: {', '.join(words)}"
     parts: list[RenderableType] = [_fold(head, width, hanging=2)]
     columns = [
-        *([Column("NODE")] if nodes > 1 else []),
         Column("GPU", is_number=False),
         Column("BEGINS WITH", is_number=False, gives_way=True),
         Column("WAIT"),
@@ -593,15 +589,14 @@ def _render_gpu_sets(
         Column("ENDS AFTER"),
     ]
     rows = []
-    counted = [0] * nodes
+    last = 0
     for pack in packs:
-        first = counted[pack.node] + 1
-        last = counted[pack.node] = first + pack.gpus - 1
+        first = last + 1
+        last += pack.gpus
         own = format_task_ids(sorted(member.number for member in pack.members))
         end_s = pack.predicted_finish_s
         rows.append(
             (
-                *([str(pack.node + 1)] if nodes > 1 else []),
                 f"{first}" if first == last else f"{first}-{last}",
                 own,
                 str(max(0, len(pack.members) - pack.degree)),

@@ -377,16 +377,10 @@ def find_gpu(view: PackView, uuid: str) -> str:
     return ""
 
 
-def tell_gpu_set(record: PackRecord, node: str = "") -> str:
-    """`, GPU set 2 of 8`, with its node where the job has others; empty where it has one set.
-
-    Args:
-        record: The pack.
-        node: The node on which it runs; empty where that is not known.
-    """
+def tell_gpu_set(record: PackRecord) -> str:
+    """`, GPU set 2 of 8`; empty where its job has one set."""
     count = len(record.gpu_sets)
-    on = f" on {node}" if record.set_nodes and node else ""
-    return f", GPU set {record.gpu_set + 1} of {count}{on}" if count > 1 else ""
+    return f", GPU set {record.gpu_set + 1} of {count}" if count > 1 else ""
 
 
 def list_gpus(summaries: Sequence[Summary]) -> list[_Row]:

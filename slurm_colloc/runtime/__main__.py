@@ -1,6 +1,4 @@
-"""The batch script's only command: run a pack. Who: the user; where: the job's first node.
-
-The step that its starter has started on each other node runs it, too, for that node's packs.
+"""The batch script's only command: run a pack. Who: the user; where: the job's node.
 
 python -IB -m slurm_colloc.runtime PACK_DIRECTORY [--local L3]
 
@@ -67,11 +65,9 @@ def put_under_guard(pack: str, plan: dict[str, Any]) -> GuardPipe | None:
     """
     if plan.get("request") is None:
         return None
-    # Where a pack travels nothing outlives an attempt: what had ended would run again.
-    requeue = None if plan.get("carried") else requeue_pack
     has_starter = has_several_sets(plan)
     try:
-        return stand_guard(pack, requeue, resume_paused, leave_node, has_starter=has_starter)
+        return stand_guard(pack, requeue_pack, resume_paused, has_starter=has_starter)
     except OSError:
         if has_starter:
             # This process can be one runner, and not all.
@@ -91,13 +87,6 @@ def resume_paused(pack: str) -> None:
     from slurm_colloc.runtime.pause_members import continue_stopped
 
     continue_stopped(pack)
-
-
-def leave_node(pack: str) -> bool:
-    """See to what the step of another node has left; called in the guard."""
-    from slurm_colloc.runtime.start_runners import leave_node as see_to_it
-
-    return see_to_it(pack)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -118,8 +117,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         if insist("reading the pack", partial(read_emptied, pack)):
             return insist("closing the pack", partial(end_emptied, pack, state))
         lone = record.request is None
-        keeps_output = lone or local or record.carried
-        slurm_log = 2 if keeps_output else leave_output_to_members(pack)
+        slurm_log = 2 if lone or local else leave_output_to_members(pack)
         runner = Runner(
             pack, record, allocation, settings, slurm, slurm_log=slurm_log, announce=announce
         )
@@ -136,8 +134,6 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
         runner.pack.journal.write("fenced", reason=str(error))
         raise
     close_if_over(runner, pack, state)
-    if record.carried:
-        report_carried(runner, pack, lone=lone)
     if lone and not local:
         end_like_the_member(runner.states.worst)
     return status
@@ -147,7 +143,7 @@ def write_down_job(
     pack: Path, state: State, record: PackRecord, allocation: Allocation, *, local: str
 ) -> None:
     """Say which job, and which process, runs the pack; it may be called several times."""
-    if not local and not record.carried and read_slurm_job_id(pack) is None:
+    if not local and read_slurm_job_id(pack) is None:
         # csub was killed between sbatch's answer and writing it down.
         write_job_index(state.root, allocation.shown_job_id, record)
         write_atomic(pack / "slurm_job_id", f"{allocation.job_id}\n".encode())
@@ -241,17 +237,6 @@ def leave_output_to_members(pack: Path) -> int:
             os.dup2(log, 2)
         os.close(log)
     return before
-
-
-def report_carried(runner: Runner, pack: Path, *, lone: bool) -> None:
-    """Say in the pack's log how the members ended, and remove what travelled here."""
-    for member in () if lone else runner.members.list_members():
-        code = member.record.exit_code
-        sys.stdout.write(
-            f"csub: member {member.number} {member.spec.job.name} {member.record.state}"
-            f"{f' {code}' if code is not None else ''}\n"
-        )
-    shutil.rmtree(pack.parent.parent, ignore_errors=True)
 
 
 def end_like_the_member(code: ExitCode) -> None:

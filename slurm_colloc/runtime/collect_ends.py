@@ -39,7 +39,7 @@ from slurm_colloc.runtime.verdict import (
     read_kill_reason,
 )
 from slurm_colloc.runtime.write_states import StateWriter
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, expand_node_list
+from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
 # ---- The end of one start of a member, from top to bottom ----------------------------------------
 #
@@ -271,15 +271,9 @@ class SlurmDecision:
         fields = None
         with contextlib.suppress(SlurmError):
             fields = slurm.read_job(self.pack.allocation.job_id)
-        verdict = judge_pack(
+        return judge_pack(
             fields, self.pack.allocation.restarts, self._kill_reason, is_lone=self.pack.is_lone
         )
-        if self.pack.record.set_nodes and fields and verdict is not None and verdict.goes_on:
-            left = expand_node_list(fields.get("NodeList", ""))
-            if left and self.pack.allocation.node not in left:
-                # Slurm has ended the members: they start again on the others.
-                return PackVerdict(False, None, "this node has left the job")
-        return verdict
 
     def _read_own_log(self) -> str:
         """What was written to the batch script's standard error since this attempt began."""

@@ -3,7 +3,7 @@
 Also: which GPUs, CPUs and host memory each GPU set of a Slurm job gets; the GPU of a pack without
 Slurm: one lock for each GPU of the machine, however it is named.
 
-Who: the user; where: each of the job's nodes, in the process that starts its runners.
+Who: the user; where: the job's node, in the process that starts its runners.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import split_cpus
 from slurm_colloc.runtime.allocation import Allocation, explain_unbound, read_host_memory_mb
 from slurm_colloc.runtime.settled_mode import GpuPatience
-from slurm_colloc.store.all_packs import list_node_packs
+from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.atomic_files import make_directory
 from slurm_colloc.store.pack_directory import (
     GpuDivision,
@@ -320,32 +320,22 @@ def _find_problem(gpus: Sequence[JobGpu], wanted: int, total: int) -> str:
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where the kernel says which CPUs are nearest to a device (sysfs-bus-pci, local_cpulist)."""
 
-_OF_ONE_NODE = (
-    ("SLURM_JOB_NODELIST", "{}"),
-    ("SLURM_NODELIST", "{}"),
-    ("SLURM_JOB_NUM_NODES", "1"),
-    ("SLURM_NNODES", "1"),
-    ("SLURM_TASKS_PER_NODE", "1"),
-)
-"""What a job of one node has in place of what one of several has."""
-
 
 def divide_job(packs: Sequence[Path], record: PackRecord, allocation: Allocation) -> GpuDivision:
-    """Divide the node's GPUs, CPUs and host memory, and write division.json.
+    """Divide the job's GPUs, CPUs and host memory, and write division.json.
 
     NVML that does not answer costs nothing but the names: GPUs are then divided as Slurm counts
     them.
 
     Args:
-        packs: The directories of the packs of the node's sets, in order.
+        packs: The directories of the packs of its sets, in order.
         record: The first one's pack.json.
-        allocation: What Slurm gave the job there.
+        allocation: What Slurm gave the job.
     """
     answer = probe_gpus(GpuPatience().nvml_s)
-    sizes = record.gpu_sets[record.gpu_set :][: len(packs)]
     division = build_division(
         answer,
-        [_read_want(pack, gpus) for pack, gpus in zip(packs, sizes, strict=True)],
+        [_read_want(pack, gpus) for pack, gpus in zip(packs, record.gpu_sets, strict=True)],
         allocation,
         takes_mig=record.mode is SharingMode.MIG,
         paces=_read_paces(packs[0].parent.parent),
@@ -357,15 +347,15 @@ def divide_job(packs: Sequence[Path], record: PackRecord, allocation: Allocation
 
 
 def find_own_problem(pack: Path, record: PackRecord, restarts: int) -> str:
-    """Why nothing can run in a pack's GPU set, by the division of its node; empty where it can.
+    """Why nothing can run in a pack's GPU set, by the division of its job; empty where it can.
 
     Args:
         pack: The pack's directory.
         record: Its pack.json.
         restarts: How often Slurm has restarted the job.
     """
-    names = list_node_packs(record, record.node)
-    return read_problem(pack.parent / names[0], names.index(record.pack_id), restarts)
+    first = list_gpu_set_packs(record)[0]
+    return read_problem(pack.parent / first, record.gpu_set, restarts)
 
 
 def build_division(
@@ -399,7 +389,7 @@ def build_division(
     )
     if doubt:
         notes = (*notes, f"not all of its GPUs are known by UUID: {doubt}")
-    return GpuDivision(allocation.restarts, allocation.node, shares, is_near, notes)
+    return GpuDivision(allocation.restarts, shares, is_near, notes)
 
 
 def _read_want(pack: Path, gpus: int) -> GpuSetWant:
@@ -452,7 +442,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def build_set_environment(
-    environ: Mapping[str, str], share: GpuSetShare, want_cpus: int, node: str = ""
+    environ: Mapping[str, str], share: GpuSetShare, want_cpus: int
 ) -> dict[str, str]:
     """The batch script's environment as it would be in a job that has this share alone; pure.
 
@@ -460,7 +450,6 @@ def build_set_environment(
         environ: That of the whole job.
         share: What the set has.
         want_cpus: The CPUs that it was planned with, which count where none are bound.
-        node: The set's node, where the job has others, too; else empty.
     """
     found = dict(environ)
     cpus = str(len(share.cpus) or want_cpus)
@@ -473,8 +462,6 @@ def build_set_environment(
             found[name] = cpus
     if "SLURM_GPUS_ON_NODE" in found:
         found["SLURM_GPUS_ON_NODE"] = str(len(share.gpus))
-    if node:
-        found |= {name: value.format(node) for name, value in _OF_ONE_NODE if name in found}
     if share.host_memory_mb is not None:
         for name in ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"):
             found.pop(name, None)
@@ -482,9 +469,9 @@ def build_set_environment(
     return found
 
 
-def enter_share(share: GpuSetShare, want_cpus: int, node: str = "") -> None:
+def enter_share(share: GpuSetShare, want_cpus: int) -> None:
     """Make this process one that has a set's share alone; see `build_set_environment`."""
-    environment = build_set_environment(os.environ, share, want_cpus, node)
+    environment = build_set_environment(os.environ, share, want_cpus)
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)

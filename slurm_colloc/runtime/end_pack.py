@@ -102,7 +102,7 @@ class PackEnd:
         if verdict is None or verdict.state is None:
             return
         # One that never had its turn is no time-out: the next csub call submits it again.
-        stays = verdict.state is MemberState.TIMEOUT and not self.pack.record.carried
+        stays = verdict.state is MemberState.TIMEOUT
         for number in [] if stays else inbox.list_waiting(str(self.pack.path)) or []:
             if inbox.take(str(self.pack.path), number):
                 self.adopt(number)

@@ -9,8 +9,7 @@ answer it stands, its members run on, and it asks again.
 
 A job with several GPU sets has a runner for each. What they need is loaded, and the job divided, by
 the guard's only child, the starter: it forks the runners, names them to the guard, which adopts
-them, and ends. Of a job with several nodes each has a guard. That of the first one also waits for
-the steps in which the others run, and where one ends it sees what is left there.
+them, and ends.
 """
 
 from __future__ import annotations
@@ -52,9 +51,6 @@ Requeue = Callable[[str, int, float], "bool | None"]
 """Told the pack of a killed runner, the signal that it died of and when; True where Slurm ends by
 itself what is left of the job, None where it is to be asked again."""
 
-LeaveNode = Callable[[str], bool]
-"""Told the first pack of a node whose step has ended; True where its members go on elsewhere."""
-
 _AWAITED = (*HANDED_ON, signal.SIGCHLD)
 _PR_SET_CHILD_SUBREAPER = 36
 _FILES_POLL_S = 0.005
@@ -75,22 +71,14 @@ class GuardPipe:
         """Say which directory must be gone before Slurm may end everything."""
         self._say(b"files %d %s\n" % (os.getpid(), os.fsencode(directory)))
 
-    def name_runners(self, packs: Mapping[int, str], nodes: Mapping[int, str]) -> None:
+    def name_runners(self, packs: Mapping[int, str]) -> None:
         """Say, as the starter, which runners have come in its place.
 
         Args:
             packs: By process id the directory of each one's pack.
-            nodes: By process id of the srun that stands for another node the directory of the pack
-                of that node's first set.
         """
-        named = ((b"runner", packs), (b"node", nodes))
-        self._say(
-            b"".join(
-                b"%s %d %s\n" % (word, pid, os.fsencode(pack))
-                for word, found in named
-                for pid, pack in found.items()
-            )
-        )
+        named = (b"runner %d %s\n" % (pid, os.fsencode(pack)) for pid, pack in packs.items())
+        self._say(b"".join(named))
 
     def _say(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -99,9 +87,8 @@ class GuardPipe:
 
 def stand_guard(
     pack: str = "",
-    requeue: Requeue | None = None,
+    requeue: Requeue = lambda *_: False,
     resume_paused: ResumePaused = lambda _: None,
-    leave_node: LeaveNode = lambda _: False,
     *,
     has_starter: bool = False,
 ) -> GuardPipe:
@@ -109,17 +96,15 @@ def stand_guard(
 
     Args:
         pack: The directory of the child's pack.
-        requeue: What is to be done about a runner that was killed; None for nothing.
+        requeue: What is to be done about a runner that was killed.
         resume_paused: Called after a runner that was killed.
-        leave_node: Called after the end of another node's step.
         has_starter: The child is no runner but starts them, and ends once it has named them.
 
     Raises:
         OSError: There is no second process to be had.
     """
-    if requeue is not None or has_starter:
-        # Before there is a runner that could be killed; it does not inherit this.
-        _adopt_orphans()
+    # Before there is a runner that could be killed; it does not inherit this.
+    _adopt_orphans()
     read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Where it is ignored, as a process may have inherited it, the end of a child wakes nothing.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -134,7 +119,7 @@ def stand_guard(
         raise
     if child != 0:
         os.close(write_end)
-        guard = _Guard(child, pack, read_end, requeue, (resume_paused, leave_node))
+        guard = _Guard(child, pack, read_end, requeue, resume_paused)
         for number in HANDED_ON:
             signal.signal(number, guard.hand_on)
         if has_starter:
@@ -166,14 +151,13 @@ class _Guard:
         child: int,
         pack: str,
         read_end: int,
-        requeue: Requeue | None,
-        follow: tuple[ResumePaused, LeaveNode],
+        requeue: Requeue,
+        resume_paused: ResumePaused,
     ) -> None:
         self._runners = {child: pack}
-        self._nodes: dict[int, str] = {}
         self._read_end = read_end
         self._requeue = requeue
-        self._resume_paused, self._leave_node = follow
+        self._resume_paused = resume_paused
         self._files: dict[int, list[str]] = {}
         self._worst = 0
         self._killed_by = 0
@@ -184,10 +168,7 @@ class _Guard:
         """When what Slurm is ending is not waited for any longer; None while the job goes on."""
 
     def hand_on(self, number: int, _frame: object = None) -> None:
-        """Give a signal to all runners here; also a handler of it.
-
-        On other nodes Slurm itself signals the steps in which they run.
-        """
+        """Give a signal to all runners; also a handler of it."""
         # One that is collected is not in the list any more, so its pid is no other's.
         for pid in list(self._runners):
             with contextlib.suppress(ProcessLookupError):
@@ -210,8 +191,6 @@ class _Guard:
         # Those that were as quick as that.
         for pid in self._runners.keys() & ended.keys():
             self._note_end(pid, self._runners.pop(pid), ended[pid])
-        for pid in self._nodes.keys() & ended.keys():
-            self._note_node(self._nodes.pop(pid), ended[pid])
 
     def watch(self) -> NoReturn:
         """Wait until all runners have ended, and end as the worst of them.
@@ -220,7 +199,7 @@ class _Guard:
         before a blocking call, until the next one comes.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        while self._runners or self._nodes or self._undecided or self._ends_by is not None:
+        while self._runners or self._undecided or self._ends_by is not None:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -229,8 +208,6 @@ class _Guard:
                 pid = status = 0
             if pid in self._runners:
                 self._note_end(pid, self._runners.pop(pid), status)
-            elif pid in self._nodes:
-                self._note_node(self._nodes.pop(pid), status)
             elif pid == 0:
                 if self._ends_by is not None and time.monotonic() >= self._ends_by:
                     break
@@ -257,17 +234,8 @@ class _Guard:
         if found is not None and found.si_signo != signal.SIGCHLD:
             self.hand_on(found.si_signo)
 
-    def _note_node(self, pack: str, status: int) -> None:
-        """Note the end of the step in which another node's runners were."""
-        goes_on = False
-        if self._ends_by is None:
-            with _unblocked(), contextlib.suppress(Exception):
-                goes_on = self._leave_node(pack)
-        if not goes_on:
-            self._worst = max(self._worst, os.waitstatus_to_exitcode(status) % 256)
-
     def _note_end(self, pid: int, pack: str, status: int) -> None:
-        if not self._runners and not self._nodes:
+        if not self._runners:
             for handed_on in HANDED_ON:
                 signal.signal(handed_on, signal.SIG_IGN)
         if not os.WIFSIGNALED(status):
@@ -302,7 +270,7 @@ class _Guard:
 
     def _ask(self, pack: str, number: int, at: float) -> None:
         """Have Slurm asked to start a pack again, unless it is ending the job already."""
-        if self._requeue is None or self._ends_by is not None:
+        if self._ends_by is not None:
             return
         # Whatever goes wrong with it, the job ends as it would without.
         with contextlib.suppress(Exception):
@@ -326,8 +294,6 @@ class _Guard:
             word, pid, directory = line.split(b" ", 2)
             if word == b"runner":
                 self._runners[int(pid)] = os.fsdecode(directory)
-            elif word == b"node":
-                self._nodes[int(pid)] = os.fsdecode(directory)
             else:
                 self._files.setdefault(int(pid), []).append(os.fsdecode(directory))
 

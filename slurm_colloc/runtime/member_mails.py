@@ -370,9 +370,6 @@ class MemberMails:
 
     def _list_packs(self, member: Member) -> Iterator[Path]:
         """The packs as which a member's array was submitted."""
-        if self.pack.record.carried:
-            yield self.pack.path
-            return
         record = self.pack.record
         if member.home is not None:
             record = self.pack.state.read_pack(member.home.pack_id) or record

@@ -24,7 +24,6 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.store.atomic_files import make_directory, write_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.indexes import note_due
-from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.progress_counters import write_follow_request
 from slurm_colloc.store.report_files import keep_metrics, keep_own_outputs, keep_tracker_runs
 
@@ -46,21 +45,15 @@ _BASES = ("/dev/shm", "/tmp")
 _PREFIX = "csub-progress-"
 
 
-def find_obstacle(
-    record: PackRecord, settings: Settings, host_memory_mb: int | None
-) -> tuple[Unwatched, str] | None:
+def find_obstacle(settings: Settings, host_memory_mb: int | None) -> tuple[Unwatched, str] | None:
     """Why a pack is not watched, also in words; None where it is; pure.
 
     Args:
-        record: Its pack.json.
         settings: The settings of this node.
         host_memory_mb: What it may use; None where that is not limited or not known.
     """
     if not settings.monitor:
         return Unwatched.SETTING, "monitor = false in the settings"
-    if record.carried:
-        told = "nothing comes back from the node of a pack that travels in its batch script"
-        return Unwatched.CARRIED, told
     if not is_watched(host_memory_mb):
         return Unwatched.HOST_MEMORY, (
             f"the pack has {host_memory_mb} MB of host memory, and the monitor would take 90 MB; "
@@ -92,7 +85,7 @@ class PackMonitor:
     def open(self) -> None:
         """Make the place where members publish their progress, or write down why there is none."""
         host_memory_mb = read_host_memory_mb(self.pack.allocation.environment)
-        obstacle = find_obstacle(self.pack.record, self.pack.settings, host_memory_mb)
+        obstacle = find_obstacle(self.pack.settings, host_memory_mb)
         if obstacle is None:
             remove_forgotten()
             try:

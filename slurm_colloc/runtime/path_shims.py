@@ -76,7 +76,6 @@ def build_inside(
     real_id: str,
     submit_directory: str,
     outputs: tuple[str | None, str | None],
-    node: str = "",
 ) -> dict[str, str]:
     """What a member's shims know of it.
 
@@ -87,7 +86,6 @@ def build_inside(
         real_id: The id that Slurm has given the pack's job, or element of an array.
         submit_directory: Where csub was called.
         outputs: Its files for output and error; the latter None where it is the same.
-        node: The node on which its steps run, where the job has others, too; else empty.
     """
     inside = {
         "real_id": real_id,
@@ -105,8 +103,6 @@ def build_inside(
         inside["host_memory_mb"] = str(plan.host_memory_mb)
     if plan.wall_limit_s is not None:
         inside["wall_limit_s"] = str(plan.wall_limit_s)
-    if node:
-        inside["node"] = node
     output, error = outputs
     if output is not None:
         inside["output"] = os.path.join(job.directory, output)

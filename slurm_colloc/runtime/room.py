@@ -258,7 +258,7 @@ class TimeLeft:
         )
         self._begun_at = self.pack.clock()
         # Elsewhere they would not be submitted again.
-        is_swept = not self.pack.record.carried and not self.pack.record.local
+        is_swept = not self.pack.record.local
         self._may_hand_back = is_swept and self.pack.record.resubmissions < RESUBMISSIONS
 
     @property

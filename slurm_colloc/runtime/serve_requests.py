@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass
@@ -28,7 +27,6 @@ from slurm_colloc.store.runner_requests import (
     hand_on_requests,
     list_requests,
 )
-from slurm_colloc.store.written_ends import was_killed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -155,19 +153,12 @@ class AttemptFence:
         """End the members at once where this attempt is not to go on.
 
         Raises:
-            Fenced: A newer one has started, or its guard takes it for dead.
+            Fenced: A newer one has started.
         """
         newest = read_attempt(self.pack.path)
         if newest > self.pack.attempt:
-            self._end(
+            for member in self.pack.members.with_process():
+                kill(member)
+            raise Fenced(
                 f"attempt {newest} of this pack has started; attempt {self.pack.attempt} ends"
             )
-        if was_killed(self.pack.path, self.pack.allocation.restarts):
-            self._end(
-                f"this node counts as one that has left the job; attempt {self.pack.attempt} ends"
-            )
-
-    def _end(self, why: str) -> NoReturn:
-        for member in self.pack.members.with_process():
-            kill(member)
-        raise Fenced(why)

@@ -27,7 +27,7 @@ from slurm_colloc.planning.same_kind import (
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.slurm.slurm_commands import SlurmJob, find_job_of
 from slurm_colloc.store import inbox
-from slurm_colloc.store.all_packs import State, list_gpu_set_packs, list_node_packs
+from slurm_colloc.store.all_packs import State, list_gpu_set_packs
 from slurm_colloc.store.atomic_files import hold_lock, is_there
 from slurm_colloc.store.inbox import forget_idle, format_number, is_idle, mark_idle
 from slurm_colloc.store.member_states import (
@@ -44,7 +44,7 @@ from slurm_colloc.store.pack_directory import (
     read_slurm_job_id,
 )
 from slurm_colloc.store.runner_requests import read_degree
-from slurm_colloc.store.written_ends import read_kill, read_runner, was_killed
+from slurm_colloc.store.written_ends import read_runner, was_killed
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ def are_alike(own: PackRecord, other: PackRecord) -> bool:
     return (
         other.request is not None
         and not (own.chain or other.chain)
-        and not other.carried
         and not other.local
         and own.group == other.group
         and own.gpu_type == other.gpu_type
@@ -110,7 +109,7 @@ def explain_difference(own: PackRecord, other: PackRecord) -> str:
     """Say why members of one submission and those of another do not move; empty where they may."""
     if own.chain or other.chain:
         return "a chain goes on in Slurm jobs of its own"
-    if other.carried or other.local:
+    if other.local:
         return "it runs alone"
     if SharingMode.MIG in (own.mode, other.mode):
         return "MIG instances are made for the members of one submission"
@@ -398,9 +397,6 @@ LEAVE_S = 5.0
 BEGIN_S = 60.0
 """How long a set may take to begin after this one; its runner may have failed before that."""
 
-LEFT_S = 60.0
-"""How long the members of a node that has left the job may take to be set free."""
-
 
 @dataclass(frozen=True)
 class JobSet:
@@ -435,7 +431,6 @@ class JobSets:
             self.pack.state.pack_path(name) for name in names if name != self.pack.record.pack_id
         ]
         """Their packs; none where the job has one set."""
-        self._on_node = frozenset(list_node_packs(self.pack.record, self.pack.record.node))
         self._begun_at = self.pack.clock()
         self._left: set[int] = set()
         self._left_at = float("-inf")
@@ -544,9 +539,6 @@ class JobSets:
     def _has_runner(self, path: Path) -> bool:
         if was_killed(path, self.pack.allocation.restarts):
             return False
-        if path.name not in self._on_node:
-            # Its guard tells, or that of the first node.
-            return True
         runner = read_runner(path)
         return runner is not None and is_alive(ProcessId(runner.pid, runner.start_ticks))
 
@@ -584,18 +576,10 @@ class JobSets:
         if is_idle(path) or inbox.list_waiting(str(path)) is None:
             return False
         if was_killed(path, self.pack.allocation.restarts):
-            return self._is_being_left(path)
+            return False
         if not read_attempt(path):
             return self.pack.clock() < self._begun_at + BEGIN_S
         return self._has_runner(path)
-
-    def _is_being_left(self, path: Path) -> bool:
-        """Whether members of a node that has left the job are about to be set free."""
-        with contextlib.suppress(StateError):
-            kill = read_kill(path, self.pack.allocation.restarts)
-            if kill is not None and kill.node and time.time() < kill.at + LEFT_S:
-                return count_begun(path, read_attempt(path)) > 0
-        return False
 
 
 def _list_waiting(path: Path) -> tuple[int, ...]:

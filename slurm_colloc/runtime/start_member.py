@@ -182,7 +182,7 @@ class MemberStarter:
         argv = build_wrapper_argv(sys.executable, launch_file)
         outer = self.pack.allocation.own_environment
         if is_step:
-            argv = build_srun_argv(str(name), plan.host_memory_mb, argv, place=self._choose_node())
+            argv = build_srun_argv(str(name), plan.host_memory_mb, argv)
             outer = environments.build_step_environment(outer)
         member.process = start_process(argv, outer, None if self.lone else f"{member.prefix}.log")
         return True
@@ -219,10 +219,6 @@ class MemberStarter:
         added = self._added | _describe_submission(member, self._added)
         return environments.compute_times(added, member.spec.plan, int(at))
 
-    def _choose_node(self) -> str:
-        """The option that says to srun that it is this node, where the job has others, too."""
-        return f"--nodelist={self.pack.allocation.node}" if self.pack.record.set_nodes else ""
-
     def _give_shims(
         self,
         member: Member,
@@ -246,7 +242,6 @@ class MemberStarter:
             real_id=self.pack.allocation.environment.get("SLURM_JOB_ID", ""),
             submit_directory=submitted.submit_directory,
             outputs=outputs,
-            node=self.pack.allocation.node if self.pack.record.set_nodes else "",
         )
         give_shims(
             folder,

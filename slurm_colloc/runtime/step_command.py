@@ -23,9 +23,7 @@ def build_wrapper_argv(python: str, launch_file: str) -> list[str]:
     return [python, "-IB", "-S", WRAPPER, launch_file]
 
 
-def build_srun_argv(
-    name: str, host_memory_mb: int | None, command: Sequence[str], *, place: str = ""
-) -> list[str]:
+def build_srun_argv(name: str, host_memory_mb: int | None, command: Sequence[str]) -> list[str]:
     """Start one task alongside others: no -c, no --exact, no --gres.
 
     Overlapping steps with --exact get the same cores, and --gres conflicts with --gpus-per-node
@@ -36,7 +34,6 @@ def build_srun_argv(
         name: The step's name.
         host_memory_mb: Its host memory; None for no limit of its own.
         command: What it runs.
-        place: The option that says on which node; empty where the job has one, or for its first.
     """
     memory = [] if host_memory_mb is None else [f"--mem={host_memory_mb}"]
     return [
@@ -44,7 +41,6 @@ def build_srun_argv(
         "--overlap",
         "--nodes=1",
         "--ntasks=1",
-        *([place] if place else []),
         *memory,
         f"--job-name={name}",
         "--cpu-bind=none",

@@ -139,7 +139,7 @@ class MemberTakeOver:
             OSError: The file system fails; what was decided is fetched at the next call.
             StateError: Likewise.
         """
-        if self.pack.record.local or self.pack.record.carried or self.pack.record.request is None:
+        if self.pack.record.local or self.pack.record.request is None:
             return
         self._look_back()
         self._fetch()

@@ -376,11 +376,6 @@ def _list_alive(view: PackView) -> list[MemberView]:
 
 
 def _cancel_member(session: Session, view: PackView, member: MemberView) -> None:
-    if view.record.carried:
-        raise UsageProblem(
-            f"{member.member} cannot be cancelled alone: its pack shares no path with this machine",
-            hint=f"scancel --signal=TERM {view.job_id}.STEP ends its step, squeue -s lists steps",
-        )
     path = session.state.pack_path(view.record.pack_id)
     if was_left(path, member.place) or (member.is_held and _is_over(view)):
         cancel_left(path, member.place)
@@ -500,19 +495,11 @@ def _requeue_in(
         raise UsageProblem(f"{join_names(alive)}: already pending")
     is_all = len(members) == len(view.members) and not view.record.local
     if is_all and not list_others(session, view, chosen):
-        if view.record.carried:
-            note(f"{view.job_id}: what its members have done is not known here, so all start again")
         # The allocation is given back; members that have ended do not run again.
         session.slurm.requeue(view.job_id)
         if view.job_id:
             requeued.add(view.job_id)
         return
-    if view.record.carried:
-        raise UsageProblem(
-            f"{join_names(running)} cannot be requeued alone: the pack shares no path with this "
-            "machine",
-            hint=f"csub requeue {view.shown_id} requeues the whole pack",
-        )
     if view.slurm_state not in (SlurmJobState.RUNNING, SlurmJobState.SUSPENDED):
         raise UsageProblem(f"{join_names(running)}: the pack is ending")
     path = session.state.pack_path(view.record.pack_id)

@@ -364,7 +364,7 @@ class _Resolution:
         members = [condition for condition in rest.conditions if condition.is_of_member]
         if members:
             views_of = [views[c.target] for c in members]
-            _check_followed(self._session, views_of, text, local=self._local)
+            _check_followed(views_of, text, local=self._local)
         # Tasks that wait for one each are alike to Slurm, and may share.
         shown = (
             text
@@ -417,7 +417,6 @@ def _check_known(
 
 
 def _check_followed(
-    session: Session,
     members: Sequence[tuple[PackView, MemberView]],
     text: str,
     *,
@@ -428,11 +427,6 @@ def _check_followed(
             f"--dependency={text}: without Slurm nothing waits", hint="leave out --local"
         )
     for view, member in members:
-        if view.record.carried or not session.settings.state_shared:
-            raise UsageProblem(
-                f"--dependency={text}: the new job could not see how {member.member} ends",
-                hint=f"wait for its whole pack, --dependency=afterany:{view.job_id}",
-            )
         if not view.job_id or view.slurm_state not in _WAITED_FOR:
             raise UsageProblem(
                 f"--dependency={text}: {member.member} has no Slurm job to wait for",

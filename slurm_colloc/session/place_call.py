@@ -46,7 +46,7 @@ def choose_other_packs(
     Raises:
         UsageProblem: `--join` has another value.
     """
-    if local or not session.settings.state_shared or call.candidates[0].job.only_probe:
+    if local or call.candidates[0].job.only_probe:
         return "never"
     if any(candidate.job.chain for candidate in call.candidates):
         return "never"
@@ -87,23 +87,20 @@ def find_room(
     )
 
 
-def _check_chain(call: Call, *, shares_state: bool) -> None:
+def _check_chain(call: Call, *, local: bool) -> None:
     """Refuse `--chain` where it cannot be, or would only lose work.
 
     Args:
         call: The call.
-        shares_state: The nodes see the state directory, by which a link finds the pack.
+        local: It does without Slurm.
 
     Raises:
         UsageProblem: It says what to do.
     """
     from slurm_colloc.check.saves import find_sign
 
-    if not shares_state:
-        raise UsageProblem(
-            "--chain needs Slurm, and a state directory that the nodes share",
-            hint="leave it out, or set state_dir in the settings",
-        )
+    if local:
+        raise UsageProblem("--chain needs Slurm", hint="leave out --chain or --local")
     if len({candidate.job.chain for candidate in call.candidates}) > 1:
         raise UsageProblem(
             "--chain differs between the jobs of this call, which may share a GPU",
@@ -154,7 +151,7 @@ def prepare_call(
 
         call = resolve_members(session, call, local=local)
     if any(candidate.job.chain for candidate in call.candidates):
-        _check_chain(call, shares_state=session.settings.state_shared and not local)
+        _check_chain(call, local=local)
     # What packs that have ended show of these jobs counts in the plan.
     if isinstance(session.state, State) and os.path.isdir(session.state.root / FOLDER):  # noqa: PTH112
         from slurm_colloc.session.await_summaries import prepare_summaries
@@ -246,12 +243,11 @@ def _move_into_snapshot(call: Call, session: Session, directory: str) -> Call:
     from slurm_colloc.submission.jobs.stored_jobs import move_into_snapshot
 
     state = session.own_state
-    _refuse_unshared(session)
     state.prepare()
     return move_into_snapshot(call, state.root, directory)
 
 
-def check_snapshot(call: Call, session: Session, directory: str) -> None:
+def check_snapshot(call: Call, directory: str) -> None:
     """The same for a call that submits nothing: what would be refused is, and nothing is copied.
 
     Raises:
@@ -260,10 +256,4 @@ def check_snapshot(call: Call, session: Session, directory: str) -> None:
     if call.options.flag("snapshot"):
         from slurm_colloc.submission.jobs.stored_jobs import find_project
 
-        _refuse_unshared(session)
         find_project(call, directory)
-
-
-def _refuse_unshared(session: Session) -> None:
-    if not session.settings.state_shared:
-        raise UsageProblem("--snapshot needs a state directory that the nodes share")

@@ -85,7 +85,7 @@ class Session:
             UsageProblem: The settings are wrong, or there is no such user.
         """
         give_rights_back()
-        settings = load_settings()
+        settings = load_settings(warn=note)
         from slurm_colloc.submission.plan.target_nodes import find_cluster
 
         cluster = find_cluster(settings.state_path)

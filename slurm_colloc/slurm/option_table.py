@@ -315,6 +315,12 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
 )
 
 
+REMOVED_OPTIONS = {
+    "nodes-per-pack": "an array of packs on one node each does it: --array, csub pack, csub batch",
+}
+"""Options that csub no longer has, and what to do instead."""
+
+
 def _own(name: str, argument: Argument, concern: Concern, reason: str) -> Option:
     return Option(name, None, argument, concern, own=True, reason=reason)
 
@@ -327,9 +333,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
         _REQ,
         Concern.GROUP,
         "GPUs of a pack: a number, node (all of a node) or auto",
-    ),
-    _own(
-        "nodes-per-pack", _REQ, Concern.GROUP, "how many nodes a pack has, each with as many GPUs"
     ),
     _own(
         "share",

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
-from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option
+from slurm_colloc.slurm.option_table import (
+    OWN_OPTIONS,
+    REMOVED_OPTIONS,
+    SBATCH_OPTIONS,
+    Argument,
+    Concern,
+    Option,
+)
 
 # ---- The options that srun has and sbatch has not, and all that srun takes -----------------------
 
@@ -236,6 +243,8 @@ class OptionParser:
             if fitting:
                 candidates = sorted(f"--{option.name}" for option in fitting)
                 raise self._problem(word, f"--{name} is ambiguous", _either(candidates))
+        if name in REMOVED_OPTIONS:
+            raise self._problem(word, f"--{name} was removed", REMOVED_OPTIONS[name])
         told = self._unknown(name, word)
         unknown = UnknownOption(told.message, hint=told.hint)
         unknown.name = name

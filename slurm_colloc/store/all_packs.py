@@ -308,18 +308,6 @@ def list_gpu_set_packs(record: PackRecord) -> list[str]:
     return [build_pack_id(name, record.index) for name in names]
 
 
-def list_node_packs(record: PackRecord, node: int) -> list[str]:
-    """Ids of those of them whose GPU sets are on one node of the job, in order.
-
-    Args:
-        record: A pack of the job.
-        node: The node, counted from 0.
-    """
-    names = list_gpu_set_packs(record)
-    nodes = record.set_nodes or (0,) * len(names)
-    return [name for name, at in zip(names, nodes, strict=True) if at == node]
-
-
 def find_submission(pack_id: str) -> str:
     """The name of the Slurm job's packs, from a pack's id."""
     return pack_id.rpartition(".")[0].partition("~")[0]

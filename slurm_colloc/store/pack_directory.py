@@ -64,7 +64,6 @@ class PackRecord:
         slurm_options: Options that sbatch was called with, for people.
         local: True where it runs without Slurm.
         cluster: Name of the Slurm cluster; empty where it is not known.
-        carried: True where it travels in its batch script: nothing comes back from the node.
         policy: How far sharing may go in it; None where no job may join it.
         gpu_type: The GPU type that its jobs ask for; None for any.
         closed: Why no job may join it; empty where it is open to joiners.
@@ -80,8 +79,6 @@ class PackRecord:
         gpu_set: Which of the GPU sets of its Slurm job it fills, from 0; `request` and `degree`
             are those of this set.
         gpu_sets: How many GPUs each set of the Slurm job has; none where the job has one set.
-        set_nodes: On which of the job's nodes each set is, counted from 0, which runs the batch
-            script; none where the job has one node.
         open_for: For how many more jobs than its own it asked Slurm, so that they can join it
             while it runs.
         sharing: What of its reasons is about sharing.
@@ -108,7 +105,6 @@ class PackRecord:
     slurm_options: tuple[str, ...]
     local: bool = False
     cluster: str = ""
-    carried: bool = False
     policy: Policy | None = None
     gpu_type: str | None = None
     closed: str = ""
@@ -122,16 +118,10 @@ class PackRecord:
     layout_places: tuple[int, ...] = ()
     gpu_set: int = 0
     gpu_sets: tuple[int, ...] = ()
-    set_nodes: tuple[int, ...] = ()
     open_for: int = 0
     sharing: SharingReasons = SharingReasons()
     power_limit_w: int = 0
     chain: int = 0
-
-    @property
-    def node(self) -> int:
-        """On which node of its Slurm job it is, from 0."""
-        return self.set_nodes[self.gpu_set] if self.set_nodes else 0
 
     @property
     def array_index(self) -> int | None:
@@ -669,14 +659,12 @@ class GpuDivision:
     Attributes:
         restarts: How often Slurm had restarted the job when it was written; a division of another
             start does not count.
-        node: The node's name.
-        shares: One for each GPU set of the node, in their order.
+        shares: One for each GPU set of the job, in their order.
         is_near: Each set's CPUs are those nearest to its GPUs, by the kernel.
         notes: What could not be told, a sentence each.
     """
 
     restarts: int = 0
-    node: str = ""
     shares: tuple[GpuSetShare, ...] = ()
     is_near: bool = False
     notes: tuple[str, ...] = ()
@@ -698,8 +686,8 @@ def read_problem(pack: Path, number: int, restarts: int) -> str:
     """Why nothing can run in a GPU set; empty where it can, and where no division of now says it.
 
     Args:
-        pack: The directory of the pack of the node's first GPU set.
-        number: The set's number on the node.
+        pack: The directory of the pack of the job's first GPU set.
+        number: The set's number.
         restarts: How often Slurm has restarted the job.
     """
     with contextlib.suppress(StateError):

@@ -195,12 +195,10 @@ def _may_have_lost_its_daemon(
 
 
 # ----
-# killed.N.json: a runner that died of a signal or with its node, and what its guard made of it.
+# killed.N.json: a runner that died of a signal, and what its guard made of it.
 #
 # N is Slurm's restart count of the job, so every start of the batch script has a file of its own,
-# also one whose runner was killed before it could begin an attempt. The guard alone writes it, for
-# a node that has left the job that of the first node. A runner that finds it has been taken for
-# dead.
+# also one whose runner was killed before it could begin an attempt. The guard alone writes it.
 
 _PREFIX, _SUFFIX = "killed.", ".json"
 
@@ -212,10 +210,9 @@ class RunnerKill:
     Attributes:
         restarts: Slurm's restart count of the job at that time.
         attempt: The newest attempt at that time: that of the runner, if it had begun one.
-        signal: What it died of; 0 where its node has left the job.
+        signal: What it died of.
         at: When, in seconds since the epoch.
         refusal: Why its pack does not start again; empty where Slurm was asked to requeue it.
-        node: The node that has left the job; empty where it died of a signal.
     """
 
     restarts: int
@@ -223,7 +220,6 @@ class RunnerKill:
     signal: int
     at: float
     refusal: str = ""
-    node: str = ""
 
     def __str__(self) -> str:
         return f"its runner was {self.how}"
@@ -231,8 +227,6 @@ class RunnerKill:
     @property
     def how(self) -> str:
         """What became of it."""
-        if self.node:
-            return f"on {self.node}, which left the job"
         return f"killed by signal {self.signal}"
 
     @property

@@ -109,7 +109,8 @@ def test_a_link_to_the_settings_stays_a_link(person: UserOfSite) -> None:
         (("degree", "many"), "degree = many: it must be a whole number"),
         (("degree", "0"), "degree = 0 must be from 1 to 10000"),
         (("slowdown_bound", "0.5"), "slowdown_bound = 0.5 must be from 1 to 100"),
-        (("state_shared", "perhaps"), "it must be true or false"),
+        (("monitor", "perhaps"), "it must be true or false"),
+        (("state_shared", "false"), "the setting 'state_shared' was removed: set state_dir to"),
         (("join", "always"), "join = 'always' must be auto, pending or never"),
         (("slurm_access", "rest"), "must be auto, commands or pyslurm"),
         (("launcher", "ssh"), "must be auto, srun or process"),
@@ -219,6 +220,24 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_read(
     assert (ended.returncode, ended.stderr) == (2, f"csub: error: {person.own}: {sentence}\n")
 
 
+def test_a_setting_that_was_removed_is_ignored_with_one_warning(person: UserOfSite) -> None:
+    person.own.parent.mkdir(parents=True)
+    person.own.write_text("state_shared = false\ndegree = 2\n")
+    told = (
+        f"{person.own}: the setting 'state_shared' was removed and is ignored: "
+        "set state_dir to a path that login and compute nodes share"
+    )
+    for command in (("queue",), ("config", "degree"), ("config", "degree", "2")):
+        ended = person.csub(*command)
+        assert ended.returncode == 0
+        assert ended.stderr.startswith(f"csub: {told}\n")
+        assert ended.stderr.count("state_shared") == 1
+    settings, problems = load_node_settings(person.environment, None)
+    assert (settings.degree, problems) == (2, (told,))
+    assert person.csub("config", "--unset", "state_shared").returncode == 0
+    assert person.csub("queue").stderr == ""
+
+
 @pytest.mark.parametrize("word", ["inf", "nan"])
 def test_csub_config_writes_no_number_that_is_none(person: UserOfSite, word: str) -> None:
     ended = person.csub("config", "slowdown_bound", word)
@@ -231,14 +250,14 @@ def test_on_a_node_what_cannot_be_used_is_a_warning_and_the_rest_counts(person: 
     person.own.parent.mkdir(parents=True)
     person.site.write_text('kill_wait_s = 9\nlauncher = "of_tomorrow"\n[caps]\njoin = "never"\n')
     person.own.write_text('degre = 3\ndegree = 2\npause = "no"\nslowdown_bound = nan\n')
-    carried = RunnerSettings(kill_wait_s=5, pause=False)
+    own = RunnerSettings(kill_wait_s=5, pause=False)
     settings, problems = load_node_settings(person.environment, None)
     assert (settings.degree, settings.kill_wait_s, settings.join) == (2, 9, "never")
     assert (settings.launcher, settings.pause, settings.slowdown_bound) == ("auto", True, 1.5)
     assert [problem.partition(": ")[2].split()[-1 if "degre'" in problem else 0] for problem in
             problems] == ["launcher", "'degree'?", "pause", "slowdown_bound"]  # fmt: skip
-    settings, again = load_node_settings(person.environment, carried)
-    assert (settings.for_runner, again) == (carried, problems)
+    settings, again = load_node_settings(person.environment, own)
+    assert (settings.for_runner, again) == (own, problems)
 
 
 @pytest.mark.parametrize("text", ["degree = ", "\x00", '"'])

@@ -176,14 +176,6 @@ def test_a_state_directory_that_the_node_does_not_see_is_red(mps_user: CsubUser)
     assert {found[name]["level"] for name in CHECKS[CHECKS.index("python") :]} == {"unknown"}
 
 
-def test_where_nothing_is_shared_the_answer_comes_back_beside_the_call(mps_user: CsubUser) -> None:
-    settings(mps_user, "state_shared = false")
-    found = examine(mps_user)
-    assert found["shared-state"]["level"] == "yellow"
-    assert "packs travel in their batch scripts" in found["shared-state"]["what"]
-    assert found["python"]["level"] == "green"
-
-
 @pytest.mark.parametrize(
     ("python", "what", "advice"),
     [

@@ -103,18 +103,3 @@ def test_what_would_concern_the_whole_pack_is_refused(user: CsubUser) -> None:
     assert states == {"RUNNING", "PENDING"}
     user.run(["touch", "go"])
     user.finish(job_id)
-
-
-def test_where_no_path_is_shared_an_order_is_refused(user: CsubUser) -> None:
-    config = user.home / ".config" / "slurm_colloc"
-    user.run(["mkdir", "-p", str(config)])
-    (config / "settings.toml").write_text("state_shared = false\n")
-    user.script("ask.sh", "scancel ${SLURM_ARRAY_JOB_ID}_1; echo rc $?")
-    user.script("go.sh", f'[ "$SLURM_ARRAY_TASK_ID" = 2 ] && . ./ask.sh; {GO}')
-    job_id = user.submit("--array=1-2", "--gres=gpu:1", "--mem=200M", "--degree=2", "go.sh")
-    wait_until(lambda: "rc" in user.output(f"slurm-{job_id}_2.out"), "task 2 has asked")
-    told = user.output(f"slurm-{job_id}_2.out")
-    assert f"{job_id}_1 cannot be reached from here" in told
-    assert "rc 2\n" in told
-    user.run(["touch", "go"])
-    user.finish(job_id)

@@ -78,11 +78,10 @@ def test_a_slurm_job_goes_on_while_one_of_its_gpu_sets_has_members(
             ("--gpus-per-pack=3",),
             "--gpus-per-pack=3, and a node of partition gpu has 2 GPUs at most",
         ),
-        (("--nodes-per-pack=0",), "--nodes-per-pack=0: a number from 1 to 64 is needed"),
-        (("--nodes-per-pack=two",), "a number from 1 to 64 is needed"),
-        (("--nodes-per-pack=\x1b[31m",), "--nodes-per-pack=\\x1b[31m"),
-        (("--nodes-per-pack=2", "--share=mig"), "with --share=mig a pack has one GPU"),
-        (("--nodes-per-pack=2", "--local"), "without Slurm (--local) a pack has one GPU"),
+        (
+            ("--nodes-per-pack=2",),
+            "--nodes-per-pack was removed: an array of packs on one node each does it",
+        ),
         (("--gpus-per-pack=1", "--gres=gpu:2"), "it asks for 2 GPUs, and a pack is to have 1"),
     ],
 )
@@ -99,12 +98,14 @@ def test_what_no_pack_can_have_is_refused_in_a_sentence(
     assert (list_state(user), list_jobs(user)) == (before, jobs)
 
 
-def test_jobs_of_one_call_have_one_number_of_nodes(user: CsubUser) -> None:
+def test_an_option_that_was_removed_is_refused_with_what_does_it_instead(user: CsubUser) -> None:
     user.script("a.sh", "exit 0", directives="#CSUB --nodes-per-pack=2")
-    user.script("b.sh", "exit 0", directives="#CSUB --nodes-per-pack=3")
-    ended = user.csub("pack", *EACH, "a.sh", "b.sh", check=False)
+    ended = user.csub(*EACH, "a.sh", check=False)
     assert ended.returncode == 2
-    assert "all packs of one call have the same number of nodes, not 2 (a.sh" in ended.stderr
+    assert ended.stderr == (
+        "csub: error: a.sh, line 2: --nodes-per-pack was removed: an array of packs on one node "
+        "each does it: --array, csub pack, csub batch\n"
+    )
 
 
 def use_settings(user: CsubUser, text: str) -> None:

@@ -171,24 +171,6 @@ def test_a_job_alone_and_a_task_of_an_array_are_held(user: CsubUser) -> None:
     assert user.output("ran.2")
 
 
-def test_a_pack_that_travels_is_held_as_a_whole_alone(user: CsubUser) -> None:
-    user.script("go.sh", GO)
-    user.run(["touch", "go.1", "go.2"])
-    settings = user.home / "settings.toml"
-    settings.write_text("state_shared = false\n")
-    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
-    job_id = user.submit("pack", *PACK, "--begin=now+1hour", "go.sh 1", "go.sh 2")
-    for command in ("hold", "release"):
-        refused = user.csub(command, f"{job_id}/1", check=False)
-        assert refused.returncode == 2
-        assert "the pack shares no path with this machine" in refused.stderr
-    user.csub("hold", job_id)
-    assert read_slurm(user, job_id) == "PENDING JobHeldUser"
-    user.csub("release", job_id)
-    user.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
-    user.wait_for_states(job_id, "COMPLETED")
-
-
 def test_without_the_controller_members_are_held_and_the_rest_is_said(
     user: CsubUser, slurm: FakeSlurm
 ) -> None:

@@ -77,6 +77,17 @@ def test_a_job_is_submitted_once_and_by_csub(as_sbatch: CsubUser) -> None:
     assert shown.split() == [job_id]
 
 
+def test_a_setting_that_was_removed_leaves_the_answer_alone(user: CsubUser) -> None:
+    make_link(user.home / "sbatch")
+    settings = user.home / "settings.toml"
+    settings.write_text("state_shared = false\n")
+    user.extra["SLURM_COLLOC_SETTINGS"] = str(settings)
+    user.script("train.sh", "exit 0")
+    ended = user.run([str(user.home / "sbatch"), "--parsable", "train.sh"])
+    assert ended.stdout.strip().isdigit()
+    assert ended.stderr.count(f"csub: {settings}: the setting 'state_shared' was removed") == 1
+
+
 def test_csub_submits_too(as_sbatch: CsubUser) -> None:
     assert as_sbatch.submit("train.sh").isdigit()
 

@@ -32,7 +32,7 @@ def find_runners_obstacle(user: CsubUser, settings: Settings) -> str:
     record = State(user.state, "").read_pack(Path(path).name)
     assert record is not None
     assert record.request is not None
-    unwatched = find_obstacle(record, settings, record.request.host_memory_mb)
+    unwatched = find_obstacle(settings, record.request.host_memory_mb)
     return find_measuring_obstacle(record, settings, unwatched[1] if unwatched else "")
 
 

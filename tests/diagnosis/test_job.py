@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import time
 from pathlib import Path
-
-import pytest
 
 from slurm_colloc.diagnosis.doctor_job import add_feature, build_options, make_place, render_script
 from slurm_colloc.diagnosis.login_findings import NO_PYTHON, NO_STATE, NO_WRITING
@@ -70,15 +67,10 @@ def test_the_script_runs_the_python_of_the_nodes(tmp_path: Path) -> None:
     ).read_text() == f"-IB -m slurm_colloc.runtime.programs.examine_node {place}\n"
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_place_of_the_answer_goes_with_everything_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_place_of_the_answer_goes_with_everything_in_it(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    settings = dataclasses.replace(Settings(), state_dir=str(state), state_shared=shared)
-    with make_place(settings, "ab12") as place:
-        assert place == (state / "doctor" / "ab12" if shared else tmp_path / ".csub-doctor-ab12")
+    with make_place(Settings(state_dir=str(state)), "ab12") as place:
+        assert place == state / "doctor" / "ab12"
         assert place.stat().st_mode & 0o777 == 0o700
         (place / "node.json").write_text("{}")
     assert [path for path in tmp_path.rglob("*") if path != state] == []

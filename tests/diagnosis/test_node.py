@@ -155,11 +155,6 @@ def test_a_state_directory_that_the_node_does_not_see_or_may_not_write() -> None
     assert gone["job"].level is Level.GREEN
     closed = judge(without(state="FAILED", exit_code=NO_WRITING, wrote=False, python=""))
     assert closed["shared-state"].what == "/home/x/state cannot be written from n1"
-    apart = dataclasses.replace(ASKED, state_shared=False)
-    travelling = judge(DONE, apart)["shared-state"]
-    assert (travelling.level, "no job joins" in travelling.lost) == (Level.YELLOW, True)
-    lost = judge(without(state="FAILED", exit_code=NO_STATE, wrote=False, python=""), apart)
-    assert lost["shared-state"].advice == "call csub doctor in a directory that nodes see"
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,13 @@ def test_every_state_of_slurm_is_in_exactly_one_row_of_these_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "cancelled", "carried"),
-    list(itertools.product([None, *SlurmJobState], [False, True], [False, True])),
+    ("slurm", "cancelled"), list(itertools.product([None, *SlurmJobState], [False, True]))
 )
 @pytest.mark.parametrize("recorded", sorted(FINAL_STATES))
 def test_a_final_record_is_the_last_word(
-    recorded: MemberState, slurm: SlurmJobState | None, cancelled: bool, carried: bool
+    recorded: MemberState, slurm: SlurmJobState | None, cancelled: bool
 ) -> None:
-    assert effective_state(recorded, slurm, cancelled=cancelled, carried=carried) is recorded
+    assert effective_state(recorded, slurm, cancelled=cancelled) is recorded
 
 
 @pytest.mark.parametrize("slurm", [None, *SlurmJobState])
@@ -67,19 +66,6 @@ def test_the_state_of_a_member_that_has_not_ended(
         expected = ENDED_WITH_THE_JOB[slurm]
     assert effective_state(recorded, slurm) is expected
     assert effective_state(recorded, slurm, cancelled=True) is M.CANCELLED
-
-
-@pytest.mark.parametrize("slurm", [None, *SlurmJobState])
-def test_a_pack_that_travelled_is_known_by_its_job_alone(slurm: SlurmJobState | None) -> None:
-    expected: dict[SlurmJobState | None, MemberState] = {
-        **ENDED_WITH_THE_JOB,
-        **dict.fromkeys(ALIVE, M.RUNNING),
-        None: M.PENDING,
-        S.PENDING: M.PENDING,
-        S.COMPLETED: M.COMPLETED,
-        S.FAILED: M.FAILED,
-    }
-    assert effective_state(M.PENDING, slurm, carried=True) is expected[slurm]
 
 
 def test_nobody_else_says_lost() -> None:

@@ -371,55 +371,6 @@ def test_how_many_gpus_a_pack_has() -> None:
         choose("2", shared, [build_job(gpus=4)])
 
 
-def test_a_pack_of_several_nodes_has_the_gpus_of_each() -> None:
-    choice = choose_gpus_per_pack(build_jobs(3), NODE, Policy(nodes_per_pack=2))
-    assert (choice.gpus, choice.reason) == (
-        8, "a pack has 8 GPUs of each of 2 nodes: --nodes-per-pack=2"
-    )  # fmt: skip
-    one = Policy(gpus_asked="1", nodes_per_pack=3)
-    assert choose_gpus_per_pack(build_jobs(3), NODE, one).reason == (
-        "a pack has 1 GPU of each of 3 nodes: --gpus-per-pack"
-    )
-
-
-@pytest.mark.parametrize(
-    ("count", "nodes", "expected"),
-    [
-        # Places for all are on one node, but its user has asked for two.
-        (40, 2, [[[3] * 8, [2] * 8]]),
-        # No more GPUs than jobs: five of each node.
-        (10, 2, [[[1] * 5, [1] * 5]]),
-        (6, 2, [[[1] * 6]]),
-        (70, 2, [[[5] * 6 + [4] * 2, [4] * 8]]),
-        # Three nodes' worth is one Slurm job of two nodes, and one of one.
-        (96, 2, [[[4] * 8, [4] * 8], [[4] * 8]]),
-        (96, 4, [[[3] * 8] * 4]),
-    ],
-)
-def test_jobs_are_spread_over_the_nodes_of_a_slurm_job(
-    count: int, nodes: int, expected: list[list[list[int]]]
-) -> None:
-    made = make(build_jobs(count), NODE, dataclasses.replace(ON_NODE, nodes_per_pack=nodes))
-    found = []
-    for packs in group_by_slurm_job(made.packs):
-        by_node: dict[int, list[int]] = {}
-        for pack in packs:
-            by_node.setdefault(pack.node, []).append(len(pack.members))
-        found.append([sorted(by_node[node], reverse=True) for node in sorted(by_node)])
-    assert found == expected
-
-
-def test_a_limit_of_an_array_counts_over_all_nodes() -> None:
-    for limit, shape in ((3, [3]), (8, [8]), (16, [8, 8]), (40, [8, 8])):
-        policy = dataclasses.replace(
-            ON_NODE, running_limit=limit, degree_is_asked=True, nodes_per_pack=2
-        )
-        made = make(build_jobs(60), NODE, policy)
-        (packs,) = group_by_slurm_job(made.packs)
-        assert list(Counter(pack.node for pack in packs).values()) == shape
-        assert sum(pack.degree for pack in packs) <= limit
-
-
 def test_packs_get_more_gpus_where_fewer_slurm_jobs_may_run() -> None:
     made = make(build_jobs(40), dataclasses.replace(NODE, gives_whole_nodes=False))
     assert len(made.packs) == 10

@@ -36,7 +36,6 @@ class GpuSetJob(Submission):
         policy: Policy = Policy(),  # noqa: B008
         first: int = 1,
         parts: tuple[tuple[str, tuple[int, ...]], ...] = (),
-        set_nodes: tuple[int, ...] = (),
     ) -> None:
         """Sets with so many members each, numbered through.
 
@@ -49,7 +48,6 @@ class GpuSetJob(Submission):
             policy: How they were planned.
             first: The first member's number.
             parts: Other Slurm jobs of the call.
-            set_nodes: The node of each set; all on one where nothing is said.
         """
         sizes = tuple(gpus or [1] * len(counts))
         own = tuple((name_gpu_set(self.name, number), (0,)) for number in range(len(counts)))
@@ -73,7 +71,6 @@ class GpuSetJob(Submission):
                 parts=(*own, *parts),
                 gpu_set=number,
                 gpu_sets=sizes,
-                set_nodes=set_nodes,
             )
             packs.append(pack)
         write_packs(self.state, *packs, job_id=self.job_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -63,15 +62,6 @@ def test_who_is_held_when_the_time_is_up_stays_held(bed: SteppedRunner) -> None:
     bed.parts.slurm_decision.ending = TIMEOUT
     assert bed.parts.pack_end.work()
     assert bed.read(1).state is MemberState.RUNNING
-
-
-def test_from_a_pack_that_travels_nobody_is_left(build_bed: Callable[..., SteppedRunner]) -> None:
-    bed = build_bed(carried=True)
-    bed.adopt(1)
-    bed.parts.slurm_decision.ending = TIMEOUT
-    assert bed.parts.pack_end.work()
-    assert bed.states() == dict.fromkeys((1, 2, 3), MemberState.TIMEOUT)
-    assert read_ended(bed.pack) is None
 
 
 def test_of_a_pack_that_starts_again_nothing_is_written(bed: SteppedRunner) -> None:

@@ -32,7 +32,7 @@ def requeue(pack, number, at):
         raise RuntimeError("no Slurm, no memory, whatever")
     return sys.argv[2] in ("ends", "answers late")
 guard.ASK_AGAIN_S = 0.5
-guarded = stand_guard("p", None if sys.argv[2] == "none" else requeue)
+guarded = stand_guard("p", requeue)
 for number in (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
 for directory in sys.argv[3:]:
@@ -62,7 +62,7 @@ else:
 
 
 def start(
-    what: str, *directories: str, requeue: str = "none"
+    what: str, *directories: str, requeue: str = "no"
 ) -> tuple[subprocess.Popen[str], int, int]:
     """A guard, the pid of the runner that it guards, and that of what the runner has started."""
     process = subprocess.Popen(
@@ -93,7 +93,7 @@ def test_it_sees_its_runner_end_where_ends_of_children_were_ignored() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _RUN, "3", "none"], stdout=subprocess.DEVNULL
+            [sys.executable, "-I", "-c", _RUN, "3", "no"], stdout=subprocess.DEVNULL
         )
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -189,7 +189,7 @@ def test_it_asks_again_where_nothing_is_left_of_what_its_runner_had_started() ->
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("requeue", ["none", "no", "fails"])
+@pytest.mark.parametrize("requeue", ["no", "fails"])
 def test_where_nothing_follows_it_ends_at_once(requeue: str) -> None:
     process, runner, child = start("leave", requeue=requeue)
     os.kill(runner, signal.SIGKILL)
@@ -260,7 +260,7 @@ for name in "abc":
         break
     runners[pid] = name
 else:
-    guarded.name_runners(runners, {})
+    guarded.name_runners(runners)
     print(*runners, os.getppid(), flush=True)
     os.write(go_write, b"!!!")
     if sys.argv[1] == "dies":
@@ -316,47 +316,6 @@ def test_where_slurm_ends_the_job_the_others_hear_of_it_and_are_waited_for() -> 
     said, _ = process.communicate(timeout=60)
     assert sorted(said.splitlines()) == ["b [15]", "c [15]"]
     assert process.returncode == -signal.SIGSEGV
-
-
-_NODES = """
-import os, sys, time
-from slurm_colloc.runtime.guard import stand_guard
-def leave(pack):
-    print("left", pack, flush=True)
-    return sys.argv[1] == "goes on"
-guarded = stand_guard("s", lambda *_: False, leave_node=leave, has_starter=True)
-nodes = {}
-for name in "xy":
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(0.2 if name == "x" else 60)
-        os._exit(5)
-    nodes[pid] = name
-runner = os.fork()
-if runner == 0:
-    os._exit(0)
-guarded.name_runners({runner: "a"}, nodes)
-print(*nodes, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize(("what", "status"), [("goes on", 0), ("ends", 5)])
-def test_the_first_node_s_guard_waits_for_the_others_and_sees_to_what_they_leave(
-    what: str, status: int
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _NODES, what], stdout=subprocess.PIPE, text=True
-    )
-    _, other = map(int, read_line(process).split())
-    assert read_line(process) == "left x"
-    # What is sent to the batch script is no business of what stands for another node.
-    process.send_signal(signal.SIGTERM)
-    assert process.poll() is None
-    os.kill(other, signal.SIGKILL)
-    said, _ = process.communicate(timeout=60)
-    assert said == "left y\n"
-    assert process.returncode == (status and 247)
 
 
 def test_a_starter_that_fails_ends_it_as_a_runner_would() -> None:

@@ -73,66 +73,6 @@ def test_each_runner_has_what_a_job_with_its_share_alone_would_have(tmp_path: Pa
             assert each["environment"]["SLURM_CPUS_ON_NODE"] == str(len(share.cpus))
 
 
-def test_each_node_of_a_job_has_a_guard_and_runners_of_its_own(tmp_path: Path) -> None:
-    job = GpuSetJob(tmp_path)
-    job.submit_sets(1, 1, 1, degree=1, set_nodes=(0, 0, 1))
-    srun = tmp_path / "srun"
-    srun.write_text(
-        "#!/bin/sh\n"
-        'while [ "${1#--}" != "$1" ]; do echo "$1" >>"$SRUN_SAID"; shift; done\n'
-        # What is left is Python with the runner's module, and the pack.
-        "for pack do :; done\n"
-        "export SLURMD_NODENAME=n2 SLURM_STEP_GPUS=6 CUDA_VISIBLE_DEVICES=0\n"
-        "export SLURM_JOB_NAME=csub-node2 SLURM_CPU_BIND=none SLURM_STEP_ID=0\n"
-        'exec "$SRUN_PYTHON" -I -c "$SRUN_RUN" "$pack" 0\n'
-    )
-    srun.chmod(0o755)
-    said = tmp_path / "said"
-    ended, told = run(
-        job,
-        7,
-        PATH=f"{tmp_path}:{os.environ['PATH']}",
-        SRUN_SAID=str(said),
-        SRUN_PYTHON=sys.executable,
-        SRUN_RUN=_RUN,
-        SLURMD_NODENAME="n1",
-        SLURM_JOB_NAME="train",
-        SLURM_JOB_NUM_NODES="2",
-        SLURM_NNODES="2",
-        SLURM_JOB_NODELIST="n[1-2]",
-        SLURM_NTASKS_PER_NODE="1",
-    )
-    assert ended.stderr == ""
-    # The worst of all nodes' counts.
-    assert ended.returncode == 7
-    first, second, other = (told[job.path(number).name]["environment"] for number in (0, 1, 2))
-    assert [e["SLURM_JOB_GPUS"] for e in (first, second, other)] == ["4", "5", "6"]
-    assert [e["SLURMD_NODENAME"] for e in (first, second, other)] == ["n1", "n1", "n2"]
-    assert [e["SLURM_JOB_NODELIST"] for e in (first, second, other)] == ["n1", "n1", "n2"]
-    assert {e["SLURM_JOB_NUM_NODES"] for e in (first, second, other)} == {"1"}
-    # All of its node's memory, and nothing of the step in which it came.
-    assert [e["SLURM_MEM_PER_NODE"] for e in (first, second, other)] == ["2000", "2000", "4000"]
-    assert other["SLURM_JOB_NAME"] == "train"
-    assert other["SLURM_NTASKS_PER_NODE"] == "1"
-    assert not other.keys() & {"SLURM_CPU_BIND", "SLURM_STEP_ID", "SLURM_COLLOC_BATCH"}
-    words = said.read_text().splitlines()
-    assert {"--overlap", "--relative=1", "--mem=4000", "--cpu-bind=none"} <= set(words)
-    assert not any(word.startswith(("--gres", "--gpus")) for word in words)
-    divisions = [read_division(job.path(number)) for number in (0, 2)]
-    assert [division and division.node for division in divisions] == ["n1", "n2"]
-    assert [len(division.shares) for division in divisions if division] == [2, 1]
-
-
-def test_without_srun_no_runner_is_started(tmp_path: Path) -> None:
-    job = GpuSetJob(tmp_path)
-    job.submit_sets(1, 1, set_nodes=(0, 1))
-    ended, told = run(job, PATH=str(tmp_path))
-    assert told == {}
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"csub: error: the runners of {job.path(0)} cannot be started")
-    assert "srun" in ended.stderr
-
-
 def test_a_set_without_a_gpu_has_a_runner_that_says_so(tmp_path: Path) -> None:
     job = GpuSetJob(tmp_path)
     job.submit_sets(1, 1)

@@ -68,7 +68,6 @@ def test_a_member_does_not_start_that_would_be_ended_half_way(
         # Nobody would submit it again.
         ((NEEDED_S, False), True, {}),
         ((NEEDED_S, None), False, {}),
-        ((NEEDED_S, None), True, {"carried": True}),
         ((NEEDED_S, None), True, {"local": True}),
         ((NEEDED_S, None), True, {"resubmissions": RESUBMISSIONS}),
         # It is not known how long it takes, or how long the pack may.

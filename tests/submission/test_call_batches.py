@@ -69,28 +69,6 @@ def test_more_tasks_than_an_array_may_have_are_packed(tmp_path: Path) -> None:
     assert [len(batch.packs) for batch in batches] == [250]
 
 
-def test_of_a_job_of_several_nodes_slurm_is_asked_for_what_each_node_needs(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH -t 10\n")
-    nine = ("--gres=gpu:1", "--mem=100M", "--array=1-9", "--nodes-per-pack=2", "a.sh")
-    call = collect_call(nine, {}, str(tmp_path), pack=False)
-    jobs = [candidate.job for candidate in call.candidates]
-    policy = Policy(gpus_per_pack=2, nodes_per_pack=2, degree=2, degree_is_asked=True)
-    made = plan(jobs, {}, Capacity(16, 64_000, 80_000, gpus_per_node=2), policy)
-    (batch,) = group_into_batches(add_candidates(made.packs, call.candidates), None)
-    assert (batch.gpu_sets, batch.set_nodes) == ((1, 1, 1, 1), (0, 0, 1, 1))
-    assert [len(pack.candidates) for pack in batch.packs] == [3, 2, 2, 2]
-    words = build_options(batch, "s", "/log").words
-    for word in ("--nodes=2", "--ntasks=2", "--no-kill", "--gres=gpu:2"):
-        assert word in words
-    cpus = [request.cpus for request in batch.requests]
-    # One of nodes that differ needs most.
-    assert f"--cpus-per-task={max(sum(cpus[:2]), sum(cpus[2:]))}" in words
-    assert batch.request is not None
-    assert batch.request.host_memory_mb == sum(r.host_memory_mb or 0 for r in batch.requests[:2])
-
-
 def test_a_limit_holds_over_several_arrays(tmp_path: Path) -> None:
     # At most two packs at the same time; each array has room for one.
     batches = group(tmp_path, ["--array=0-30%8", "a.sh"], 32)

@@ -140,7 +140,6 @@ def test_probe_without_a_time_limit_asks_for_eleven_minutes(tmp_path: Path) -> N
         (("--gres=gpu:1", "--no-instrument"), {}, "nothing counts its steps"),
         (("--gres=gpu:1",), {"instrument": False}, "nothing counts its steps"),
         (("--gres=gpu:1",), {"monitor": False}, "monitor = false"),
-        (("--gres=gpu:1",), {"state_shared": False}, "state_shared = false"),
     ],
 )
 def test_probe_needs_one_job_on_one_gpu_that_can_be_measured(

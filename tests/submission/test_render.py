@@ -39,11 +39,10 @@ def render(
     is_array: bool = False,
     title: str = "train: 4 members",
     folder: str = "",
-    archive: str = "",
 ) -> str:
     return render_batch_script(
         title=title, version="1.2.3", pack_path=pack_path, is_array=is_array, python=python,
-        templates_dir=folder, archive=archive,
+        templates_dir=folder,
     )  # fmt: skip
 
 
@@ -51,10 +50,6 @@ def render(
 def test_the_batch_script_is_the_golden_one(is_array: bool) -> None:
     text = render(is_array=is_array)
     compare_with_golden(f"batch_script{'_of_an_array' if is_array else ''}.sh", text)
-
-
-def test_the_golden_script_of_a_pack_that_travels() -> None:
-    compare_with_golden("batch_script_that_carries.sh", render("s", archive="QUJD\nREVG"))
 
 
 def make_fake_python(path: Path) -> None:

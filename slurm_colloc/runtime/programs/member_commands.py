@@ -235,7 +235,9 @@ def _act(
     name, *arguments = call
     is_question = name == "squeue" or (name == "scontrol" and is_show_job(arguments))
     if is_question and any(is_other_task(word, member) for word in arguments):
-        return _ask_about_others(member, real, call, environment)
+        from slurm_colloc.runtime.programs.member_requests import build_call
+
+        become(*build_call(member, call, environment))
     if name == "squeue":
         from slurm_colloc.runtime.programs.own_rows import answer_squeue
 
@@ -255,23 +257,10 @@ def _act(
         if is_request:
             from slurm_colloc.runtime.programs.member_requests import ask_for
 
-            return ask_for(member, real, call, environment)
+            return ask_for(member, call, environment)
         from slurm_colloc.runtime.programs.member_step import start_step
 
         return start_step(member, real, call, environment)
-    except CollocError as error:
-        sys.stderr.write(f"csub: error: {error}\n")
-        return error.exit_code
-
-
-def _ask_about_others(
-    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
-) -> int:
-    from slurm_colloc.errors import CollocError
-    from slurm_colloc.runtime.programs.member_requests import build_call
-
-    try:
-        become(*build_call(member, real, call, environment))
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
         return error.exit_code

@@ -21,7 +21,6 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import parse_signal
 from slurm_colloc.runtime.programs.member_commands import (
     OwnMember,
-    is_other_task,
     read_output,
     spawn,
 )
@@ -42,30 +41,17 @@ _PROGRAM = "import sys; sys.argv[0] = {!r}; from slurm_colloc.__main__ import ma
 
 
 def build_call(
-    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
+    member: OwnMember, call: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[str, list[str], dict[str, str]]:
     """What is to be executed for a command about other jobs: program, words and environment.
 
     Args:
         member: The caller.
-        real: The path of Slurm's command.
         call: The command's name and arguments.
         environment: The environment.
-
-    Raises:
-        UsageProblem: It names a task, and csub cannot know it here.
     """
     name, *arguments = call
     root = member.pack.rsplit("/", 2)[0]
-    # A pack that shares no path with the login node brings nothing but itself.
-    if not os.path.isdir(f"{root}/jobs"):
-        if others := [word for word in arguments if is_other_task(word, member)]:
-            raise UsageProblem(
-                f"{name}: {others[0]} cannot be reached from here: the pack of {member.name} "
-                "shares no path with the login node",
-                hint="nothing was done; call it there",
-            )
-        return real, list(call), dict(environment)
     words = [sys.executable, "-IBc", _PROGRAM.format(name), *arguments]
     return sys.executable, words, {**remove_member_variables(environment), STATE_VARIABLE: root}
 
@@ -99,9 +85,7 @@ class Division:
     steps: tuple[str, ...] = ()
 
 
-def ask_for(
-    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
-) -> int | None:
+def ask_for(member: OwnMember, call: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Do what was asked: the own part through the runner; None where it is none of the member's.
 
     Raises:
@@ -117,7 +101,7 @@ def ask_for(
     if division.request is not None:
         check_allowed(Path(member.pack), division.request)
     if division.rest is not None:
-        program, words, outer = build_call(member, real, [call[0], *division.rest], environment)
+        program, words, outer = build_call(member, [call[0], *division.rest], environment)
         pid = spawn(program, words, outer)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if division.request is not None:

@@ -138,9 +138,6 @@ def rewrite_srun(
         options.append("--nodes=1")
     if not names & {"ntasks", "ntasks-per-node"}:
         options.append("--ntasks=1")
-    if "node" in member.values and not names & {"nodelist", "relative"}:
-        # The others of the job are for other members.
-        options.append(f"--nodelist={member.values['node']}")
     cpus = [int(cpu) for cpu in member.values.get("cpus", "").split(",") if cpu]
     if "cpu-bind" not in names:
         options.append(

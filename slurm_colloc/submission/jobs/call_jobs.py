@@ -280,7 +280,7 @@ class Call:
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
         rules: The same of `--policy`.
-        gpu_counts: The same of `--gpus-per-pack`; `node_counts` of `--nodes-per-pack`.
+        gpu_counts: The same of `--gpus-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
 
@@ -293,7 +293,6 @@ class Call:
     goals: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
     gpu_counts: tuple[tuple[str, str], ...] = ()
-    node_counts: tuple[tuple[str, str], ...] = ()
     chosen_together: bool = False
 
 
@@ -378,7 +377,6 @@ def build_call(
         goals=list_values(merged, "goal"),
         rules=list_values(merged, "policy"),
         gpu_counts=list_values(merged, "gpus-per-pack"),
-        node_counts=list_values(merged, "nodes-per-pack"),
     )
 
 

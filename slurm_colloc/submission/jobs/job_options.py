@@ -89,8 +89,7 @@ EXCLUSIVE = "exclusive"
 def shares_its_node(options: Options) -> bool:
     """Whether a job asks for a node of its own, and says that others of its call may lie in it."""
     is_plain = options.flag(EXCLUSIVE) and not options.text(EXCLUSIVE)
-    is_pack = options.flag("gpus-per-pack") or options.flag("nodes-per-pack")
-    return is_plain and is_pack
+    return is_plain and options.flag("gpus-per-pack")
 
 
 def read_gpus(options: Options) -> GpuRequest:

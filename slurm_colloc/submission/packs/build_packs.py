@@ -112,7 +112,7 @@ def build_options(
         shape = name_outputs(first, shown_id) if shown_id else first.shape
         words += [_option(name, value) for name, value in shape]
     else:
-        words += build_request_options(batch.request, 1 + max(batch.set_nodes, default=0))
+        words += build_request_options(batch.request)
         words += [f"--output={log}", "--open-mode=append", f"--chdir={first.directory}"]
     wait = find_wait(batch.elements[0])
     if wait is not None:
@@ -144,18 +144,12 @@ def name_outputs(job: Job, shown_id: str) -> tuple[tuple[str, str], ...]:
     return tuple(shape.items())
 
 
-def build_request_options(request: PackRequest, nodes: int = 1) -> list[str]:
-    """The options that ask for a pack's resources.
-
-    Args:
-        request: What it needs on each node.
-        nodes: How many nodes. If one of several fails the others are to go on.
-    """
+def build_request_options(request: PackRequest) -> list[str]:
+    """The options that ask for a pack's resources."""
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
     options = [
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        *(["--no-kill"] if nodes > 1 else []),
+        "--nodes=1",
+        "--ntasks=1",
         f"--cpus-per-task={request.cpus}",
         f"--gres=gpu:{kind}{request.gpus}",
     ]
@@ -317,7 +311,6 @@ def build_packs(
     options: SbatchOptions,
     directory: str,
     local: bool = False,
-    carried: bool = False,
     cluster: str = "",
     policy: Policy | None = None,
     refusals: tuple[str, ...] = (),
@@ -375,7 +368,6 @@ def build_packs(
             client_environment=tuple(sorted(environment.items())),
             slurm_options=options.words,
             local=local,
-            carried=carried,
             cluster=cluster,
             policy=policy,
             gpu_type=pack.candidates[0].job.gpu_type,
@@ -390,7 +382,6 @@ def build_packs(
             layout_places=count_shared_places(planned.layout),
             gpu_set=gpu_set,
             gpu_sets=batch.gpu_sets,
-            set_nodes=batch.set_nodes,
             open_for=planned.open_for,
             chain=max(candidate.job.chain for candidate in pack.candidates),
         )

@@ -36,7 +36,7 @@ class Batch:
 
     Attributes:
         elements: The packs of each element of the job array, or of the one job: one for each of its
-            GPU sets, node by node. All elements have as many, of the same sizes.
+            GPU sets. All elements have as many, of the same sizes.
         indices: The elements' numbers.
         is_array: They are elements of a job array.
         packs_at_once: How many of them may run at the same time; None for no limit.
@@ -69,25 +69,9 @@ class Batch:
         return tuple(request.gpus for request in self.requests) if sets > 1 else ()
 
     @property
-    def set_nodes(self) -> tuple[int, ...]:
-        """On which node of the Slurm job each set is; none where it has one node."""
-        nodes = tuple(pack.plan.node for pack in self.elements[0])
-        return nodes if max(nodes) > 0 else ()
-
-    @property
     def request(self) -> PackRequest | None:
-        """What sbatch is asked for on each node; None for jobs alone."""
-        if not self.requests:
-            return None
-        by_node: dict[int, list[PackRequest]] = {}
-        for node, request in zip(
-            self.set_nodes or (0,) * len(self.requests), self.requests, strict=True
-        ):
-            by_node.setdefault(node, []).append(request)
-        nodes = [_add_requests(requests) for requests in by_node.values()]
-        # Slurm gives each node of a job as many GPUs.
-        most = max(request.gpus for request in nodes)
-        return replace(_merge_requests(nodes), gpus=most)
+        """What sbatch is asked for; None for jobs alone."""
+        return _add_requests(self.requests) if self.requests else None
 
     def list_parts(self, submission: str) -> list[tuple[str, tuple[int, ...]]]:
         """What its packs are called in the state: a part of the call for each GPU set.
@@ -179,9 +163,7 @@ def group_into_batches(
         if plan.request is not None:
             # A job array has one comment, and so one layout to ask its nodes for.
             words = tuple(instance.word for instance in plan.layout)
-            sizes = tuple(
-                (pack.plan.node, pack.plan.request.gpus) for pack in element if pack.plan.request
-            )
+            sizes = tuple(pack.plan.request.gpus for pack in element if pack.plan.request)
             key = ("shared", plan.group, plan.request.gpu_type, wait, words, sizes)
         elif first.array_task is not None:
             key = ("tasks", plan.group, first.shape, wait)
@@ -198,18 +180,17 @@ def group_into_batches(
 
 
 def _list_elements(packs: Sequence[PlannedPack]) -> list[tuple[PlannedPack, ...]]:
-    """The packs of each Slurm job or element of an array; larger GPU sets of a node come first."""
+    """The packs of each Slurm job or element of an array; larger GPU sets come first."""
     elements: dict[object, list[PlannedPack]] = {}
     for place, pack in enumerate(packs):
         number = pack.plan.slurm_job
         key = ("alone", place) if number is None else ("with others", number)
         elements.setdefault(key, []).append(pack)
-    return [tuple(sorted(element, key=_choose_order)) for element in elements.values()]
+    return [tuple(sorted(element, key=_count_gpus, reverse=True)) for element in elements.values()]
 
 
-def _choose_order(pack: PlannedPack) -> tuple[int, int]:
-    gpus = 0 if pack.plan.request is None else pack.plan.request.gpus
-    return pack.plan.node, -gpus
+def _count_gpus(pack: PlannedPack) -> int:
+    return 0 if pack.plan.request is None else pack.plan.request.gpus
 
 
 def _divide(

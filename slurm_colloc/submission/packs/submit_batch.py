@@ -1,15 +1,14 @@
 """One Slurm job from its packs: write them, sbatch, write down the answer.
 
-Also: the batch script of a pack, from templates/pack.sbatch.j2, and what travels with it.
+Also: the batch script of a pack, from templates/pack.sbatch.j2.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,7 @@ from slurm_colloc.slurm.run_command import HeldInterrupts, build_client_environm
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import read_json, write_atomic, write_json
-from slurm_colloc.store.member_states import remove_environment
-from slurm_colloc.store.pack_directory import NewPack, PackRecord
+from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.packs.build_packs import build_options, build_packs, shorten
 from slurm_colloc.submission.packs.call_batches import (
     MAX_ARRAY_SIZE,
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# ---- The batch script of a pack, from templates/pack.sbatch.j2, and what travels with it ---------
+# ---- The batch script of a pack, from templates/pack.sbatch.j2 -----------------------------------
 
 TEMPLATE = "pack.sbatch.j2"
 
@@ -72,7 +70,6 @@ def render_batch_script(
     is_array: bool,
     python: str,
     templates_dir: str,
-    archive: str = "",
 ) -> str:
     """Render the batch script.
 
@@ -83,7 +80,6 @@ def render_batch_script(
         is_array: The packs are elements of a job array.
         python: Interpreter on the nodes.
         templates_dir: A site's own templates, looked at first; empty for none.
-        archive: The packs themselves (`build_archive`), where no path is shared; else empty.
 
     Raises:
         UsageProblem: The site's template is wrong.
@@ -99,7 +95,6 @@ def render_batch_script(
             pack_path=pack_path,
             is_array=is_array,
             python=python,
-            archive=archive,
         )
     except jinja2.TemplateError as error:
         where = os.path.join(templates_dir or str(data_path("templates")), TEMPLATE)
@@ -187,80 +182,6 @@ def build_batch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-SCRIPT_LIMIT_BYTES = 4 * 1024 * 1024
-"""Slurm's default for SchedulerParameters=max_script_size; the archive must fit with room."""
-
-
-CARRIED_PREFIX = "SLURM_COLLOC_CARRIED_"
-"""Variables of the batch job that carry its members' environments: sbatch exports what begins with
-SLURM_ whatever --export says, and Slurm keeps it as it keeps the environment of any job. The
-template unsets them."""
-
-_VARIABLE_BYTES = 96 * 1024
-"""Of one variable: Linux takes 128 KiB (MAX_ARG_STRLEN, execve(2))."""
-
-_ENVIRONMENTS_MOST_BYTES = 1024 * 1024
-"""Of all of them: Linux takes a quarter of the stack limit, 2 MiB as a rule."""
-
-
-def build_archive(packs: Path, pack_ids: Sequence[str]) -> str:
-    """Pack directories as lines of base64, for a here-document; without members' environments.
-
-    Args:
-        packs: The directory that holds them.
-        pack_ids: Their names.
-
-    Raises:
-        UsageProblem: They are too large for a batch script.
-    """
-    text = _archive(packs, pack_ids, lambda name: name != "env")
-    if len(text) > SCRIPT_LIMIT_BYTES * 3 // 4:
-        raise _build_refusal(text, "a batch script")
-    return "\n".join(text[start : start + 120] for start in range(0, len(text), 120))
-
-
-def build_carried_environment(packs: Path, pack_ids: Sequence[str]) -> dict[str, str]:
-    """The members' environments as variables of the batch job, which holds no secret in its script.
-
-    Args:
-        packs: The directory that holds the packs.
-        pack_ids: Their names.
-
-    Raises:
-        UsageProblem: They are too large for an environment.
-    """
-    text = _archive(packs, pack_ids, lambda name: name == "env")
-    if len(text) > _ENVIRONMENTS_MOST_BYTES:
-        raise _build_refusal(text, "the environment of a batch job")
-    parts = range(0, len(text), _VARIABLE_BYTES)
-    return {
-        f"{CARRIED_PREFIX}{number:02d}": text[start : start + _VARIABLE_BYTES]
-        for number, start in enumerate(parts)
-    }
-
-
-def _archive(packs: Path, pack_ids: Sequence[str], takes: Callable[[str], bool]) -> str:
-    import tarfile
-
-    def choose(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return entry if entry.isdir() or takes(os.path.basename(entry.name)) else None
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for pack_id in pack_ids:
-            archive.add(packs / pack_id, arcname=f"packs/{pack_id}", filter=choose)
-    import base64
-
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _build_refusal(text: str, where: str) -> UsageProblem:
-    return UsageProblem(
-        f"the jobs take {len(text) // 1024} KB, which is too much to travel in {where}",
-        hint="submit fewer at a time, or set state_dir to a path that the nodes share",
-    )
-
-
 # ---- One Slurm job from its packs: write them, sbatch, write down the answer ---------------------
 
 
@@ -337,7 +258,7 @@ def submit_batch(
     options = build_options(
         batch,
         submission,
-        _choose_log(batch, submission, settings, state),
+        _choose_log(batch, submission, state),
         hooks=HookChoice.of(settings),
         shown_id=place.shown_id,
         after_job=place.after_job,
@@ -349,7 +270,6 @@ def submit_batch(
         environment=environment,
         options=options,
         directory=directory,
-        carried=not settings.state_shared,
         cluster=state.cluster,
         policy=policy,
         refusals=refusals,
@@ -360,30 +280,22 @@ def submit_batch(
     packs = OwnIds(state, settings, slurm).number_packs(packs)
     records = [pack.record for pack in packs]
     with state.writing(packs) as lock:
-        carried = not settings.state_shared
-        # Slurm shows this path as the job's Command, so it stays as long as the pack; what travels
-        # in the script stays nowhere else.
-        folder = state.making if carried else state.pack_path(records[0].pack_id)
-        script_path = folder / f"{submission}.sh"
-        try:
-            script = _render_script(batch, submission, records, settings, state)
-            write_atomic(script_path, script.encode("utf-8", "surrogateescape"), 0o700)
-            if held.came():
-                raise Interrupted("interrupted; nothing was submitted")
-            job_id = slurm.submit(
-                str(script_path),
-                options.words,
-                environment={**environment, **_carry_environments(records, settings, state)},
-                directory=directory,
-                inherited=(lock,),
-                held=held,
-            )
-        finally:
-            if carried:
-                with contextlib.suppress(OSError):
-                    script_path.unlink()
+        # Slurm shows this path as the job's Command, so it stays as long as the pack.
+        script_path = state.pack_path(records[0].pack_id) / f"{submission}.sh"
+        script = _render_script(batch, submission, settings, state)
+        write_atomic(script_path, script.encode("utf-8", "surrogateescape"), 0o700)
+        if held.came():
+            raise Interrupted("interrupted; nothing was submitted")
+        job_id = slurm.submit(
+            str(script_path),
+            options.words,
+            environment=environment,
+            directory=directory,
+            inherited=(lock,),
+            held=held,
+        )
     # From here on Slurm has the job: the packs stay, whatever happens to this process.
-    _write_down(state, packs, job_id, carried=not settings.state_shared)
+    _write_down(state, records, job_id)
     if not held.came():
         records = shorten(slurm, state, job_id, batch, records)
     if held.came():
@@ -395,30 +307,19 @@ def submit_batch(
     )
 
 
-def _choose_log(batch: Batch, submission: str, settings: Settings, state: State) -> str:
+def _choose_log(batch: Batch, submission: str, state: State) -> str:
     """Where sbatch is to put what the batch script prints."""
-    if not settings.state_shared:
-        return "csub-%A_%a.log" if batch.is_array else "csub-%j.log"
     element = "%a" if batch.is_array else "0"
     # In a filename pattern of sbatch `%` stands for itself when doubled.
     path = str(state.packs / submission).replace("%", "%%")
     return f"{path}.{element}/pack.log"
 
 
-def _render_script(
-    batch: Batch,
-    submission: str,
-    records: Sequence[PackRecord],
-    settings: Settings,
-    state: State,
-) -> str:
-    archive = ""
-    if not settings.state_shared:
-        archive = build_archive(state.packs, [record.pack_id for record in records])
-    count = format_count(sum(len(record.members) for record in records), "member")
+def _render_script(batch: Batch, submission: str, settings: Settings, state: State) -> str:
+    count = format_count(sum(len(pack.plan.members) for pack in batch.packs), "member")
     title = f"{batch.name}: {count}"
-    pack_path = submission if archive else str(state.packs / submission)
-    if archive or settings.templates_dir:
+    pack_path = str(state.packs / submission)
+    if settings.templates_dir:
         return render_batch_script(
             title=title,
             version=__version__,
@@ -426,7 +327,6 @@ def _render_script(
             is_array=batch.is_array,
             python=settings.python,
             templates_dir=settings.templates_dir,
-            archive=archive,
         )
     return render_kept_script(
         state.root,
@@ -438,24 +338,10 @@ def _render_script(
     )
 
 
-def _carry_environments(
-    records: Sequence[PackRecord], settings: Settings, state: State
-) -> dict[str, str]:
-    """What the batch job gets besides its own environment: those of members that travel."""
-    if settings.state_shared:
-        return {}
-    return build_carried_environment(state.packs, [record.pack_id for record in records])
-
-
-def _write_down(state: State, packs: Sequence[NewPack], job_id: str, *, carried: bool) -> None:
-    """Write the job's id into its packs; remove what has travelled with them."""
+def _write_down(state: State, records: Sequence[PackRecord], job_id: str) -> None:
+    """Write the job's id into its packs."""
     try:
-        state.record_job([pack.record for pack in packs], job_id)
-        if carried:
-            for pack in packs:
-                for member in pack.members:
-                    # It has travelled; nothing on this side would remove it later.
-                    remove_environment(state.pack_path(pack.record.pack_id), member.spec.job.number)
+        state.record_job(records, job_id)
     except StateError as error:
         error.message += f"; job {job_id} was submitted all the same"
         # Its runner writes its id, too: only that is missing, and no job is half there.

@@ -22,13 +22,12 @@ from slurm_colloc.model.setting_values import (
     JOIN_CHOICES,
     RULE_CHOICES,
     check_gpus_per_pack,
-    parse_nodes_per_pack,
 )
 from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.plan_call import compute_measure_s, may_measure
 
-# ---- How many GPUs and nodes the packs of a call are to have, as its user has asked --------------
+# ---- How many GPUs the packs of a call are to have, as its user has asked ------------------------
 
 
 def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str:
@@ -51,7 +50,7 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
             hint="give --gpus-per-pack on the command line, or submit them separately",
         )
     asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
-    obstacle = _explain_one_gpu(call, share, settings)
+    obstacle = _explain_one_gpu(call, share)
     if not obstacle:
         return str(int(asked)) if asked.isdigit() else asked
     if asked not in ("1", "auto"):
@@ -65,43 +64,15 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
     return "set" if obstacle == _CHAIN and asked == "auto" else "1"
 
 
-def choose_node_count(call: Call, share: ShareRequest, settings: Settings) -> int:
-    """How many nodes a pack has: one, unless `--nodes-per-pack` says otherwise.
-
-    Raises:
-        UsageProblem: It is not a number, the jobs of the call ask for different ones, or a pack
-            cannot have several.
-    """
-    found: dict[int, str] = {}
-    for value, origin in call.node_counts:
-        try:
-            found.setdefault(parse_nodes_per_pack(value), origin)
-        except ValueError as error:
-            shown = escape_controls(cut(value))
-            raise UsageProblem(f"{origin}: --nodes-per-pack={shown}: {error}") from error
-    if len(found) > 1:
-        first, second = (f"{value} ({origin})" for value, origin in list(found.items())[:2])
-        raise UsageProblem(
-            f"all packs of one call have the same number of nodes, not {first} and {second}",
-            hint="give --nodes-per-pack on the command line, or submit them separately",
-        )
-    nodes = next(iter(found), 1)
-    if nodes > 1 and (obstacle := _explain_one_gpu(call, share, settings)):
-        raise UsageProblem(f"--nodes-per-pack={nodes}: {obstacle}")
-    return nodes
-
-
 _CHAIN = "a pack that goes on in further Slurm jobs (--chain) has one GPU set"
 
 
-def _explain_one_gpu(call: Call, share: ShareRequest, settings: Settings) -> str:
+def _explain_one_gpu(call: Call, share: ShareRequest) -> str:
     """Why the packs of a call have one GPU each; empty where they may have several."""
     if call.options.flag("local"):
         return "without Slurm (--local) a pack has one GPU"
     if share.mode is SharingMode.MIG:
         return f"with --share={share} a pack has one GPU, in which instances are made"
-    if not settings.state_shared:
-        return "packs that travel in their batch script (state_shared = false) have one GPU"
     if any(candidate.job.chain for candidate in call.candidates):
         return _CHAIN
     return ""
@@ -140,7 +111,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         )
     degree = _choose_degree(call, share, settings)
     gpus_asked = choose_gpu_count(call, share, settings)
-    nodes = choose_node_count(call, share, settings)
     if share.mode is SharingMode.EXCLUSIVE:
         if (call.degree or 1) > 1 or (call.pack_size or 1) > 1:
             raise UsageProblem(
@@ -157,7 +127,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             goal=goal,
             rule=rule,
             gpus_asked=gpus_asked,
-            nodes_per_pack=nodes,
         )
     # Usage profiles are not looked through for a job for which no other waits.
     measure_s = compute_measure_s(call.candidates, settings) if len(call.candidates) > 1 else 0
@@ -201,7 +170,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         and not call.options.flag("local"),
         mps_inside=settings.mig_mps_inside and bool(share.layout),
         gpus_asked=gpus_asked,
-        nodes_per_pack=nodes,
         mixes_gpus=call.degree is not None or call.chosen_together,
     )
 

@@ -406,8 +406,6 @@ def _find_obstacle(call: Call, settings: Settings, *, is_single: bool) -> str:
         return "without Slurm (--local) there is nothing to ask for"
     if call.candidates[0].job.only_probe:
         return "a job that is probed runs alone"
-    if not settings.state_shared:
-        return "packs that travel in their batch script (state_shared = false) cannot be joined"
     if call.options.text("join") == "never":
         return "--join=never keeps other jobs away"
     if settings.caps.join != "auto":
@@ -429,7 +427,7 @@ def compute_measure_s(candidates: Sequence[Candidate], settings: Settings) -> in
 
 def may_measure(settings: Settings) -> bool:
     """Whether packs are measured by pausing their members as they run."""
-    return settings.pause and settings.monitor and settings.state_shared
+    return settings.pause and settings.monitor
 
 
 def has_unknown(candidates: Sequence[Candidate], settings: Settings) -> bool:
@@ -515,8 +513,6 @@ def find_obstacle_to_measuring(call: Call, settings: Settings) -> str:
     job = call.candidates[0].job
     if not settings.monitor:
         return "monitor = false in the settings"
-    if not settings.state_shared and not call.options.flag("local"):
-        return "state_shared = false in the settings, so nothing comes back from the node"
     if job.host_memory_mb is not None and job.host_memory_mb < WATCHED_FROM_MB:
         asked_mb = job.host_memory_mb
         return (

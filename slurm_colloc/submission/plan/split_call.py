@@ -82,7 +82,7 @@ def refuse_large_pack(gpus: int, gpu_type: str | None, shapes: Sequence[NodeShap
         raise NoPackPossible(
             f"--gpus-per-pack={gpus}, and a node of {_name_partitions(shapes)} has "
             f"{format_count(most, 'GPU')} at most",
-            hint="ask for fewer, or for node; --nodes-per-pack adds those of other nodes",
+            hint="ask for fewer, or for node",
         )
 
 

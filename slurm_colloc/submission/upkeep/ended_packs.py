@@ -193,12 +193,11 @@ class Ending:
                 # Its runner had no time for all of them, and said so.
                 self._last = told
             drop_unfinished(self._path)
-            if not self._record.carried:
-                write_down_ends(self._path)
+            write_down_ends(self._path)
             # Looked at first: a pack that turns out to have a job id never loses it again.
             is_moving = self._is_moving()
             is_leaving = not self._finish_take_overs()
-            never = [] if self._record.carried else list_never_started(self._path)
+            never = list_never_started(self._path)
             held = list_held(self._path)
             never = [number for number in never if number not in held]
             if self._last is SlurmJobState.CANCELLED:
