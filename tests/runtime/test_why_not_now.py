@@ -82,12 +82,8 @@ REASONS = [
     ),
     (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
     (
-        WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
-        "there is no MIG instance for it with 20 MB: {those} are taken",
-    ),
-    (
-        WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
-        "its MIG instance is being made of free ones: 3g.40gb",
+        WaitReason(WaitKind.INSTANCE, told="{20} MB"),
+        "its GPU has no free MIG instance with {20} MB",
     ),
     (WaitReason(WaitKind.PREPARING), "its GPU is being prepared"),
     (

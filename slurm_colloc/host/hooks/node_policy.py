@@ -34,7 +34,7 @@ KNOWN_MODES = (MPS,)
 MIG_OFF, MIG_WHERE_ON, MIG_SWITCH = MIG_CHOICES = ("off", "where-on", "switch")
 
 REMOVED_KEYS: Mapping[str, str] = {
-    "mig_change": "mig_change is ignored, because the MIG instances of a job stay as they were made: "
+    "mig_change": "mig_change is ignored, because MIG instances do not change while a job runs: "
     "remove the line",
 }
 """Keys that a policy may still have from an earlier version; what is said of each."""
