@@ -26,8 +26,8 @@ from slurm_colloc.administration.mig_parted import (
 from slurm_colloc.administration.slurm_conf import find_places
 from slurm_colloc.cli.admin_hooks import need_root, say
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
-from slurm_colloc.host.mig.change_instances import describe_instances
 from slurm_colloc.host.mig.mig_session import MigSession
+from slurm_colloc.host.mig.plan_cut import describe_instances
 from slurm_colloc.host.nvml.nvml_query import NVML_S, start_question
 from slurm_colloc.session.standard_streams import read_given_file
 

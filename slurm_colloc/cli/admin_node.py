@@ -43,8 +43,8 @@ from slurm_colloc.cli.admin_hooks import (
 from slurm_colloc.errors import CollocError, NotFound, UsageProblem, failed_to
 from slurm_colloc.host.hooks.audit_log import write_audit
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
-from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
-from slurm_colloc.model.late_definitions import asdict, dataclass, fields
+from slurm_colloc.host.hooks.node_policy import SETTINGS, NodePolicy, read_policy
+from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.printable import align_columns, escape_controls
 from slurm_colloc.model.quantities import format_count, format_moment
 from slurm_colloc.runtime.node_daemon import POLICY_VARIABLE, RUN_VARIABLE
@@ -296,7 +296,10 @@ def show_config(options: argparse.Namespace) -> int:
     """
     places = find_places(os.environ)
     path = options.policy or list_places(places)[0].policy
-    rows = describe_policy(path)
+    policy = read_policy(path)
+    for told in policy.ignored:
+        warn(f"{path}: {told}")
+    rows = describe_policy(policy, path)
     record = read_record(places)
     hooks = None if record is None else record["hooks"]
     if options.json:
@@ -377,32 +380,30 @@ class PolicyRow:
     line: int | None
 
 
-def describe_policy(path: str) -> list[PolicyRow]:
+def describe_policy(policy: NodePolicy, path: str) -> list[PolicyRow]:
     """All values, in the order in which they are declared.
 
     Raises:
-        StateError: The hooks cannot use the file, so they do nothing; with the reason.
+        StateError: The file cannot be read any more.
     """
-    policy = read_policy(path)
     with failed_to("read", path), open(path, encoding="utf-8") as file:
         lines = find_lines(file.read())
     rows = []
-    for field in fields(NodePolicy):
-        line = lines.get(field.name)
-        value = getattr(policy, field.name)
+    for name in SETTINGS:
+        line = lines.get(name)
+        value = getattr(policy, name)
         if isinstance(value, tuple):
             value = list(value)
-        rows.append(PolicyRow(field.name, value, "built-in" if line is None else path, line))
+        rows.append(PolicyRow(name, value, "built-in" if line is None else path, line))
     return rows
 
 
 def find_lines(text: str) -> dict[str, int]:
     """The line on which each key of a TOML file without tables begins."""
     found: dict[str, int] = {}
-    known = {field.name for field in fields(NodePolicy)}
     for number, line in enumerate(text.splitlines(), start=1):
         match = re.match(r"""\s*["']?(\w+)["']?\s*=""", line)
-        if match and match[1] in known:
+        if match and match[1] in SETTINGS:
             found.setdefault(match[1], number)
     return found
 

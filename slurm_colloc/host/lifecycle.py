@@ -166,6 +166,8 @@ def _audit(
         **report.details,
         **RECORD.describe(),
     }
+    if policy.ignored:
+        entry["ignored"] = list(policy.ignored)
     from slurm_colloc.host.hooks.audit_log import write_audit
 
     write_audit(policy.audit_log, entry)

@@ -408,9 +408,6 @@ class WaitKind(enum.StrEnum):
     DOOR = "door"
     """One that has loaded its program goes first."""
     INSTANCE = "instance"
-    NEW_INSTANCE = "new_instance"
-    CHANGE = "change"
-    """The MIG instances of its GPU are being changed."""
     PREPARING = "preparing"
     SIGNALLED = "signalled"
     ENDING = "ending"
@@ -424,7 +421,7 @@ class WaitReason:
 
     Attributes:
         kind: What it waits for.
-        name: A member, a condition (`afterok:4711/3`), or the profile of an instance.
+        name: A member, or a condition (`afterok:4711/3`).
         told: What was measured, answered or decided, in words.
         count: How many run; how many have reserved memory; how many CPUs are wanted.
         taken_mb: GPU memory that is reserved.

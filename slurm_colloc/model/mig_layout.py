@@ -18,25 +18,19 @@ from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance, Pla
 from slurm_colloc.model.printable import escape_controls
 
 
-def place(
-    profiles: Sequence[InstanceProfile], occupied: Sequence[PlacedInstance] = ()
-) -> tuple[PlacedInstance, ...] | None:
-    """Find a place for each instance.
+def place(profiles: Sequence[InstanceProfile]) -> tuple[PlacedInstance, ...] | None:
+    """Find a place for each instance of an empty GPU.
 
     Args:
         profiles: What is wanted, in any order.
-        occupied: What stands already, and stays.
 
     Returns:
         The instances, the biggest first, as they have to be made; None where they do not fit.
     """
     wanted = sorted(profiles, key=_rank)
-    taken = 0
-    for instance in occupied:
-        taken |= instance.placement.mask
-    if not _are_allowed([*wanted, *(instance.profile for instance in occupied)]):
+    if not _are_allowed(wanted):
         return None
-    found = _search(wanted, taken, set())
+    found = _search(wanted, 0, set())
     if found is None:
         return None
     return tuple(map(PlacedInstance, wanted, found))

@@ -21,8 +21,7 @@ BEING_MEASURED = "the pack is being measured"
 
 OF_GPU = frozenset(
     {
-        *(WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR),
-        *(WaitKind.INSTANCE, WaitKind.NEW_INSTANCE, WaitKind.CHANGE),
+        *(WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR, WaitKind.INSTANCE),
     }
 )
 """Why none starts although there is a place: the GPU has no room for the next one."""
@@ -37,9 +36,7 @@ _WORDS: Mapping[WaitKind, str] = {
     WaitKind.MEMORY: "the GPU has no memory left for it: {taken_mb} of {usable_mb} MB are reserved "
     "for {count}, and {need}",
     WaitKind.DOOR: "one at the door goes first: {name}",
-    WaitKind.INSTANCE: "there is no MIG instance for it with {told}",
-    WaitKind.NEW_INSTANCE: "its MIG instance is being made of free ones: {name}",
-    WaitKind.CHANGE: "the MIG instances of its GPU are being changed",
+    WaitKind.INSTANCE: "its GPU has no free MIG instance with {told}",
     WaitKind.PREPARING: "its GPU is being prepared",
     WaitKind.SIGNALLED: "it was signalled, and Slurm has not shown yet whether its pack goes on",
 }

@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 
 from slurm_colloc.errors import NoPackPossible
-from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.mig_layout import place as find_places
 from slurm_colloc.model.plan import PackPlan, PlannedSeat, Policy, SharingMode, UsageProfile
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.planning.choose_layout import (
@@ -44,7 +42,6 @@ from slurm_colloc.planning.pack_request import (
 from slurm_colloc.planning.planned_gpu import PlannedGpu, find_planned_gpu, recognise_gpu
 from slurm_colloc.planning.seats import (
     Seat,
-    build_seats,
     compute_own_slowdown,
     fits,
     read_seats,
@@ -116,8 +113,6 @@ def plan_seats(
     found = []
     for place, subject in enumerate(subjects):
         seat = mine.get(place) or find_smallest_seat(subject, layout.seats)
-        if seat is None and seats:
-            seat = find_larger_seat(subject, gpu)
         if seat is None:
             return None
         found.append(seat)
@@ -140,16 +135,6 @@ def find_smallest_seat(subject: Subject, seats: Sequence[Seat]) -> Seat | None:
     """The smallest seat that a waiting member may have; None where none is large enough."""
     enough = [seat for seat in seats if fits(subject, seat)]
     return max(enough, key=lambda seat: seat.stretch, default=None)
-
-
-def find_larger_seat(subject: Subject, gpu: PlannedGpu) -> Seat | None:
-    """The smallest instance of the GPU that holds a job, whatever the layout; None for none."""
-    every = [
-        build_seats(placed, gpu)[0]
-        for profile in gpu.profiles
-        if (placed := find_places([profile])) is not None
-    ]
-    return find_smallest_seat(subject, every)
 
 
 def predict_on(
@@ -251,7 +236,7 @@ def _list_allowed(
 ) -> tuple[tuple[int, ...], ...]:
     """The places that each member may have: those on instances that hold it, the first in turn.
 
-    One that needs a larger instance than stands has it made of all.
+    One that only an instance without a place holds counts as if it could have any.
     """
     seats = [planned.layout.seats[number] for number in planned.layout.seating.places]
     every = tuple(range(len(seats)))
@@ -370,7 +355,6 @@ class OpenLayout:
         self._question = question
         self._seats = seats
         self._places = count_places(question.policy, seats)
-        self._has_seated = False
         self._largest: list[Need] = []
         self._ends: list[int] | None = [0] * self._places
         self.members: list[Entry] = []
@@ -379,7 +363,6 @@ class OpenLayout:
     def add(self, one: Entry) -> None:
         """Put a member into it that it does not refuse."""
         self.members.append(one)
-        self._has_seated = self._has_seated or self._is_seated(one)
         self._largest = self._keep_largest(one)
         wall_s = self._compute_wall_s(one)
         if wall_s is None:
@@ -392,8 +375,6 @@ class OpenLayout:
         policy, count = self._question.policy, len(self.members) + 1
         if policy.pack_size is not None and count > policy.pack_size:
             return f"it is full with {format_count(policy.pack_size, 'member')}"
-        if not (self._has_seated or self._is_seated(one)):
-            return "all of them need larger instances than the layout has"
         largest = self._keep_largest(one)
         overload = compute_overload(largest, min(count, self._places), self._question.capacity)
         if overload:
@@ -409,7 +390,7 @@ class OpenLayout:
     def order(self) -> tuple[list[Entry], int]:
         """Its members in start order, and how many run at once.
 
-        The longest begin, as far as they have seats at once; who needs a larger one comes last.
+        The longest begin, as far as they have seats at once.
         """
         by_length = sorted(self.members, key=lambda one: (-one[1].run_s, one[1].index))
         running: list[Entry] = []
@@ -421,11 +402,7 @@ class OpenLayout:
                 running.append(one)
             else:
                 waiting.append(one)
-        waiting.sort(key=lambda one: not self._is_seated(one))
         return running + waiting, len(running)
-
-    def _is_seated(self, one: Entry) -> bool:
-        return any(fits(one[1], seat) for seat in self._seats)
 
     def _keep_largest(self, one: Entry) -> list[Need]:
         """The members with most CPUs and those with most host memory: all that run at once."""
@@ -443,8 +420,8 @@ class OpenLayout:
         need, subject = one
         policy = self._question.policy
         seat = find_smallest_seat(subject, self._seats)
-        slowed = need if seat is None else slow_down(need, subject, seat, policy)
-        return compute_wall_limit_s(slowed, self._places, policy)
+        assert seat is not None
+        return compute_wall_limit_s(slow_down(need, subject, seat, policy), self._places, policy)
 
 
 # ----
@@ -464,46 +441,41 @@ def plan_on_layout(question: Question, needs: Sequence[Need], layout: str) -> li
 
     Raises:
         UsageProblem: The GPU has no such layout.
-        NoPackPossible: A job fits none of its instances, and no other way is allowed.
+        NoPackPossible: A job fits none of its instances.
     """
     gpu = find_planned_gpu(question, [need.index for need in needs])
     if not gpu.has_memory:
         gpu = recognise_gpu(layout) or gpu
     seats = read_seats(layout, gpu)
     labels = label_jobs((job.name, job.number) for job in question.jobs)
-    packs: list[PackPlan] = []
     open_packs: list[OpenLayout] = []
     for need in needs:
         subject = build_subject(question, need.index)
-        misfit = describe_misfit(labels[need.index], subject, seats)
-        is_shared = count_places(question.policy, seats) > len(seats)
-        may_wait = bool(question.policy.pack_size) and not is_shared
-        if misfit and may_wait and find_larger_seat(subject, gpu):
-            # It waits until those that end have left it enough slices: an MPS server has none.
-            misfit = ""
-        if misfit:
-            if ShareRequest.parse(question.policy.share).strict:
-                raise NoPackPossible(misfit, hint="name a larger instance, or leave the ! out")
-            packs.append(build_lone_pack(need.index, question.jobs[need.index], misfit))
-            continue
+        _check_fit(labels[need.index], subject, seats, layout)
         one = (need, subject)
         taking = next((pack for pack in open_packs if not pack.find_refusal(one)), None)
         if taking is None:
             open_packs.append(OpenLayout(question, seats, one))
         else:
             taking.add(one)
-    return packs + [_build(question, pack, seats, gpu) for pack in open_packs]
+    return [_build(question, pack, seats, gpu) for pack in open_packs]
 
 
-def describe_misfit(name: str, subject: Subject, seats: Sequence[Seat]) -> str:
-    """By how much a job is too large for each instance; empty where it fits one."""
+def _check_fit(name: str, subject: Subject, seats: Sequence[Seat], layout: str) -> None:
+    """See that a job fits an instance of a layout.
+
+    Raises:
+        NoPackPossible: It does not, with by how much it is too large for the largest.
+    """
     if any(fits(subject, seat) for seat in seats):
-        return ""
+        return
     largest = max(seats, key=lambda seat: seat.room_mb or 0)
     need_mb, room_mb = subject.gpu_memory_mb or 0, largest.room_mb or 0
-    return (
-        f"{name} needs {need_mb} MB of GPU memory, and the largest instance of the layout, "
-        f"{largest.profile.name}, has room for {room_mb} MB: {need_mb - room_mb} MB too little"
+    raise NoPackPossible(
+        f"{name} needs {need_mb} MB of GPU memory, and the largest instance of --share=mig="
+        f"{layout}, {largest.profile.name}, has room for {room_mb} MB: {need_mb - room_mb} MB too "
+        "little",
+        hint="name a larger instance in --share, or submit this job with another --share",
     )
 
 
@@ -525,7 +497,7 @@ def _build(
         left = len(subjects) - at_once
         notes.append(
             f"{format_count(left, 'member')} wait{'s' if left == 1 else ''} until an instance "
-            "that is large enough is free, or can be made of free ones"
+            "that is large enough is free"
         )
     if at_once > len(seats):
         notes.append(_describe_sharing(planned))

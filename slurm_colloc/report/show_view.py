@@ -139,8 +139,6 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
             f"{seated.get(one.uuid, 'free')}{_tell_places(one.places)}"
             for one in setup.instances
         ]
-        if setup.can_change:
-            lines.append("            divided again if a waiting member needs a larger one")
     if setup.gpus and setup.gpu_name:
         lines.append(f"  GPU:      {setup.gpu_name} {', '.join(setup.gpus)}")
     lines += [f"  Note:     {note}" for note in setup.notes]

@@ -11,7 +11,14 @@ from collections.abc import Callable
 
 from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.late_definitions import dataclass, field, replace
-from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.member import (
+    EndCause,
+    ExitCode,
+    MemberState,
+    SlurmJobState,
+    WaitKind,
+    WaitReason,
+)
 from slurm_colloc.model.why_not_now import RunningMember, StartFacts, describe_wait, why_not_now
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
@@ -58,6 +65,7 @@ class QueueLook:
         start: The one that starts now; None for none.
         dependencies: What was found of dependencies, by member number.
         too_late: Why members are not started here any more, likewise, where that is new.
+        misfits: Why no MIG instance is enough for members, likewise.
     """
 
     front: Member | None = None
@@ -65,6 +73,7 @@ class QueueLook:
     start: Member | None = None
     dependencies: dict[int, DependencyLook] = field(default_factory=dict)
     too_late: dict[int, WaitReason] = field(default_factory=dict)
+    misfits: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -116,8 +125,6 @@ class StartQueue:
             return WaitReason(WaitKind.ENDING, told=ending.reason) if ending.reason else None
         if self.slurm_decision.is_undecided:
             return WaitReason(WaitKind.SIGNALLED)
-        if self.gpu_mode.instances is not None and self.gpu_mode.instances.is_changing:
-            return WaitReason(WaitKind.CHANGE)
         return None if self.gpu_mode.is_settled else WaitReason(WaitKind.PREPARING)
 
     def gather(self, member: Member, look: QueueLook) -> StartFacts:
@@ -137,7 +144,7 @@ class StartQueue:
             return replace(facts, no_place=WaitReason(WaitKind.PLACE, name, count=cpus))
         instances = self.gpu_mode.instances
         if instances is not None:
-            return replace(facts, degree_reason=instances.describe(member))
+            return replace(facts, degree_reason=instances.seats.describe(member))
         return replace(
             facts,
             degree_reason=self.measured_degree.describe(member) or self.describe_door(),
@@ -225,14 +232,19 @@ class StartQueue:
     def look(self) -> QueueLook:
         """Look for the first waiting member that has no reason of its own to wait."""
         look, pack = QueueLook(), self._gather_pack()
+        instances = self.gpu_mode.instances
         for number in self.pack.members.waiting:
             member = self.pack.members.by_number[number]
             facts = self._gather_own(member, pack, look)
             if facts.too_late and facts.too_late != member.record.waits:
                 look.too_late[number] = facts.too_late
-            if why_not_now(facts) is None:
-                look.front, look.facts = member, self.gather(member, look)
-                break
+            if why_not_now(facts) is not None:
+                continue
+            if instances is not None and (told := instances.seats.find_misfit(member)):
+                look.misfits[number] = told
+                continue
+            look.front, look.facts = member, self.gather(member, look)
+            break
         return look
 
     def choose_start(self) -> QueueLook:
@@ -265,7 +277,8 @@ class StartQueue:
         """One for which there is room, where that does not keep the front one waiting for ever."""
         facts, instances = look.facts, self.gpu_mode.instances
         if instances is not None:
-            if not instances.lets_pass(front):
+            # What is free would not be enough for one that waits for an instance.
+            if not instances.seats.waits_for_taken(front):
                 return None
         elif (
             facts.degree_reason
@@ -300,16 +313,17 @@ class StartQueue:
             self.states.write(by_number[number], MemberState.PENDING, reason="", waits=reason)
             left_s = round(self.time_left.left_s or 0.0)
             self.pack.journal.write("too_late", member=number, left_s=left_s)
+        for number, told in look.misfits.items():
+            self.pack.members.waiting.remove(number)
+            cause = EndCause.NOT_STARTED.value
+            self.states.write_end(by_number[number], MemberState.FAILED, None, told, cause=cause)
         self.is_undecided = False
         for number, found in look.dependencies.items():
             self._follow_dependency(by_number[number], found)
         self._tell_waiting(facts.no_place or facts.degree_reason or facts.memory_reason)
         if look.front is None or look.start is look.front:
             return
-        if self.gpu_mode.instances is not None:
-            if facts.degree_reason:
-                self.gpu_mode.instances.make_room(look.front)
-        elif look.start is not None:
+        if self.gpu_mode.instances is None and look.start is not None:
             self._passed[look.front.number] = self._passed.get(look.front.number, 0) + 1
 
     def _follow_dependency(self, member: Member, found: DependencyLook) -> None:

@@ -70,13 +70,11 @@ class InstancesFinding:
         gpu: The GPU with its instances; None for none. With a reason, too, where the layout could
             not be had and one instance has all of the GPU, because no process finds a GPU there
             without any.
-        socket: Where they can be changed; empty where they cannot.
         mps_inside: The site lets MPS run inside an instance.
     """
 
     reason: str
     gpu: PreparedGpu | None = None
-    socket: str = ""
     mps_inside: bool = False
 
 
@@ -100,7 +98,7 @@ def find_instances(environ: Mapping[str, str]) -> InstancesFinding:
     if len(mig.gpus) != 1 or not mig.gpus[0].instances:
         return InstancesFinding(f"the node has cut {len(mig.gpus)} GPUs, and a pack shares one")
     reason = "" if mig.layout else setup.reason
-    return InstancesFinding(reason, mig.gpus[0], mig.socket, mig.mps_inside)
+    return InstancesFinding(reason, mig.gpus[0], mig.mps_inside)
 
 
 def _read_setup(environ: Mapping[str, str]) -> PreparedSetup | None:

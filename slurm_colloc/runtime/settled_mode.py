@@ -193,16 +193,9 @@ class SetupRecord:
             notes=finding.notes,
         )
 
-    def note_instances(
-        self, gpu: PreparedGpu, instances: PackInstances, *, can_change: bool
-    ) -> None:
-        """The MIG instances that stand on the GPU.
-
-        Args:
-            gpu: The GPU with its instances.
-            instances: How many members share each.
-            can_change: They can be changed while the pack runs.
-        """
+    def note_instances(self, instances: PackInstances) -> None:
+        """The MIG instances on the GPU, and how many members share each."""
+        gpu = instances.gpu
         whole = max((profile.memory_mb for profile in gpu.profiles), default=None)
         self._change(
             by="prolog",
@@ -220,7 +213,6 @@ class SetupRecord:
                 )
                 for one in gpu.instances
             ),
-            can_change=can_change,
         )
 
     def note_whole_instance(self, gpu: PreparedGpu) -> None:

@@ -586,8 +586,7 @@ class Setup:
         stop_ms: How long the daemon took to stop, in ms; None while it runs.
         restarts: How often the daemon had to be started again.
         notes: What else is worth knowing, a sentence each.
-        instances: The MIG instances on the GPU, as they are now; none in other modes.
-        can_change: They are changed for members that wait for a larger one.
+        instances: The MIG instances on the GPU; none in other modes.
         takes_one: The GPU takes one member at a time.
     """
 
@@ -607,7 +606,6 @@ class Setup:
     restarts: int = 0
     notes: tuple[str, ...] = ()
     instances: tuple[SetupInstance, ...] = ()
-    can_change: bool = False
     takes_one: bool = False
 
 

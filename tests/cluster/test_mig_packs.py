@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from ..signalling import send_signal
 from ..wait_until import wait_until
 from .hooks import run_directory, wait_for_epilog
 from .mig_user import OPTIONS, cluster_with_mig, policy_of, user_with_script
-from .mps import Untouched, explained, list_processes, pack_directory, read_setup, runner_pid
+from .mps import Untouched, explained, list_processes, pack_directory, runner_pid
 from .test_hook_kills import find_hook
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
@@ -122,20 +121,6 @@ def test_the_gpu_is_as_before_after_scancel(user: CsubUser) -> None:
         untouched.check()
 
 
-def find_agent(cluster: Sandbox, job_id: str) -> int | None:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"slurm_colloc.host.hooks.instance_agent" in words and job_id.encode() in words:
-                place = os.fsencode(str(cluster.layout.prepared))
-                if any(word.startswith(place) for word in words):
-                    return int(entry.name)
-    return None
-
-
 def member_pid(user: CsubUser, job_id: str, number: int) -> int:
     """The script of a member that runs."""
     folder = pack_directory(user, job_id) / "members" / f"{number:04d}"
@@ -143,7 +128,7 @@ def member_pid(user: CsubUser, job_id: str, number: int) -> int:
     return int(json.loads(started.read_text())["pid"])
 
 
-@pytest.mark.parametrize("part", ["runner", "agent", "member", "slurmd"])
+@pytest.mark.parametrize("part", ["runner", "member", "slurmd"])
 def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None:
     untouched = Untouched(user)
     job_id = submit(user)
@@ -154,12 +139,7 @@ def test_the_gpu_is_as_before_after_kill_9_of(user: CsubUser, part: str) -> None
             user.sandbox.kill_node(node)
             user.sandbox.start_node(node)
         else:
-            if part == "runner":
-                pid: int | None = runner_pid(user, job_id)
-            elif part == "agent":
-                pid = find_agent(user.sandbox, job_id)
-            else:
-                pid = member_pid(user, job_id, 2)
+            pid = runner_pid(user, job_id) if part == "runner" else member_pid(user, job_id, 2)
             assert pid
             known = identify(pid)
             assert known is not None
@@ -263,22 +243,3 @@ def resume_node(user: CsubUser) -> None:
         return False
 
     wait_until(is_up, "a node that takes jobs")
-
-
-def test_the_slices_of_those_that_end_go_to_a_larger_one(user: CsubUser) -> None:
-    untouched = Untouched(user)
-    user.script("large.sh", f"{BEGIN}; simgpu run --seconds 1", directives="#CSUB --gpu-mem=30G")
-    small = ["train.sh"] * 3
-    options = ("--share=mig=2g+2g+2g", *OPTIONS, "--pack-size=4")
-    job_id = user.submit("pack", *options, *small, "large.sh")
-    with explained(user, job_id):
-        wait_for_instances(user, job_id, 1, 2, 3)
-        user.csub("cancel", f"{job_id}/1", f"{job_id}/2")
-        rows = user.wait_for_rows(job_id, lambda rows: rows[4]["starts"], "the large one")
-        assert rows[4]["mig_instance"] in ("3g.40gb", "4g.40gb")
-        assert rows[3]["state"] == "RUNNING"
-        assert read_setup(user, job_id)["can_change"] is True
-        (user.home / "end").touch()
-        user.finish(job_id)
-        wait_for_epilog(user.sandbox, job_id)
-        untouched.check()

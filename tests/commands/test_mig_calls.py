@@ -116,6 +116,24 @@ def test_more_members_than_instances_wait_in_one_pack(user: CsubUser, slurm: Fak
         assert [len(pack["members"]) for pack in submitted["packs"]] == packs
 
 
+@pytest.mark.parametrize("size", [(), ("--pack-size=4",)])
+def test_a_job_that_fits_no_instance_is_refused_and_nothing_is_submitted(
+    user: CsubUser, size: tuple[str, ...]
+) -> None:
+    user.script("small.sh", "exit 0")
+    user.script("large.sh", "exit 0", directives="#CSUB --gpu-mem=60G")
+    layout = "--share=mig=2g.20gb+1g.10gb"
+    scripts = ("small.sh", "small.sh", "large.sh")
+    refused = user.csub("pack", layout, *size, *OPTIONS, *scripts, check=False)
+    assert refused.returncode == 3
+    assert (
+        f"large needs 61440 MB of GPU memory, and the largest instance of {layout}, 2g.20gb, has "
+        "room for " in refused.stderr
+    )
+    assert "name a larger instance in --share, or submit this job with another" in refused.stderr
+    assert list_jobs(user) == []
+
+
 def test_what_no_prolog_is_asked_for_is_refused_where_nothing_else_will_do(user: CsubUser) -> None:
     settings = user.home / ".config" / "slurm_colloc" / "settings.toml"
     settings.parent.mkdir(parents=True)
@@ -131,10 +149,13 @@ def test_no_job_joins_a_pack_whose_gpu_is_cut(user: CsubUser, slurm: FakeSlurm) 
     user.script("train.sh", "exit 0")
     slurm.pause()
     user.csub("--share=mig=3g+3g", *OPTIONS, "--array=1-2", "train.sh")
-    joined = user.csub(
-        "--share=mig=3g+3g", "--join", "--verbose", *OPTIONS, "train.sh", check=False
-    )
-    assert len(slurm.look()) == 2, joined.stderr
+    user.script("large.sh", "exit 0", directives="#CSUB --gpu-mem=60G")
+    for script, jobs in (("large.sh", 1), ("train.sh", 2)):
+        joined = user.csub(
+            "--share=mig=3g.40gb+3g.40gb", "--join", "--verbose", *OPTIONS, script, check=False
+        )
+        assert len(slurm.look()) == jobs, joined.stderr
+        assert ("large needs 61440 MB" in joined.stderr) == (script == "large.sh")
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])

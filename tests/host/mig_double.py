@@ -119,9 +119,6 @@ class MigDouble:
         self._put(gpu, [one for one in state.instances or () if one != found])
         self.after("destroy")
 
-    def renew(self, seconds: float) -> None:
-        pass
-
     # -- the GPUs -------------------------------------------------------------------------------
 
     def _begin(self, name: str) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from slurm_colloc.host.system.node_processes import list_processes, read_command_line
 from slurm_colloc_lab.simgpu.nvml.mig_instances import switch_mig_mode
 
-from .hook_node import NOBODY, HookNode
+from .hook_node import HookNode
 
 COMMENT = "sweep [csub/1 mig=3g+2g+1g+1g]"
 
@@ -35,32 +32,6 @@ def switch(bed: HookNode, *, on: bool) -> None:
 
 def list_profiles(bed: HookNode, job_id: str = "11", gpu: int = 0) -> list[str]:
     return [one["profile"] for one in bed.setup(job_id)["mig"]["gpus"][gpu]["instances"]]
-
-
-def ask(bed: HookNode, request: Any, *, uid: int = NOBODY, job_id: str = "11") -> dict[str, Any]:
-    """Ask the agent as a user; empty where it answers nothing."""
-    data = request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n"
-    path = bed.setup(job_id)["mig"]["socket"]
-    code = (
-        "import os,socket,sys; os.setgroups([]); os.setgid(int(sys.argv[2])); "
-        "os.setuid(int(sys.argv[2])); s=socket.socket(socket.AF_UNIX); s.settimeout(40); "
-        "s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1); "
-        "sys.stdout.write(s.makefile().readline())"
-    )
-    ended = subprocess.run(
-        ["/usr/bin/python3", "-c", code, path, str(uid)],
-        input=data,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    if ended.returncode:
-        return {"refused": ended.stderr.decode().strip().splitlines()[-1]}
-    return dict(json.loads(ended.stdout or b"{}"))
-
-
-def list_agents(bed: HookNode) -> list[int]:
-    return list_own(bed, "slurm_colloc.host.hooks.instance_agent")
 
 
 def list_own(bed: HookNode, *words: str) -> list[int]:

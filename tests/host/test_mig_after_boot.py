@@ -26,7 +26,7 @@ ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 def mig(bed: HookNode) -> Iterator[HookNode]:
     """Two H200 with MIG on, and a site that lets jobs use that, and turn it on."""
     with mig_on(bed):
-        bed.write_policy(mig="switch", mig_change=False)
+        bed.write_policy(mig="switch")
         yield bed
 
 
@@ -118,7 +118,7 @@ def test_a_layout_that_is_not_to_be_had_then_still_gets_one_instance(mig: HookNo
 
 
 def test_a_policy_that_lets_nothing_switch_is_told_once_and_drains_nothing(mig: HookNode) -> None:
-    mig.write_policy(mig="where-on", mig_change=False)
+    mig.write_policy(mig="where-on")
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     reboot(mig)
     told = recover_at_boot(mig)

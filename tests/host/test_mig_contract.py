@@ -148,13 +148,7 @@ def test_a_call_that_hangs_is_given_up_and_the_next_session_waits_for_its_lock(
     # The next process may wait longer for its first answer, and has the same cause to tell.
     with pytest.raises(MigProblem, match=r"NVML gave no answer to read within 12\.0 s"):
         session.read()
-    session.renew(0.0)
-    with pytest.raises(MigProblem, match=r"within 0\.0 s"):
-        session.read()
-    with pytest.raises(MigProblem, match=r"within 0\.0 s"):
-        session.read()
     bed.fail_nvml()
-    session.renew(60.0)
     assert session.read() == (gpu,)
     session.close()
     with MigSession(

@@ -6,7 +6,6 @@ Each of these left a divided GPU to the next job, or drained a node without a re
 from __future__ import annotations
 
 import fcntl
-import json
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from slurm_colloc.host.hooks.run_directory import RunDirectory
 from slurm_colloc.host.nvml.mig_child import GPU_LOCKS_AT
 
 from .hook_node import NODE, HookNode, check_clean
-from .mig_node import COMMENT, ask, list_profiles, mig_on
+from .mig_node import COMMENT, mig_on
 
 pytestmark = pytest.mark.root
 
@@ -340,93 +339,3 @@ def test_an_nvml_that_is_slow_at_each_call_is_a_fallback_and_no_drain(
 
 
 # -- changing while the job runs ------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_after_a_call_that_hangs_what_stood_is_made_again(mig: HookNode) -> None:
-    before = mig.snapshot()
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    stands = mig.snapshot()
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    small = [one["uuid"] for one in gpu["instances"] if one["profile"] != "3g.71gb"]
-    mig.fail_nvml("hang=nvmlGpuInstanceCreateComputeInstance#2")
-    answer = ask(
-        mig,
-        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["2g", "2g"]},
-    )
-    mig.fail_nvml()
-    assert answer["ok"] is False
-    assert "no answer to create_compute" in answer["reason"]
-    # That of the process which takes back hangs, too: what stands is told, one of it half made.
-    told = mig.setup()["mig"]["gpus"][0]["instances"]
-    assert told == answer["instances"]
-    answer = ask(
-        mig,
-        {
-            "request": "change",
-            "gpu": gpu["uuid"],
-            "destroy": [one["uuid"] for one in told if one["profile"] != "3g.71gb"],
-            "create": ["4g"],
-        },
-    )
-    assert answer["ok"], answer
-    assert sorted(list_profiles(mig)) == ["3g.71gb", "4g.71gb"]
-    planned = json.loads(mig.checkpoint_path().read_text())["mig"][0]["planned"]
-    assert len(planned) == 2
-    assert mig.epilog().status == 0
-    assert mig.snapshot() == before
-    assert stands != before
-
-
-def test_a_call_that_hangs_once_costs_nothing(mig: HookNode) -> None:
-    before = mig.snapshot()
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    stands = mig.snapshot()
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    small = [one["uuid"] for one in gpu["instances"] if one["profile"] == "2g.35gb"]
-    # Two instances come, one is made again: only the change itself makes a second one.
-    mig.fail_nvml("hang=nvmlDeviceCreateGpuInstanceWithPlacement#2")
-    answer = ask(
-        mig,
-        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["1g", "1g"]},
-    )
-    mig.fail_nvml()
-    assert "no answer to create within" in answer["reason"]
-    assert mig.snapshot() == stands
-    assert sorted(one["profile"] for one in answer["instances"]) == sorted(list_profiles(mig))
-    answer = ask(
-        mig,
-        {
-            "request": "change",
-            "gpu": gpu["uuid"],
-            "destroy": [one["uuid"] for one in answer["instances"]],
-            "create": ["7g"],
-        },
-    )
-    assert answer["ok"], answer
-    assert mig.epilog().status == 0
-    assert mig.snapshot() == before
-
-
-def test_each_change_has_a_line_in_the_log_and_there_is_a_limit(mig: HookNode) -> None:
-    mig.prolog(SLURM_JOB_COMMENT="[csub/1 mig=3g]")
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    request = {"request": "change", "gpu": gpu["uuid"], "destroy": [], "create": ["1g"]}
-    assert ask(mig, request)["ok"]
-    line = mig.read_audit()[-1]
-    assert (line["hook"], line["job"], line["action"], line["outcome"]) == (
-        "agent",
-        "11",
-        "changed",
-        "",
-    )
-    assert (line["gpu"], line["create"]) == (gpu["uuid"], ["1g"])
-    hostile = {**request, "create": ["\x1b[2J\n"]}
-    for _ in range(29):
-        assert "changes within" not in ask(mig, hostile)["reason"]
-    line = mig.read_audit()[-1]
-    assert (line["action"], line["create"]) == ("none", ["\x1b[2J\n"])
-    lines = len(mig.read_audit())
-    assert "30 changes within 60 s" in ask(mig, request)["reason"]
-    assert len(mig.read_audit()) == lines
-    assert mig.epilog().status == 0

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_colloc.host.hooks.node_policy import REMOVED_KEYS
 from slurm_colloc.host.nvml.nvml_query import UUID
 
 from .hook_node import NODE, HookNode, check_clean
-from .mig_node import COMMENT, ask, list_agents, list_profiles, mig_on, switch
+from .mig_node import COMMENT, list_own, list_profiles, mig_on, switch
 
 pytestmark = pytest.mark.root
 
@@ -59,7 +56,7 @@ def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Hoo
     assert "4 MIG instances" in str(ended.audit["notes"])
     assert mig.snapshot() == before
     check_clean(mig)
-    assert list_agents(mig) == []
+    assert list_own(mig) == []
 
 
 def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: HookNode) -> None:
@@ -310,157 +307,20 @@ def test_one_gpu_that_will_not_go_back_does_not_keep_the_other(mig: HookNode) ->
     assert f"1 MIG instances of {second['uuid']} were destroyed" in ended.audit["notes"]
 
 
-# -- changing while the job runs ------------------------------------------------------------------
-
-
-def test_instances_change_while_the_others_stay(mig: HookNode) -> None:
-    before = mig.snapshot()
+def test_the_job_is_told_whether_mps_may_run_inside_and_the_hooks_leave_no_process(
+    mig: HookNode,
+) -> None:
+    mig.write_policy(mig="where-on", mig_mps_inside=True)
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    by_profile = {one["profile"]: one["uuid"] for one in gpu["instances"]}
-    small = [one["uuid"] for one in gpu["instances"] if one["profile"] != "3g.71gb"]
-    assert ask(mig, {"request": "status", "gpu": gpu["uuid"]}) == {
-        "ok": True,
-        "instances": gpu["instances"],
-    }
-    answer = ask(
-        mig,
-        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["4g"]},
-    )
-    assert answer["ok"], answer
-    now = {one["profile"]: one["uuid"] for one in answer["instances"]}
-    assert set(now) == {"3g.71gb", "4g.71gb"}
-    assert now["3g.71gb"] == by_profile["3g.71gb"]
-    assert mig.setup()["mig"]["gpus"][0]["instances"] == answer["instances"]
-    assert mig.epilog().status == 0
-    assert mig.snapshot() == before
-    check_clean(mig)
+    assert mig.setup()["mig"]["mps_inside"] is True
+    assert list_own(mig) == []
 
 
-def test_a_change_that_fails_gives_back_what_stood(mig: HookNode) -> None:
-    before = mig.snapshot()
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    stands = mig.snapshot()
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    small = [one["uuid"] for one in gpu["instances"] if one["profile"] != "3g.71gb"]
-    # The agent is a process of its own per change: the fourth creation is that of the old ones.
-    mig.fail_nvml("fail=nvmlGpuInstanceCreateComputeInstance#1:999")
-    answer = ask(
-        mig,
-        {"request": "change", "gpu": gpu["uuid"], "destroy": small, "create": ["4g"]},
-    )
-    mig.fail_nvml()
-    assert answer["ok"] is False
-    assert "Unknown Error" in answer["reason"]
-    assert sorted(one["profile"] for one in answer["instances"]) == sorted(list_profiles(mig))
-    assert mig.snapshot() == stands
-    assert mig.epilog().status == 0
-    assert mig.snapshot() == before
-
-
-HOSTILE = (
-    (b"", "breaks off"),
-    (b"x" * 5000 + b"\n", "longer than 4096 bytes"),
-    (b"[1]\n", "not a JSON object"),
-    (b"{\n", "not JSON"),
-    (b"[" * 4000 + b"\n", "not JSON"),
-    (b"\xff\xfe\n", "not JSON"),
-    (b'{"request": "destroy"}\n', "neither status nor change"),
-    (b'{"request": "status"}\n', "names no gpu"),
-    (b'{"request": "status", "gpu": "GPU-0"}\n', "none of this job's"),
-    (b'{"request": "status", "gpu": "GPU-0", "run": "x"}\n', "unknown key 'run'"),
-    (b'{"request": "change", "gpu": "G", "destroy": "MIG"}\n', "not a list of texts"),
-    (b'{"request": "change", "gpu": "G", "create": [1]}\n', "not a list of texts"),
-    (b'{"request": "change", "gpu": "G", "create": ["1g","1g","1g","1g","1g","1g","1g","1g"]}\n',
-     "more than 7 entries"),
-)  # fmt: skip
-
-
-def test_hostile_requests_are_refused_in_one_sentence_and_nothing_is_touched(mig: HookNode) -> None:
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    mig.prolog("12", SLURM_JOB_COMMENT=COMMENT, SLURM_JOB_GPUS="1")
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    (other,) = mig.setup("12")["mig"]["gpus"]
-    stands = mig.snapshot()
-    for data, reason in HOSTILE:
-        answer = ask(mig, data)
-        assert answer["ok"] is False, data
-        assert reason in answer["reason"], data
-        assert answer["reason"].isprintable()
-    uuid = gpu["instances"][0]["uuid"]
-    for request, reason in (
-        ({"destroy": [other["instances"][0]["uuid"]]}, "is not an instance of this job's"),
-        ({"destroy": ["MIG-\x1b[2J" + "x" * 900]}, "is not an instance of this job's"),
-        ({"destroy": [uuid], "create": ["9g"]}, "which is none"),
-        ({"destroy": [uuid], "create": ["7g"]}, "does not fit around what stands"),
-        ({"create": ["1g"]}, "does not fit around what stands"),
-        ({"create": ["1g+1g+1g"]}, "does not fit around what stands"),
-        ({"gpu": other["uuid"], "destroy": [uuid]}, "none of this job's"),
-    ):
-        answer = ask(mig, {"request": "change", "gpu": gpu["uuid"], **request})
-        assert answer["ok"] is False, request
-        assert reason in answer["reason"], (request, answer)
-        assert answer["reason"].isprintable()
-    assert "Permission" in str(ask(mig, {"request": "status", "gpu": gpu["uuid"]}, uid=61234))
-    root = ask(mig, {"request": "status", "gpu": gpu["uuid"]}, uid=0)
-    assert root["reason"] == "only the job's own user is answered"
-    assert mig.snapshot() == stands
-
-
-def test_an_agent_that_is_kept_waiting_is_still_there_for_others(mig: HookNode) -> None:
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    setup = mig.setup()["mig"]
-    silent = socket.socket(socket.AF_UNIX)
-    silent.connect(setup["socket"])
-    answer = ask(mig, {"request": "status", "gpu": setup["gpus"][0]["uuid"]})
-    assert answer["ok"], answer
-    silent.close()
-
-
-def test_an_epilog_ends_an_agent_in_the_middle_of_a_change(mig: HookNode) -> None:
-    before = mig.snapshot()
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    uuids = [one["uuid"] for one in gpu["instances"]]
-    mig.fail_nvml("slow=nvmlGpuInstanceDestroy:1")
-    client = threading.Thread(
-        target=ask,
-        args=(mig, {"request": "change", "gpu": gpu["uuid"], "destroy": uuids, "create": ["7g"]}),
-    )
-    client.start()
-    stands = mig.snapshot()
-    while mig.snapshot() == stands:
-        time.sleep(0.05)
-    ended = mig.epilog()
-    assert ended.status == 0
-    # What asks NVML for the agent goes with it, before the job's group is looked through.
-    assert "signals_refused" not in ended.audit
-    mig.fail_nvml()
-    client.join()
-    assert mig.snapshot() == before
-    assert list_agents(mig) == []
-    check_clean(mig)
-
-
-def test_a_site_that_lets_nothing_change_starts_no_agent(mig: HookNode) -> None:
-    mig.write_policy(mig="where-on", mig_change=False, mig_mps_inside=True)
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    setup = mig.setup()["mig"]
-    assert (setup["socket"], setup["mps_inside"]) == ("", True)
-    assert list_agents(mig) == []
-
-
-def test_a_policy_that_forbids_changes_later_is_heeded(mig: HookNode) -> None:
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    (gpu,) = mig.setup()["mig"]["gpus"]
-    mig.write_policy(mig="where-on", mig_change=False)
-    answer = ask(mig, {"request": "change", "gpu": gpu["uuid"], "create": ["1g"]})
-    assert "does not let instances change" in answer["reason"]
-
-
-def test_an_agent_ends_with_its_job_and_keeps_no_descriptor_of_slurmd(mig: HookNode) -> None:
-    mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    (pid,) = list_agents(mig)
-    assert os.getsid(pid) == pid
-    for name in ("1", "2"):
-        assert str(Path(f"/proc/{pid}/fd/{name}").readlink()) == "/dev/null"
+def test_a_policy_with_a_removed_key_is_used_and_each_line_of_the_log_says_so(
+    mig: HookNode,
+) -> None:
+    mig.write_policy(mig="where-on", mig_change=True)
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.audit["mode"] == "mig"
+    assert ended.audit["ignored"] == [REMOVED_KEYS["mig_change"]]
+    assert len(mig.read_audit()) == 1

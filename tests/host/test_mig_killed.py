@@ -5,7 +5,6 @@ CSUB_CAMPAIGN_KILLS=200 asks for more random kills, CSUB_CAMPAIGN_SEED for an ea
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -23,7 +22,7 @@ from slurm_colloc_lab.simgpu.nvml.mig_instances import restart_gpu
 from ..signalling import send_signal
 from ..wait_until import wait_until
 from .hook_node import NODE, HookNode, check_clean, kill_at, require_strace
-from .mig_node import COMMENT, ask, list_agents, list_own, list_profiles, mig_on, switch
+from .mig_node import COMMENT, list_own, list_profiles, mig_on, switch
 
 pytestmark = [
     pytest.mark.long,
@@ -60,7 +59,7 @@ def test_a_prolog_killed_at_any_step_is_undone_by_the_epilog(mig: HookNode, call
         assert ended.status == 0, ended.audit
         assert mig.list_left() == [], (call, count, ended.audit)
         assert mig.snapshot() == before, (call, count)
-        assert list_agents(mig) == []
+        assert list_own(mig) == []
         if not killed:
             break
         kills += 1
@@ -100,9 +99,6 @@ def test_the_next_jobs_prolog_puts_back_what_a_dead_job_has_left_on_its_gpu(mig:
 
 def test_a_reboot_takes_everything_away_and_recovery_touches_nothing(mig: HookNode) -> None:
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    for identity in map(identify, list_agents(mig)):
-        assert identity is not None
-        send_signal(identity, signal.SIGKILL)
     # What is there after it is the site's.
     mig.change_checkpoint(boot="another boot")
     # The mode is another matter: test_mig_after_boot.
@@ -139,7 +135,7 @@ def test_what_a_restarted_gpu_has_lost_is_no_fault(
     check_clean(mig)
 
 
-def test_hooks_and_agents_are_killed_at_random_moments(mig: HookNode) -> None:
+def test_hooks_are_killed_at_random_moments(mig: HookNode) -> None:
     print(f"seed {SEED}", file=sys.stderr)
     chance = random.Random(SEED)
     before = mig.snapshot()
@@ -152,7 +148,7 @@ def test_hooks_and_agents_are_killed_at_random_moments(mig: HookNode) -> None:
     )
     hits = 0
     for number in range(KILLS):
-        part = chance.choice(("prolog", "epilog", "agent", "prolog's NVML", "epilog's NVML"))
+        part = chance.choice(("prolog", "epilog", "prolog's NVML", "epilog's NVML"))
         hits += _kill_once(mig, part, chance)
         told = f"seed {SEED}, kill {number}: {part}"
         ended = mig.epilog()
@@ -169,27 +165,8 @@ def test_hooks_and_agents_are_killed_at_random_moments(mig: HookNode) -> None:
 def _kill_once(mig: HookNode, part: str, chance: random.Random) -> bool:
     """Kill one part at a random moment; whether it was there."""
     is_epilog = part.startswith("epilog")
-    if is_epilog or part == "agent":
+    if is_epilog:
         mig.prolog(SLURM_JOB_COMMENT=COMMENT)
-    if part == "agent":
-        (gpu,) = mig.setup()["mig"]["gpus"]
-        request = {
-            "request": "change",
-            "gpu": gpu["uuid"],
-            "destroy": [gpu["instances"][0]["uuid"]],
-            "create": [],
-        }
-        (pid,) = list_agents(mig)
-        client = os.fork()
-        if not client:
-            with contextlib.suppress(BaseException):
-                ask(mig, request)
-            os._exit(0)
-        time.sleep(chance.uniform(0, 1.0))
-        identity = identify(pid)
-        hit = identity is not None and bool(send_signal(identity, signal.SIGKILL))
-        os.waitpid(client, 0)
-        return hit
     hook = subprocess.Popen(
         mig.argv("epilog" if is_epilog else "prolog"),
         env=mig.environment("11", SLURM_JOB_COMMENT=COMMENT),

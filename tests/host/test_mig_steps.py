@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_colloc.errors import NodeError, StateError
-from slurm_colloc.host.mig.change_instances import change_instances
+from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mig.cut_gpu import cut, describe_holders, restore
 from slurm_colloc.host.mig.plan_cut import (
     GPU_IS_LOST,
@@ -19,10 +18,8 @@ from slurm_colloc.host.mig.plan_cut import (
     NO_ANSWER,
     CutFailed,
     GpuInstance,
-    MigClaim,
     MigGpu,
     MigProblem,
-    PlannedInstance,
     describe_claim,
     parse_claim,
     plan_cut,
@@ -344,105 +341,6 @@ def _refuse(gpu: MigGpu) -> str:
     return refused.value.message
 
 
-# -- changing while the job runs ------------------------------------------------------------------
-
-
-@settings(max_examples=300, deadline=None)
-@given(places(), st.data())
-def test_a_change_that_fails_or_is_killed_leaves_what_stood_or_what_the_epilog_undoes(
-    place: tuple[MigDouble, str, str], data: st.DataObject
-) -> None:
-    double, uuid, layout = place
-    before = dict(double.gpus)
-    planned = plan_cut(double.gpus[uuid], layout, may_switch=True)
-    made = cut(double, planned, no_wait)
-    saved = [planned.identify(made)]
-    stands = dict(double.gpus)
-    standing = made.instances or ()
-    number = data.draw(st.integers(0, len(standing)))
-    destroy = [one.uuid or "" for instance in standing[:number] for one in instance.compute]
-    names = [profile.name for profile in made.profiles]
-    create = data.draw(st.lists(st.sampled_from(names), max_size=3))
-    _break_at_some_call(double, data)
-    outcome = None
-    with contextlib.suppress(NodeError, Killed):
-        outcome = change_instances(
-            double, saved[0], destroy=destroy, create=create, save=saved.append, wait=no_wait
-        )
-    _mend(double)
-    if outcome is None and len(saved) == 1:
-        assert _shape(double.gpus[uuid]) == _shape(stands[uuid]), "refused: nothing was changed"
-    elif outcome is not None and not outcome.problem:
-        kept = {one.profile_id for one in standing[number:]}
-        assert kept <= {one.profile_id for one in double.gpus[uuid].instances or ()}
-    elif outcome is not None and _forget(outcome.claim) == _forget(saved[0]):
-        assert _shape(double.gpus[uuid]) == _shape(stands[uuid]), "what stood before is back"
-    # Whatever happened, the claim that was written last is enough to undo it.
-    report = restore(double, saved[-1], ends_at=FAR, wait=no_wait)
-    assert report.unsafe == []
-    assert double.gpus == before
-
-
-def _forget(claim: MigClaim) -> list[PlannedInstance]:
-    return sorted((one.forget() for one in claim.planned), key=str)
-
-
-def _shape(gpu: MigGpu) -> list[tuple[int, Placement, list[int]]]:
-    return sorted(
-        (one.profile_id, one.placement, sorted(part.slices for part in one.compute))
-        for one in gpu.instances or ()
-    )
-
-
-def test_an_instance_with_a_process_on_it_stays() -> None:
-    gpu = build_gpu()
-    double = MigDouble({gpu.uuid: gpu})
-    claim = plan_cut(gpu, "3g+2g", may_switch=False)
-    made = cut(double, claim, no_wait)
-    first = (made.instances or ())[0]
-    double.busy = {(gpu.uuid, first.id, 0)}
-    with pytest.raises(NodeError, match="process 4000 is on MIG-"):
-        change_instances(
-            double,
-            claim,
-            destroy=[first.compute[0].uuid or ""],
-            create=[],
-            save=lambda _claim: pytest.fail("nothing is written down"),
-            wait=no_wait,
-        )
-
-
-def test_a_disk_that_is_full_when_all_is_made_is_told_as_that() -> None:
-    gpu = build_gpu()
-    double = MigDouble({gpu.uuid: gpu})
-    claim = plan_cut(gpu, "3g", may_switch=False)
-    cut(double, claim, no_wait)
-    stands = double.gpus[gpu.uuid]
-    saved: list[MigClaim] = []
-
-    def save(claim: MigClaim) -> None:
-        saved.append(claim)
-        if len(saved) == 2:
-            raise StateError("the checkpoint cannot be written (No space left on device)")
-
-    outcome = change_instances(double, claim, destroy=[], create=["1g"], save=save, wait=no_wait)
-    assert outcome.problem == "the checkpoint cannot be written (No space left on device)"
-    assert _shape(double.gpus[gpu.uuid]) == _shape(stands)
-
-
-def test_what_an_earlier_change_could_not_make_is_no_longer_claimed() -> None:
-    gpu = build_gpu()
-    double = MigDouble({gpu.uuid: gpu})
-    claim = plan_cut(gpu, "3g+2g", may_switch=False)
-    cut(double, plan_cut(gpu, "3g", may_switch=False), no_wait)
-    saved: list[MigClaim] = []
-    outcome = change_instances(
-        double, claim, destroy=[], create=["1g", "1g", "1g"], save=saved.append, wait=no_wait
-    )
-    assert outcome.problem == ""
-    assert len(saved[-1].planned) == 4
-
-
 def test_an_instance_that_another_has_made_in_the_meantime_is_not_taken() -> None:
     gpu = build_gpu()
     double = MigDouble({gpu.uuid: gpu})
@@ -453,18 +351,6 @@ def test_an_instance_that_another_has_made_in_the_meantime_is_not_taken() -> Non
         cut(double, claim, no_wait)
     ((instance),) = double.gpus[gpu.uuid].instances or ()
     assert instance.compute == ()
-
-
-def test_a_part_of_a_shared_gpu_instance_does_not_go_alone() -> None:
-    gpu = build_gpu()
-    double = MigDouble({gpu.uuid: gpu})
-    claim = plan_cut(gpu, "3c.7g+4c.7g", may_switch=False)
-    made = cut(double, claim, no_wait)
-    first = (made.instances or ())[0].compute[0].uuid or ""
-    with pytest.raises(NodeError, match=r"shares a GPU instance with MIG-\S+, which is not to go"):
-        change_instances(
-            double, claim, destroy=[first], create=[], save=lambda _claim: None, wait=no_wait
-        )
 
 
 def test_layouts_of_the_table_are_words() -> None:

@@ -24,7 +24,6 @@ from slurm_colloc.host.system.signals import (
     GONE,
     SENT,
     SignalRecord,
-    end_agent,
     end_child,
     send_signal,
 )
@@ -246,30 +245,3 @@ def test_only_one_module_of_the_node_side_signals() -> None:
     )
     # What is not `self` is looked at one by one: the runner asks its keeper, which is a method.
     assert ended.stdout == ""
-
-
-def test_an_agent_of_roots_is_ended_by_its_record_and_no_other_process(
-    start: Start, record: SignalRecord
-) -> None:
-    agent = start()
-    identity = identify_child(agent)
-    # An earlier process with its pid, another user's, and one that leads no session.
-    assert end_agent(ProcessId(identity.pid, identity.start_ticks - 1), "it is over") == GONE
-    strange = start(uid=OTHER)
-    assert "not an agent of root's" in end_agent(identify_child(strange), "it is over")
-    follower = subprocess.Popen(["sleep", "600"])
-    try:
-        assert "leads no session" in end_agent(identify_child(follower), "it is over")
-    finally:
-        follower.kill()
-        follower.wait()
-    for pid in (1, os.getpid(), 0):
-        assert "is never signalled" in end_agent(ProcessId(pid, 0), "it is over")
-    assert is_alive(identity)
-    assert record.sent == []
-    assert end_agent(identity, "it is over") == SENT
-    assert agent.wait(PATIENCE_S) == -KILL
-    assert [(one.pid, one.uid, one.reason) for one in record.sent] == [
-        (identity.pid, 0, "it is over")
-    ]
-    assert end_agent(identity, "it is over") == GONE

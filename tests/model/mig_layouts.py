@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slurm_colloc.model.mig_layout import place
 from slurm_colloc.model.mig_profiles import InstanceProfile, PlacedInstance
 
 
@@ -25,7 +24,7 @@ def enumerate_layouts(
     return tuple(
         layout
         for layout in _extend(kinds, 0, ())
-        if not any(place([profile], layout) for profile in profiles)
+        if not any(_goes_on_top(one, layout) for one in kinds)
     )
 
 
@@ -34,8 +33,16 @@ def _extend(
 ) -> Iterator[tuple[PlacedInstance, ...]]:
     """All allowed layouts that begin with these."""
     yield chosen
-    taken = sum(one.placement.mask for one in chosen)
     for number in range(first, len(kinds)):
-        longer = (*chosen, kinds[number])
-        if not kinds[number].placement.mask & taken and place([], longer) is not None:
-            yield from _extend(kinds, number + 1, longer)
+        if _goes_on_top(kinds[number], chosen):
+            yield from _extend(kinds, number + 1, (*chosen, kinds[number]))
+
+
+def _goes_on_top(one: PlacedInstance, layout: Sequence[PlacedInstance]) -> bool:
+    """Whether an instance may stand where it lies, in addition to a layout."""
+    profiles = [one.profile, *(other.profile for other in layout)]
+    return (
+        not any(one.placement.mask & other.placement.mask for other in layout)
+        and profiles.count(one.profile) <= one.profile.instances_max
+        and sum(profile.media_extensions for profile in profiles) <= 1
+    )

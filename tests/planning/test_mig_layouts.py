@@ -181,22 +181,21 @@ def test_more_members_than_instances_wait_for_one_that_holds_them() -> None:
     assert "2 members wait until an instance that is large enough is free" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("pack_size", [None, 4])
 @pytest.mark.parametrize("share", ["mig=2g+1g", "mig=2g+1g!"])
-def test_a_member_that_fits_no_instance_is_told_by_how_much(share: str) -> None:
+def test_a_job_that_fits_no_instance_is_refused_with_by_how_much(
+    share: str, pack_size: int | None
+) -> None:
     jobs = [build_job(n, gpu_memory_mb=mb) for n, mb in enumerate((60_000, 9000, 9000), 1)]
-    told = (
-        "job1 needs 60000 MB of GPU memory, and the largest instance of the layout, 2g.35gb, has "
-        "room for 31616 MB: 28384 MB too little"
+    with pytest.raises(NoPackPossible) as refused:
+        make(jobs, {}, share, pack_size=pack_size)
+    assert refused.value.message == (
+        "job1 needs 60000 MB of GPU memory, and the largest instance of --share=mig=2g+1g, "
+        "2g.35gb, has room for 31616 MB: 28384 MB too little"
     )
-    if share.endswith("!"):
-        with pytest.raises(NoPackPossible, match=told):
-            make(jobs, {}, share)
-        return
-    made, _ = make(jobs, {}, share)
-    lone = next(pack for pack in made.packs if pack.members[0].job_index == 0)
-    assert lone.mode is SharingMode.EXCLUSIVE
-    assert told in lone.reasons[0]
-    assert len(made.packs) == 2
+    assert refused.value.hint == (
+        "name a larger instance in --share, or submit this job with another --share"
+    )
 
 
 def test_a_large_job_sits_with_small_ones_where_only_unequal_instances_hold_them() -> None:

@@ -1,4 +1,4 @@
-"""Members on MIG instances: who gets which, who waits, and what is made of free ones."""
+"""Members on MIG instances: who gets which, who waits, and who fits none."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from slurm_colloc.errors import NodeError
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
-from slurm_colloc.model.member import WaitKind, WaitReason
+from slurm_colloc.model.member import EndCause, MemberState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.node_daemon import RUN_VARIABLE, find_instances
-from slurm_colloc.runtime.pack_instances import (
-    MigChange,
-    PackInstances,
-    ask_for_change,
-    read_answer,
-)
+from slurm_colloc.runtime.pack_instances import PackInstances
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
 from slurm_colloc.store.pack_directory import PackRecord
 
-from ..wait_until import wait_until
-from .mig_bench import GPU, Agent, build_gpu, build_setup, name_instance
+from .mig_bench import build_gpu, build_setup, name_instance
 from .stepped_runner import SteppedRunner
 
 NEEDS = {1: ("3g", 30_000), 2: ("2g", 15_000), 3: ("1g", 9000), 4: ("1g", 9000), 5: ("3g", 38_000)}
@@ -43,19 +36,11 @@ def bed(tmp_path: Path) -> Iterator[SteppedRunner]:
     bed.close()
 
 
-@pytest.fixture
-def sockets() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket's."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        yield Path(directory) / "mig.sock"
-
-
-def cut(bed: SteppedRunner, *names: str, socket: str = "") -> PackInstances:
+def cut(bed: SteppedRunner, *names: str) -> None:
     """Give the pack a GPU with these instances."""
     mode = bed.parts.gpu_mode
-    mode.instances = PackInstances(build_gpu(*names), socket, bed.journal)
+    mode.instances = PackInstances(build_gpu(*names))
     mode._settled.mode = SharingMode.MIG
-    return mode.instances
 
 
 def build_mode(bed: SteppedRunner, record: PackRecord, allocation: Allocation) -> GpuMode:
@@ -93,25 +78,6 @@ def finish(bed: SteppedRunner, number: int) -> None:
     bed.members.vacate(number)
 
 
-def settle(bed: SteppedRunner) -> None:
-    """Wait until the agent has answered."""
-    instances = bed.parts.gpu_mode.instances
-    assert instances is not None
-    assert bed.parts.start_queue.describe_pack_wait() == WaitReason(WaitKind.CHANGE)
-    [ready] = instances.filenos()
-    assert ready
-
-    def is_over() -> bool:
-        bed.parts.gpu_mode.work()
-        return not instances.is_changing
-
-    wait_until(is_over, "the agent's answer")
-
-
-def wait_for_instance(told: str) -> WaitReason:
-    return WaitReason(WaitKind.INSTANCE, told=told)
-
-
 def test_each_member_has_an_instance_of_its_own(bed: SteppedRunner) -> None:
     cut(bed, "3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
     want(bed, 4, 3, 2, 1)
@@ -126,86 +92,33 @@ def test_small_ones_pass_one_whose_instance_is_taken(bed: SteppedRunner) -> None
     assert start_all(bed) == {1: "3g.40gb"}
     want(bed, 5, 3)
     assert start_all(bed) == {3: "1g.10gb"}
-    told = "38000 MB: those that are large enough are taken"
-    assert bed.members.by_number[5].record.waits == wait_for_instance(told)
+    waits = WaitReason(WaitKind.INSTANCE, told="38000 MB")
+    assert bed.members.by_number[5].record.waits == waits
     finish(bed, first.number)
     assert start_all(bed) == {5: "3g.40gb"}
 
 
-def test_the_slices_of_one_that_ends_go_to_a_larger_one_while_others_run_on(
-    bed: SteppedRunner, sockets: Path
+def test_one_that_fits_no_instance_ends_with_the_reason_and_the_others_run(
+    bed: SteppedRunner,
 ) -> None:
-    instances = cut(bed, *["2g.20gb"] * 3, socket=str(sockets))
-    agent = Agent(sockets, instances.gpu)
-    want(bed, 2, 3, 4)
-    assert start_all(bed) == {2: "2g.20gb", 3: "2g.20gb", 4: "2g.20gb"}
-    want(bed, 5)
-    # What runs on the slices that it would take stays there: its own are not enough yet.
-    assert start_all(bed) == {}
-    told = "38000 MB: one is made as soon as enough slices are free"
-    assert bed.members.by_number[5].record.waits == wait_for_instance(told)
-    assert not agent.requests
-    kept = {n: member.gpu for n, member in bed.members.by_number.items() if n != 2}
-    finish(bed, 2)
-    assert start_all(bed) == {}
-    settle(bed)
-    assert start_all(bed) == {5: "3g.40gb"}
-    (request,) = agent.requests
-    assert request["create"] == ["3g.40gb"]
-    standing = {one.uuid for one in instances.gpu.instances}
-    for number in (3, 4):
-        use = kept[number]
-        assert use is not None
-        assert use.uuids[0] in standing
-        assert use.uuids[0] not in request["destroy"]
-    assert bed.parts.gpu_mode.setup.instances[-1].profile == "3g.40gb"
-    agent.close()
-
-
-def test_asking_why_a_member_waits_has_nothing_changed(bed: SteppedRunner, sockets: Path) -> None:
-    instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
-    agent = Agent(sockets, instances.gpu)
-    (member,) = want(bed, 5)
+    cut(bed, "1g.10gb", "1g.10gb")
+    large, *_ = want(bed, 5, 3, 4)
     queue = bed.parts.start_queue
-    looks = [queue.choose_start() for _ in range(2)]
-    assert {look.facts.degree_reason for look in looks} == {instances.describe(member)}
-    made = WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb")
-    assert instances.describe(member) == made
-    assert not instances.filenos()
-    queue.follow(looks[0])
-    assert instances.filenos()
-    settle(bed)
-    assert len(agent.requests) == 1
-    agent.close()
+    told = (
+        "it needs 38000 MB of GPU memory, and the largest MIG instance of its pack, 1g.10gb, has "
+        "9984 MB: submit it again with a larger instance in --share, or with another --share"
+    )
+    assert [queue.choose_start().misfits for _ in range(2)] == [{5: told}] * 2
+    assert not large.is_final, "a look changes nothing"
+    assert start_all(bed) == {3: "1g.10gb", 4: "1g.10gb"}
+    assert (large.record.state, large.record.reason) == (MemberState.FAILED, told)
+    assert large.record.cause == EndCause.NOT_STARTED.value
+    assert not bed.members.waiting
 
 
-def test_a_change_that_is_refused_is_said_and_not_asked_for_again(
-    bed: SteppedRunner, sockets: Path
-) -> None:
-    instances = cut(bed, "2g.20gb", "2g.20gb", "1g.10gb", socket=str(sockets))
-    agent = Agent(sockets, instances.gpu, refusal="the GPU is held by dcgm\x1b[2J")
-    want(bed, 5)
-    assert start_all(bed) == {}
-    settle(bed)
-    assert start_all(bed) == {}
-    assert len(agent.requests) == 1
-    waits = bed.members.by_number[5].record.waits
-    assert waits is not None
-    assert "held by dcgm\\x1b[2J" in waits.told
-    assert "its MIG instances were not changed" in bed.parts.gpu_mode.setup.notes[-1]
-    want(bed, 3)
-    agent.close()
-
-
-def test_without_an_agent_what_stands_is_all_there_is(bed: SteppedRunner) -> None:
+def test_what_another_driver_has_rounded_by_a_little_is_tried(bed: SteppedRunner) -> None:
     cut(bed, "1g.10gb", "1g.10gb")
     (large,) = want(bed, 5)
-    assert start_all(bed) == {}
-    told = "38000 MB: the largest, 1g.10gb, has 9984 MB"
-    assert large.record.waits == wait_for_instance(told)
-    with pytest.raises(NodeError, match="member 5 cannot be started: "):
-        bed.parts.place_filler.close()
-    # What another driver has rounded by a little is tried.
     plan = dataclasses.replace(large.spec.plan, gpu_memory_limit_mb=9900, instance="1g")
     large.spec = dataclasses.replace(large.spec, plan=plan)
     assert start_all(bed) == {5: "1g.10gb"}
@@ -214,25 +127,6 @@ def test_without_an_agent_what_stands_is_all_there_is(bed: SteppedRunner) -> Non
 def test_nothing_is_measured_where_members_have_walls(bed: SteppedRunner) -> None:
     cut(bed, "3g.40gb", "2g.20gb")
     assert bed.parts.gpu_mode.why_unmeasured == "each member has a MIG instance of its own"
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        ([], "an answer that cannot be read"),
-        ({"ok": True}, "the node's MIG agent refuses"),
-        ({"ok": False, "reason": "in use"}, "in use"),
-        ({"ok": True, "instances": [{"uuid": "MIG-x"}]}, "refuses"),
-        ({"ok": False, "reason": "\x1b[31m"}, "\\x1b[31m"),
-    ],
-)
-def test_an_answer_that_is_none_counts_as_refused(answer: object, told: str) -> None:
-    assert told in read_answer(answer).reason
-
-
-def test_an_agent_that_is_gone_is_said(tmp_path: Path) -> None:
-    answer = ask_for_change(str(tmp_path / "none"), MigChange(GPU, (), ("1g.10gb",)))
-    assert "does not answer (No such file or directory)" in answer.reason
 
 
 def test_what_root_has_cut_is_read_and_what_it_has_not_is_said() -> None:
@@ -244,12 +138,12 @@ def test_what_root_has_cut_is_read_and_what_it_has_not_is_said() -> None:
         folder = Path(run) / "7"
         folder.mkdir()
         Path(run).chmod(0o755)
-        setup = build_setup("7", ["3g.40gb", "1g.10gb"], "/run/x/mig.sock")
+        setup = build_setup("7", ["3g.40gb", "1g.10gb"])
         (folder / "setup.json").write_text(json.dumps(setup))
         finding = find_instances(environment)
         assert finding.gpu is not None
         assert [one.uuid for one in finding.gpu.instances] == [name_instance(1), name_instance(2)]
-        assert (finding.socket, finding.reason) == ("/run/x/mig.sock", "")
+        assert finding.reason == ""
         for change, told in (
             ({"mode": "", "reason": "MIG is off"}, "no MIG instances: MIG is off"),
             ({"mig": {"gpus": 3}}, "is damaged"),

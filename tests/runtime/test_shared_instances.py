@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.host.keeper.keeper_messages import Fault
+from slurm_colloc.model.member import WaitKind, WaitReason
 from slurm_colloc.runtime.instance_daemons import InstanceDaemons
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
@@ -43,23 +44,21 @@ def test_members_fill_the_instances_that_they_were_planned_for_the_emptiest_firs
     gpu = build_gpu("3g.40gb", "3g.40gb")
     places = match_places(gpu, ("3g", "3g"), (2, 2))
     assert places == {name_instance(1): 2, name_instance(2): 2}
-    seats = MigSeats(gpu, can_change=False, places=places)
+    seats = MigSeats(gpu, places)
     members = want(bed, dict.fromkeys(range(1, 6), ("3g", 9000)))
     taken = [seats.take(members[n]) for n in range(1, 6)]
     counts = [seats.list_members(name_instance(n)) for n in (1, 2)]
     assert taken[4] is None
     assert sorted(map(len, counts)) == [2, 2]
     assert counts[0] != [1, 2], "the second goes where none is yet"
-    waits = seats.describe(members[5])
-    assert waits is not None
-    assert waits.told.endswith(": those that are large enough are taken")
+    assert seats.describe(members[5]) == WaitReason(WaitKind.INSTANCE, told="9000 MB")
     seats.keep([2, 3, 4])
     assert seats.take(members[5]) is not None
 
 
 def test_members_share_an_instance_as_far_as_its_memory_goes(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb")
-    seats = MigSeats(gpu, can_change=False, places=match_places(gpu, ("3g",), (3,)))
+    seats = MigSeats(gpu, match_places(gpu, ("3g",), (3,)))
     members = want(bed, {1: ("3g", 30_000), 2: ("3g", 9000), 3: ("3g", 8000), 4: ("3g", None)})
     assert seats.take(members[1]) is not None
     assert seats.find(members[2]) is None, "30000 and 9000 MB are more than 95 % of 40448 MB"
@@ -69,7 +68,7 @@ def test_members_share_an_instance_as_far_as_its_memory_goes(bed: SteppedRunner)
 
 def test_one_that_must_run_apart_has_an_instance_to_itself(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb")
-    seats = MigSeats(gpu, can_change=False, places=match_places(gpu, ("3g",), (3,)))
+    seats = MigSeats(gpu, match_places(gpu, ("3g",), (3,)))
     members = want(bed, {1: ("3g", 9000), 2: ("3g", 9000)})
     retries = dataclasses.replace(members[2].record.retries, apart=True)
     members[2].record = dataclasses.replace(members[2].record, retries=retries)
@@ -83,7 +82,7 @@ def test_one_that_must_run_apart_has_an_instance_to_itself(bed: SteppedRunner) -
 def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: SteppedRunner) -> None:
     gpu = build_gpu("3g.40gb", "3g.40gb")
     places = match_places(gpu, ("3g", "3g"), (2, 2))
-    instances = PackInstances(gpu, "", bed.journal, places)
+    instances = PackInstances(gpu, places)
     daemons = InstanceDaemons(
         pack=dataclasses.replace(
             bed.context, allocation=dataclasses.replace(bed.allocation, environment={"PATH": ""})

@@ -82,14 +82,9 @@ REASONS = [
     ),
     (WaitReason(WaitKind.DOOR, name="4711/2"), "one at the door goes first: 4711/2"),
     (
-        WaitReason(WaitKind.INSTANCE, told="20 MB: {those} are taken"),
-        "there is no MIG instance for it with 20 MB: {those} are taken",
+        WaitReason(WaitKind.INSTANCE, told="{20} MB"),
+        "its GPU has no free MIG instance with {20} MB",
     ),
-    (
-        WaitReason(WaitKind.NEW_INSTANCE, name="3g.40gb"),
-        "its MIG instance is being made of free ones: 3g.40gb",
-    ),
-    (WaitReason(WaitKind.CHANGE), "the MIG instances of its GPU are being changed"),
     (WaitReason(WaitKind.PREPARING), "its GPU is being prepared"),
     (
         WaitReason(WaitKind.SIGNALLED),
@@ -320,7 +315,7 @@ def test_one_whose_mig_instance_is_taken_waits_for_it(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process)
-    instances = PackInstances(build_gpu("3g.40gb", "1g.10gb"), "", stage.context.journal)
+    instances = PackInstances(build_gpu("3g.40gb", "1g.10gb"))
     stage.gpu_mode.instances = instances
     for number in (1, 2):
         change(stage, number, instance="3g", gpu_memory_limit_mb=30_000)
@@ -330,10 +325,7 @@ def test_one_whose_mig_instance_is_taken_waits_for_it(
     write_held(stage.pack, 3)
     write_held(stage.pack, 4)
     assert stage.start() is None
-    assert compare(stage, 2) == (
-        "waits: there is no MIG instance for it with 30000 MB: those that are large enough are "
-        "taken"
-    )
+    assert compare(stage, 2) == "waits: its GPU has no free MIG instance with 30000 MB"
 
 
 def test_as_many_run_as_may(tmp_path: Path, process: StartedProcess) -> None:

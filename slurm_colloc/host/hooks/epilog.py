@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from slurm_colloc.errors import CollocError, NodeError
@@ -42,9 +41,8 @@ from slurm_colloc.host.system.node_processes import (
     read_boot_id,
     read_process,
     read_uid,
-    wait_until_ended,
 )
-from slurm_colloc.host.system.signals import LOOK_S, SENT, GroupEnd, end_agent, kill_group
+from slurm_colloc.host.system.signals import LOOK_S, GroupEnd, kill_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +52,11 @@ if TYPE_CHECKING:
 # ----
 # Undoing what was prepared for a job: from its checkpoint alone, as often as wanted; who: root.
 #
-# No process of the user's is asked anything. Root's agent is ended first, then the daemon's group;
-# then compute modes and power limits are set back, the GPUs are looked at, and what they are
-# divided into is taken away; files come last. Each step looks at what there is, so it does not
-# matter at which step a prolog or an earlier epilog was killed. While anything is left the
-# checkpoint stays, for the next hook.
+# No process of the user's is asked anything. The daemon's group is ended first; then compute modes
+# and power limits are set back, the GPUs are looked at, and what they are divided into is taken
+# away; files come last. Each step looks at what there is, so it does not matter at which step a
+# prolog or an earlier epilog was killed. While anything is left the checkpoint stays, for the next
+# hook.
 
 MIG_UNDO_S = 12.0
 """How long taking instances away may take: one takes about a second, and a GPU has seven."""
@@ -66,7 +64,6 @@ MIG_UNDO_S = 12.0
 _MIG_LEAST_S = 1.5
 """With less it is not begun."""
 
-_AGENT_S = 1.0
 UNDOING_S = 2 * LOOK_S + 0.5
 """How long ending a job's processes may take: two looks, and what comes between them."""
 
@@ -137,7 +134,6 @@ class JobUndo:
         # It gets ready while the daemons end.
         question = self._ask() if has_gpus and self._is_of_this_boot else None
         try:
-            self._end_agents()
             self._end_groups()
             if question is not None:
                 self._check_gpus(question)
@@ -167,18 +163,11 @@ class JobUndo:
 
     # -- processes ------------------------------------------------------------------------------
 
-    def _end_agents(self) -> None:
-        if not self._is_of_this_boot:
-            return
-        for pid in end_agents(self.run, self.checkpoint.job_id):
-            self.report.left.append(f"process {pid}, which changes its instances, has not ended")
-
     def _end_groups(self) -> None:
         checkpoint = self.checkpoint
-        found = self.run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
-        leaders = [leader for leader in found if leader.uid > 0]
+        leaders = self.run.read_leaders(checkpoint.job_id) if self._is_of_this_boot else ()
         paths = tuple(
-            dict.fromkeys((*checkpoint.cgroups, *(p for one in found for p in one.groups)))
+            dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
         )
         groups: list[ControlGroup | ProcessSession] = [ControlGroup(paths)] if paths else []
         # A daemon that has written itself down may not have entered its control groups yet.
@@ -347,24 +336,6 @@ class JobUndo:
         )
 
 
-def end_agents(run: RunDirectory, job_id: str) -> tuple[int, ...]:
-    """End what root has left running for a job; it may hold the job's lock.
-
-    Args:
-        run: Root's directory.
-        job_id: The job.
-
-    Returns:
-        Pids of those that are still there.
-    """
-    agents = [leader.id for leader in run.read_leaders(job_id) if leader.uid == 0]
-    # With it goes the process that asks NVML for it.
-    members = {one: ProcessSession(one).list_members() for one in agents}
-    ended = [one for one in agents if end_agent(one, f"job {job_id} is over") == SENT]
-    waiting = dict.fromkeys(part for one in ended for part in (one, *members[one]))
-    return tuple(one.pid for one in wait_until_ended(waiting, time.monotonic() + _AGENT_S))
-
-
 # ---- The epilog: undoes what the checkpoint of a job says, in its time; who: root ----------------
 
 _LOCK_SHARE = 0.5
@@ -389,7 +360,6 @@ def run_epilog(place: HookPlace, policy: NodePolicy, job: HookJob) -> HookReport
     try:
         with (
             deadline(policy.deadline_s + slow_s),
-            _without_agents(run, job.job_id),
             _locked(run, job.job_id, policy.deadline_s * _LOCK_SHARE),
         ):
             checkpoint, problem = read_or_guess(run, job.job_id)
@@ -430,12 +400,3 @@ def _locked(
 ) -> contextlib.AbstractContextManager[None]:
     """The job's lock, where there is one to be had."""
     return contextlib.nullcontext() if run.lock_problem else run.locked_job(job_id, timeout_s)
-
-
-@contextlib.contextmanager
-def _without_agents(run: RunDirectory, job_id: str) -> Iterator[None]:
-    """First of all what changes the job's instances ends: it holds the job's lock meanwhile."""
-    known = run.read_quietly(job_id)
-    if known is not None and known.boot == read_boot_id():
-        end_agents(run, job_id)
-    yield

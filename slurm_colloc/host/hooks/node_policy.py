@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from slurm_colloc.errors import NodeError, StateError
@@ -32,6 +32,12 @@ KNOWN_MODES = (MPS,)
 """The modes that hooks of this version can prepare; MIG has settings of its own."""
 
 MIG_OFF, MIG_WHERE_ON, MIG_SWITCH = MIG_CHOICES = ("off", "where-on", "switch")
+
+REMOVED_KEYS: Mapping[str, str] = {
+    "mig_change": "mig_change is ignored, because MIG instances do not change while a job runs: "
+    "remove the line",
+}
+"""Keys that a policy may still have from an earlier version; what is said of each."""
 
 _LONGEST_S = 3600.0
 
@@ -71,7 +77,6 @@ class NodePolicy:
         mig: Whether jobs may divide their GPUs by MIG: `off`, `where-on` (only GPUs whose MIG mode
             is on already) or `switch` (it may also be turned on and off, from Hopper on).
         mig_profiles: Names of the profiles they may have, as NVML has them; empty for all.
-        mig_change: A job may change its instances while it runs.
         mig_mps_inside: A job may start MPS daemons inside its instances.
         mig_slow_s: How much longer than `deadline_s` a hook waits for an NVML that is slow to take
             a job's instances away, before it says that the node is not fit for the next job.
@@ -80,6 +85,7 @@ class NodePolicy:
         state_directory: Where root keeps what has to outlast a reboot: on which GPUs MIG was on
             while a job had them divided; empty for nowhere.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
+        ignored: What is said of the removed keys that the file has; no key of its own.
     """
 
     enabled: bool = True
@@ -97,12 +103,12 @@ class NodePolicy:
     directory_mb: int = 64
     mig: str = MIG_OFF
     mig_profiles: tuple[str, ...] = ()
-    mig_change: bool = True
     mig_mps_inside: bool = False
     mig_slow_s: float = 30.0
     power_limit_min_w: int = 0
     state_directory: str = "/var/lib/slurm_colloc"
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
+    ignored: tuple[str, ...] = ()
 
     @property
     def longest_s(self) -> float:
@@ -182,8 +188,12 @@ def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
     Raises:
         StateError: A key is unknown or a value is out of range.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "ignored": tuple(REMOVED_KEYS[key] for key in value if key in REMOVED_KEYS)
+    }
     for key, item in value.items():
+        if key in REMOVED_KEYS:
+            continue
         check = _CHECKS.get(key)
         if check is None:
             raise StateError(f"the policy {path} has the unknown key {key[:64]!r}")
@@ -236,14 +246,16 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "directory_mb": lambda item: _is_count(item, 1 << 16),
     "mig": lambda item: item in MIG_CHOICES,
     "mig_profiles": _is_words,
-    "mig_change": _is_switch,
     "mig_mps_inside": _is_switch,
     "mig_slow_s": lambda item: _is_seconds(item, least=0.0),
     "power_limit_min_w": lambda item: _is_count(item, 9999, 0),
     "state_directory": _is_place,
     "audit_log": _is_place,
 }
-assert set(_CHECKS) == {field.name for field in fields(NodePolicy)}
+SETTINGS = tuple(_CHECKS)
+"""The keys of a policy, in the order in which they are declared."""
+
+assert (*SETTINGS, "ignored") == tuple(field.name for field in fields(NodePolicy))
 
 
 NO_POWER = "the site's policy lets no job set a power limit"

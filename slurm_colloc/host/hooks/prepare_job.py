@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields, replace
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.hook_job import PREPARING, READY, SETUP_SCHEMA, Checkpoint, HookJob
 from slurm_colloc.host.hooks.node_policy import (
-    DEFAULT_POLICY,
     MPS,
     NO_POWER,
     NodePolicy,
@@ -60,7 +59,6 @@ class JobPreparation:
         policy: The site's policy.
         job: The job.
         token: What it asks for.
-        policy_path: Where that is.
         driver: NVIDIA's lib and bin where they are not the system's own; else empty.
         daemon_name: The name of Slurm's daemon that runs the hook.
     """
@@ -69,7 +67,6 @@ class JobPreparation:
     policy: NodePolicy
     job: HookJob
     token: Token
-    policy_path: str = DEFAULT_POLICY
     driver: str = ""
     daemon_name: str = ""
     notes: list[str] = field(default_factory=list)

@@ -6,9 +6,6 @@ The checkpoint has all that is going to be made before the first call, so that
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -16,7 +13,6 @@ from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.hook_job import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH, read_mig_conflict
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
-from slurm_colloc.host.mig.change_instances import describe_gpu
 from slurm_colloc.host.mig.cut_gpu import cut, open_sessions, read_one, run_for_each
 from slurm_colloc.host.mig.kept_modes import (
     ModeAfterBoot,
@@ -25,9 +21,8 @@ from slurm_colloc.host.mig.kept_modes import (
     restore_modes,
 )
 from slurm_colloc.host.mig.mig_session import MigSession
-from slurm_colloc.host.mig.plan_cut import CutFailed, plan_cut
-from slurm_colloc.host.nvml.nvml_query import NvmlAnswer, build_nvml_environment
-from slurm_colloc.host.system.child_programs import Confinement, start_program
+from slurm_colloc.host.mig.plan_cut import CutFailed, describe_gpu, plan_cut
+from slurm_colloc.host.nvml.nvml_query import NvmlAnswer
 from slurm_colloc.host.system.node_processes import read_boot_id
 
 TYPE_CHECKING = False
@@ -38,9 +33,6 @@ if TYPE_CHECKING:
     from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu
 
 MIG = "mig"
-AGENT = "agent"
-SOCKET = "mig.sock"
-_BACKLOG = 4
 _SLOW_S = 3.0
 """An NVML that takes longer for an answer is not asked to change anything; usual are 0.1 s."""
 
@@ -97,7 +89,6 @@ class MigPreparation(JobPreparation):
                 mode=MIG,
                 restart=job.restart,
                 gpus=self.gpus,
-                cgroups=self.find_groups() if policy.mig_change else (),
                 mig=claims,
                 sluid=job.sluid,
             )
@@ -111,7 +102,6 @@ class MigPreparation(JobPreparation):
             "gpus": [
                 describe_gpu(made[claim.gpu], mode_switched=claim.switches) for claim in claims
             ],
-            "socket": self._start_agent() if policy.mig_change else "",
             "mps_inside": policy.mig_mps_inside,
             "layout": layout,
         }
@@ -177,41 +167,6 @@ class MigPreparation(JobPreparation):
             self.run.write(replace(checkpoint, mig=tuple(claims.values())))
             raise
 
-    def _start_agent(self) -> str:
-        """Start what changes instances while the job runs; where it listens, empty for nowhere.
-
-        The job has its instances, so that it has no agent is only noted.
-        """
-        job = self.job
-        path = f"{self.run.path}/{job.job_id}/{SOCKET}"
-        try:
-            groups = self.make_groups()
-            with _listen(path, job.uid or 0) as listener:
-                record = self.run.open_leader_record(job.job_id, AGENT)
-                try:
-                    start_program(
-                        [
-                            *(
-                                sys.executable,
-                                "-IB",
-                                "-m",
-                                "slurm_colloc.host.hooks.instance_agent",
-                            ),
-                            *(self.run.path, self.policy_path, job.job_id),
-                            *(self.driver, job.node),
-                        ],
-                        build_nvml_environment(self.driver, job.node),
-                        stdin=listener.fileno(),
-                        confinement=Confinement(groups, record),
-                        own_session=True,
-                    )
-                finally:
-                    os.close(record)
-        except (NodeError, OSError) as error:
-            self.notes.append(f"instances cannot be changed while the job runs: {error}")
-            return ""
-        return path
-
 
 def _read_in_time(uuid: str, session: MigSession) -> MigGpu:
     """Read a GPU before anything is changed.
@@ -229,20 +184,6 @@ def _read_in_time(uuid: str, session: MigSession) -> MigGpu:
             f"could not be put back in time"
         )
     return gpu
-
-
-def _listen(path: str, uid: int) -> socket.socket:
-    """A socket in root's directory that one user may connect to."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-        os.chown(path, uid, 0, follow_symlinks=False)
-        os.chmod(path, 0o660)
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _count_ms(started: float) -> float:

@@ -113,7 +113,6 @@ class _Prolog:
             policy,
             job,
             token,
-            place.policy,
             place.driver,
             daemon_name=find_slurm_daemon(os.getppid()),
         )

@@ -31,12 +31,7 @@ from slurm_colloc.host.mps.start_daemon import RunningMps
 from slurm_colloc.host.nvml.nvml_query import UUID
 from slurm_colloc.host.system.directories import LOGS, PIPE, PrivateDirectory, read_trusted_uids
 from slurm_colloc.host.system.node_processes import identify
-from slurm_colloc.model.mig_profiles import (
-    InstanceProfile,
-    PlacedInstance,
-    Placement,
-    parse_profile,
-)
+from slurm_colloc.model.mig_profiles import InstanceProfile, parse_profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +55,6 @@ class MigInstance:
         profile: NVML's name of its profile, `3g.40gb`; `3c.7g.80gb` where it has a part of one.
         gpu_instance: The id of that.
         compute_instance: Its own id in there.
-        placement: The memory slices of its GPU instance.
         sms: Its streaming multiprocessors.
         memory_mb: Its memory (MiB); common to all that share the GPU instance.
     """
@@ -69,14 +63,8 @@ class MigInstance:
     profile: str
     gpu_instance: int
     compute_instance: int
-    placement: Placement
     sms: int
     memory_mb: int
-
-    @property
-    def gpu_profile(self) -> str:
-        """The profile of its GPU instance, of which it may have a part only."""
-        return re.sub(r"^[1-7]c\.", "", self.profile)
 
     @property
     def slices(self) -> int:
@@ -106,16 +94,6 @@ class PreparedGpu:
     instances: tuple[MigInstance, ...]
     profiles: tuple[InstanceProfile, ...] = ()
 
-    def list_placed(self, gpu_instances: set[int]) -> tuple[PlacedInstance, ...]:
-        """Some of its GPU instances, and where they lie."""
-        by_name = {profile.name: profile for profile in self.profiles}
-        found = {
-            one.gpu_instance: PlacedInstance(by_name[one.gpu_profile], one.placement)
-            for one in self.instances
-            if one.gpu_instance in gpu_instances and one.gpu_profile in by_name
-        }
-        return tuple(found.values())
-
 
 @dataclass(frozen=True)
 class PreparedMig:
@@ -123,13 +101,11 @@ class PreparedMig:
 
     Attributes:
         gpus: The GPUs.
-        socket: Where instances can be changed while the job runs; empty where they cannot.
         mps_inside: The site allows an MPS daemon in an instance.
         layout: Its words; empty where in its place one instance has the whole GPU.
     """
 
     gpus: tuple[PreparedGpu, ...]
-    socket: str = ""
     mps_inside: bool = False
     layout: str = ""
 
@@ -146,33 +122,22 @@ def parse_mig(value: Mapping[str, Any]) -> PreparedMig:
         PreparedGpu(
             _match(UUID, gpu["uuid"]),
             str(gpu["name"]),
-            parse_instances(gpu["instances"]),
+            tuple(map(_parse_instance, gpu["instances"])),
             tuple(parse_profile(profile) for profile in gpu["profiles"]),
         )
         for gpu in value["gpus"]
     )
-    return PreparedMig(gpus, str(value["socket"]), bool(value["mps_inside"]), str(value["layout"]))
+    return PreparedMig(gpus, bool(value["mps_inside"]), str(value["layout"]))
 
 
-def parse_instances(value: Any) -> tuple[MigInstance, ...]:
-    """Read instances, from a setup.json or an answer of the node's agent.
-
-    Raises:
-        KeyError: Something is missing.
-        TypeError: It is something else.
-        ValueError: Likewise.
-    """
-    return tuple(
-        MigInstance(
-            _match(UUID, one["uuid"]),
-            _match(_PROFILE, one["profile"]),
-            int(one["gpu_instance"]),
-            int(one["compute_instance"]),
-            Placement(int(one["placement"][0]), int(one["placement"][1])),
-            int(one["sms"]),
-            int(one["memory_mb"]),
-        )
-        for one in value
+def _parse_instance(value: Mapping[str, Any]) -> MigInstance:
+    return MigInstance(
+        _match(UUID, value["uuid"]),
+        _match(_PROFILE, value["profile"]),
+        int(value["gpu_instance"]),
+        int(value["compute_instance"]),
+        int(value["sms"]),
+        int(value["memory_mb"]),
     )
 
 

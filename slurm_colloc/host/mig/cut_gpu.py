@@ -348,8 +348,8 @@ def _tell_holders(gpu: MigGpu | None) -> str:
 
 # ---- Putting a GPU back as it was before a job: from its claim alone, as often as wanted ---------
 #
-# Each step looks at what there is, so it does not matter at which call a prolog, an agent or an
-# earlier epilog was killed or failed. What is not the job's is never touched.
+# Each step looks at what there is, so it does not matter at which call a prolog or an earlier
+# epilog was killed or failed. What is not the job's is never touched.
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 1.0

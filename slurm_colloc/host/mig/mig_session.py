@@ -85,11 +85,6 @@ class MigSession:
             raise MigProblem(f"NVML cannot be asked: {error.strerror}") from error
         return self._child
 
-    def renew(self, seconds: float) -> None:
-        """Have so much time from now on, in a new process where the one before has hung."""
-        self._ends_at = time.monotonic() + seconds
-        self._problem, self._starts, self._call_s = "", 0, CALL_S
-
     def close(self) -> None:
         """End the child; NVML is closed with it."""
         child, self._child = self._child, None

@@ -22,6 +22,7 @@ from slurm_colloc.model.mig_profiles import (
     InstanceProfile,
     PlacedInstance,
     Placement,
+    describe_profile,
     parse_profile,
 )
 from slurm_colloc.model.printable import escape_controls
@@ -63,10 +64,6 @@ if TYPE_CHECKING:
 
         def destroy(self, gpu: str, instance: int) -> None:
             """Destroy a GPU instance without any compute instance."""
-            ...
-
-        def renew(self, seconds: float) -> None:
-            """Have so much time from now on, whatever has hung before."""
             ...
 
 
@@ -193,14 +190,6 @@ class MigGpu:
         by_size = sorted(self.profiles, key=lambda one: (-one.compute_slices, -one.memory_mb))
         return by_size[0].name if by_size else ""
 
-    def place_instances(self, instances: Sequence[GpuInstance]) -> tuple[PlacedInstance, ...]:
-        """Instances of it with their profiles; one of an unknown profile is left out."""
-        return tuple(
-            PlacedInstance(profile, one.placement)
-            for one in instances
-            if (profile := self.find_profile(one.profile_id)) is not None
-        )
-
 
 def parse_mig_gpu(value: Mapping[str, Any]) -> MigGpu:
     """Read what the child printed of a GPU.
@@ -228,6 +217,47 @@ def _parse_instance(value: Mapping[str, Any]) -> GpuInstance:
         Placement(*value["placement"]),
         tuple(ComputeInstance(*one) for one in value["compute"]),
     )
+
+
+def describe_gpu(gpu: MigGpu, *, mode_switched: bool) -> dict[str, Any]:
+    """A GPU with its instances and what else it can be divided into, as setup.json has it.
+
+    Args:
+        gpu: What NVML says.
+        mode_switched: MIG was turned on for the job.
+    """
+    return {
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "mode_switched": mode_switched,
+        "instances": describe_instances(gpu),
+        "profiles": [describe_profile(profile) for profile in gpu.profiles],
+    }
+
+
+def describe_instances(gpu: MigGpu) -> list[dict[str, Any]]:
+    """Its compute instances: one is what a process computes on."""
+    return [
+        {
+            "uuid": compute.uuid,
+            "profile": _name_profile(profile, compute.slices),
+            "gpu_instance": instance.id,
+            "compute_instance": compute.id,
+            "placement": [instance.placement.start, instance.placement.size],
+            "sms": compute.sms,
+            "memory_mb": profile.memory_mb if profile else None,
+        }
+        for instance in gpu.instances or ()
+        for profile in [gpu.find_profile(instance.profile_id)]
+        for compute in instance.compute
+    ]
+
+
+def _name_profile(profile: InstanceProfile | None, compute_slices: int) -> str | None:
+    if profile is None:
+        return None
+    is_whole = compute_slices == profile.compute_slices
+    return profile.name if is_whole else f"{compute_slices}c.{profile.name}"
 
 
 # ---- What is changed of a GPU's MIG for a job, as it stands in the checkpoint; values, pure ------
@@ -276,10 +306,6 @@ class PlannedInstance:
                 uuids = tuple(part.uuid for part in one.compute if part.uuid is not None)
                 return replace(self, instance=one.id, uuids=uuids)
         return self
-
-    def forget(self) -> PlannedInstance:
-        """This one as before it was made."""
-        return replace(self, instance=None, uuids=())
 
 
 @dataclass(frozen=True)
@@ -454,7 +480,6 @@ def plan_instances(
     layout: str,
     *,
     allowed: Sequence[str] = (),
-    standing: Sequence[GpuInstance] = (),
 ) -> tuple[PlannedInstance, ...]:
     """Find a place for each instance of a layout, the biggest first; pure.
 
@@ -462,7 +487,6 @@ def plan_instances(
         gpu: What NVML says.
         layout: The words.
         allowed: Names of profiles that the site allows; empty for all.
-        standing: Instances that stay where they are.
 
     Raises:
         NodeError: There is no such layout here, or no room for it.
@@ -476,10 +500,9 @@ def plan_instances(
         if allowed and profile.name not in allowed:
             name = escape_controls(profile.name)
             raise NodeError(f"the site's policy does not allow the MIG profile {name}")
-    placed = place(profiles, gpu.place_instances(standing))
+    placed = place(profiles)
     if placed is None:
-        around = " around what stands" if standing else ""
-        raise NodeError(f"the MIG layout {render_layout(words)} does not fit{around} on {gpu.uuid}")
+        raise NodeError(f"the MIG layout {render_layout(words)} does not fit on {gpu.uuid}")
     return tuple(_match_groups(group_words(words), profiles, placed))
 
 

@@ -194,42 +194,6 @@ def _judge_process(process: Process, owner: int, group: ProcessGroup) -> str:
     return ""
 
 
-def end_agent(identity: ProcessId, reason: str) -> str:
-    """Kill an agent of root's own that a hook has left running for a job.
-
-    Args:
-        identity: Which process, as it wrote itself into a file of root's: its start tells it from
-            any other that has its pid since. It leads a session.
-        reason: Why, for the audit line.
-
-    Returns:
-        SENT, GONE, or why it was refused.
-    """
-    if identity.pid <= 1 or identity.pid == os.getpid():
-        return RECORD.refuse(f"process {identity.pid} is never signalled")
-    descriptor = open_process(identity)
-    if descriptor is None:
-        return GONE
-    try:
-        process = read_process(identity.pid)
-        if process is None or process.id != identity or process.has_ended:
-            return GONE
-        if set(read_uids(identity.pid) or ()) != {os.geteuid()}:
-            return RECORD.refuse(f"process {identity.pid} is not an agent of root's")
-        if process.session_id != identity.pid:
-            return RECORD.refuse(f"process {identity.pid} leads no session")
-        _send(descriptor, identity.pid, KILL)
-    except ProcessLookupError:
-        return GONE
-    except OSError as error:
-        return RECORD.refuse(f"process {identity.pid}: {error.strerror}")
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    RECORD.add(SentSignal(identity.pid, os.geteuid(), process.name, KILL, reason))
-    return SENT
-
-
 def end_child(pid: int) -> None:
     """Kill a child of this process that was not collected yet; whose it is does not matter.
 

@@ -198,7 +198,7 @@ def name_instances(summary: Summary) -> dict[str, str]:
     for member in summary["members"]:
         mig = member["mig"]
         if mig and mig["uuid"] and mig["profile"]:
-            # What was cut anew for another is not among those that stand.
+            # A member of an earlier attempt had an instance that is not among the last ones.
             found.setdefault(mig["uuid"], (mig["profile"], mig["memory_mb"]))
             users.setdefault(mig["uuid"], []).append(f"/{member['member']}")
     names = {}
