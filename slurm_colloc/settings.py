@@ -90,8 +90,6 @@ class Settings:
             Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
         goal: What counts when jobs that are known are packed: `throughput` (GPU time),
             `latency` (when jobs end) or `energy`.
-        planner: Who makes the packs: `csub`, or for comparison a rule of others (`exclusive`,
-            `first-fit`, `carma`, `additive`).
         calibration_dir: Where the site's calibrations of GPU models lie; empty for none.
         fleet_spool: Into which packs that have ended report to the site; empty for none.
         caps: What the site allows at most.
@@ -125,7 +123,6 @@ class Settings:
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
     goal: str = "throughput"
-    planner: str = "csub"
     calibration_dir: str = "/etc/slurm_colloc/calibrations"
     fleet_spool: str = ""
     caps: Caps = Caps()

@@ -9,7 +9,7 @@ option is Slurm's to say: csub passes it on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
@@ -319,6 +319,11 @@ def _own(name: str, argument: Argument, concern: Concern, reason: str) -> Option
     return Option(name, None, argument, concern, own=True, reason=reason)
 
 
+REMOVED_OPTIONS: Mapping[str, str] = {
+    "policy": "csub alone makes the packs now",
+}
+"""Own options that are gone, with what holds in their place."""
+
 OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members may run on the GPU at the same time"),
     _own("pack-size", _REQ, Concern.GROUP, "members per pack; those beyond the degree wait in it"),
@@ -347,12 +352,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "of its signature (csub profile list)",
     ),
     _own("goal", _REQ, Concern.GROUP, "what packs are chosen for: throughput, latency or energy"),
-    _own(
-        "policy",
-        _REQ,
-        Concern.GROUP,
-        "the rule that makes packs: csub; to compare: exclusive, first-fit, carma, additive",
-    ),
     _own(
         "progress-regex",
         _REQ,

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
-from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Concern, Option
+from slurm_colloc.slurm.option_table import (
+    OWN_OPTIONS,
+    REMOVED_OPTIONS,
+    SBATCH_OPTIONS,
+    Argument,
+    Concern,
+    Option,
+)
 
 # ---- The options that srun has and sbatch has not, and all that srun takes -----------------------
 
@@ -245,6 +252,8 @@ class OptionParser:
         # Only for a message, so not worth loading on every call.
         from difflib import get_close_matches
 
+        if name in REMOVED_OPTIONS:
+            return self._problem(word, f"--{name} was removed: {REMOVED_OPTIONS[name]}")
         message = f"--{name} is not an {self._kind} option"
         if any(option.name == name for option in OWN_OPTIONS):
             hint = "it is csub's own and belongs on a #CSUB line"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.plan import Goal, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, Policy, SharingMode
 from slurm_colloc.model.records import build_record
 from slurm_colloc.store.pack_directory import (
     MemberSpec,
@@ -78,7 +78,6 @@ def test_a_mode_that_only_a_newer_csub_has_is_kept_as_it_is() -> None:
 def test_a_policy_keeps_its_choices() -> None:
     policy = Policy(
         goal=Goal.ENERGY,
-        rule=Rule.CARMA,
         degree_is_asked=True,
         degree_max=7,
         modes=(SharingMode.MPS, SharingMode.TIMESLICE),
@@ -91,5 +90,5 @@ def test_a_policy_keeps_its_choices() -> None:
 def test_choices_that_only_a_newer_csub_has_stand_for_the_usual_ones() -> None:
     record = build_pack("s", policy=Policy()).record
     value = json.loads(json.dumps(build_pack_mapping(record)))
-    value["policy"].update(goal="beauty", rule="tarot", modes=["mps", "telepathy"])
+    value["policy"].update(goal="beauty", modes=["mps", "telepathy"])
     assert build_record(PackRecord, value).policy == Policy(modes=(SharingMode.MPS,))
