@@ -116,16 +116,15 @@ def _load(module: str, name: str, words: Sequence[str] | None) -> Callable[[], i
 
 
 def _run_of_lab(name: str, words: Sequence[str]) -> int:
-    from slurm_colloc.extensions import COMMANDS, load_extension
+    from slurm_colloc.cli.command_groups import load_command
 
-    return int(load_extension(COMMANDS, name, f"csub {name}")(words))
+    return int(load_command(name)(words))
 
 
 def _tell_help() -> int:
-    from slurm_colloc.cli.command_groups import list_extensions, render_help
-    from slurm_colloc.extensions import COMMANDS
+    from slurm_colloc.cli.command_groups import list_installed, render_help
 
-    sys.stdout.write(render_help(list_extensions(COMMANDS)))
+    sys.stdout.write(render_help(list_installed()))
     return 0
 
 

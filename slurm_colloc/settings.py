@@ -22,6 +22,7 @@ from slurm_colloc.model.setting_values import RunnerSettings, check_values
 from slurm_colloc.settings_files import build_state_path, find_files, parse_toml, read_file
 
 REMOVED: Mapping[str, str] = {
+    "planner": "csub alone makes the packs now",
     "state_shared": "set state_dir to a path that login and compute nodes share",
 }
 """Settings that csub no longer has, and what to do instead: a file may still have them."""
@@ -98,8 +99,6 @@ class Settings:
             Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
         goal: What counts when jobs that are known are packed: `throughput` (GPU time),
             `latency` (when jobs end) or `energy`.
-        planner: Who makes the packs: `csub`, or for comparison a rule of others (`exclusive`,
-            `first-fit`, `carma`, `additive`).
         calibration_dir: Where the site's calibrations of GPU models lie; empty for none.
         fleet_spool: Into which packs that have ended report to the site; empty for none.
         caps: What the site allows at most.
@@ -133,7 +132,6 @@ class Settings:
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
     goal: str = "throughput"
-    planner: str = "csub"
     calibration_dir: str = "/etc/slurm_colloc/calibrations"
     fleet_spool: str = ""
     caps: Caps = Caps()

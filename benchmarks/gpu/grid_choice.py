@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from benchmarks.gpu.grid_design import ALONE_SHARING, Sharing
 from benchmarks.gpu.mix import Alone, Mix, MixJob, build_policy
 from slurm_colloc.errors import NodeError
-from slurm_colloc.model.plan import Capacity, PackPlan, Rule, SharingMode
+from slurm_colloc.model.plan import Capacity, PackPlan, SharingMode
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.broken_limits import predict_setting
 from slurm_colloc.planning.hard_limits import Setting
 from slurm_colloc.planning.job_needs import build_subject
-from slurm_colloc.planning.plan_packs import ask, plan
+from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc_lab.calibration.measured_packs import build_load, read_number
 
 LENGTH_S = 600.0
@@ -72,7 +72,7 @@ class Known:
     def plan(self, count: int, bound: float) -> tuple[PackPlan, ...]:
         """The packs that csub makes of so many equal jobs."""
         mix = self.make_mix(count, bound)
-        policy = dataclasses.replace(build_policy(Rule.CSUB, bound), modes=self.modes)
+        policy = dataclasses.replace(build_policy(bound), modes=self.modes)
         jobs, profiles = mix.build_jobs(), mix.build_profiles()
         return plan(jobs, profiles, self.capacity, policy, self.calibration).packs
 
@@ -110,11 +110,7 @@ class Known:
         if sharing == ALONE_SHARING:
             return 1.0
         mix = self.make_mix(1, 1.0)
-        policy = build_policy(Rule.CSUB, 1.0)
-        question = ask(
-            mix.build_jobs(), mix.build_profiles(), self.capacity, policy, self.calibration
-        )
-        subjects = [build_subject(question, 0)] * sharing.degree
+        subjects = [build_subject(mix.ask(), 0)] * sharing.degree
         setting = Setting(SharingMode(sharing.mode), (sharing.limit,) * sharing.degree)
         slowdowns = predict_setting(subjects, setting, self.calibration)
         return None if slowdowns is None else sum(1.0 / slowdown for slowdown in slowdowns)

@@ -8,21 +8,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.gpu.rules import Rule, place_by
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.plan import (
     Capacity,
     KnownBy,
+    MemberPlan,
     PackPlan,
-    Plan,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
 from slurm_colloc.model.usage_profile import Calibration, Load
 from slurm_colloc.planning.broken_limits import predict_setting
 from slurm_colloc.planning.hard_limits import Setting
-from slurm_colloc.planning.job_needs import build_subject
+from slurm_colloc.planning.job_needs import (
+    Question,
+    build_limits,
+    build_subject,
+    choose_gpu_memory_limit_mb,
+)
 from slurm_colloc.planning.plan_packs import ask, plan
 from slurm_colloc.planning.sharing_ways import compute_ends_s
 from slurm_colloc_lab.calibration.workloads import BY_NAME
@@ -225,12 +230,24 @@ class Mix:
             for job in self.jobs
         }
 
-    def plan(self, rule: Rule) -> Plan:
-        """The packs that a rule makes, by csub's own planning."""
-        policy = build_policy(rule, self.bound)
-        return plan(
-            self.build_jobs(), self.build_profiles(), self.capacity, policy, self.calibration
-        )
+    def ask(self) -> Question:
+        """What csub's planning is asked."""
+        policy = build_policy(self.bound)
+        jobs, profiles = self.build_jobs(), self.build_profiles()
+        return ask(jobs, profiles, self.capacity, policy, self.calibration)
+
+    def plan(self, rule: Rule) -> tuple[PackPlan, ...]:
+        """The packs that a rule makes."""
+        asked = self.ask()
+        policy, calibration = asked.policy, asked.calibration
+        if rule is Rule.FIRST_FIT:
+            policy, calibration = dataclasses.replace(policy, degree_is_asked=True), None
+        if rule in (Rule.CSUB, Rule.FIRST_FIT):
+            return plan(asked.jobs, asked.profiles, self.capacity, policy, calibration).packs
+        subjects = [build_subject(asked, job.number) for job in self.jobs]
+        limits = build_limits(asked, subjects)
+        packs = place_by(rule, subjects, limits, self.capacity.gpu_memory_mb)
+        return tuple(_build_pack(asked, rule, members) for members in packs)
 
     def forecast(self, pack: PackPlan) -> PackForecast:
         """What the contention model says of a pack, made by csub or not.
@@ -244,13 +261,7 @@ class Mix:
         run_s = [self.get_alone_s(number) for number in numbers]
         if len(numbers) == 1:
             return PackForecast(tuple(run_s), 0.0)
-        question = ask(
-            self.build_jobs(),
-            self.build_profiles(),
-            self.capacity,
-            build_policy(Rule.CSUB, self.bound),
-            self.calibration,
-        )
+        question = self.ask()
         subjects = [build_subject(question, number) for number in numbers]
         limits = [member.thread_percentage for member in pack.members]
 
@@ -266,14 +277,26 @@ class Mix:
         return PackForecast(tuple(compute_ends_s(run_s, floors, rate)), setup_s)
 
 
-def build_policy(rule: Rule, bound: float) -> Policy:
-    """csub's usual policy, with another rule for who shares."""
-    return dataclasses.replace(
-        Policy(),
-        rule=rule,
-        slowdown_bound=bound,
-        modes=(SharingMode.MPS, SharingMode.TIMESLICE),
+def build_policy(bound: float) -> Policy:
+    """csub's usual policy."""
+    return Policy(slowdown_bound=bound, modes=(SharingMode.MPS, SharingMode.TIMESLICE))
+
+
+def _build_pack(question: Question, rule: Rule, numbers: Sequence[int]) -> PackPlan:
+    """The pack that a rule of others makes of these jobs: without thread limits."""
+    members = tuple(
+        MemberPlan(
+            number,
+            question.jobs[number].cpus,
+            None,
+            None,
+            choose_gpu_memory_limit_mb(question.jobs[number], question.profiles[number]),
+        )
+        for number in numbers
     )
+    mode = SharingMode.MPS if len(members) > 1 else SharingMode.EXCLUSIVE
+    reasons = (f"the rule {rule} puts them together",)
+    return PackPlan(members, len(members), mode, None, (), None, reasons)
 
 
 @dataclass(frozen=True)

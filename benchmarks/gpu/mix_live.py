@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.gpu.mix import MPS_START_S, Figures, Mix, build_policy
-from slurm_colloc.model.plan import Rule, SharingMode
-from slurm_colloc.planning.broken_limits import predict_setting
-from slurm_colloc.planning.hard_limits import Setting, Subject, find_broken
-from slurm_colloc.planning.job_needs import build_limits, build_subject
-from slurm_colloc.planning.plan_packs import ask
-from slurm_colloc_lab.rules.other_rules import (
+from benchmarks.gpu.mix import MPS_START_S, Figures, Mix
+from benchmarks.gpu.rules import (
     ADDITIVE_DRAM_MOST,
     ADDITIVE_SM_MOST,
     CARMA_ROOM_MB,
     CARMA_SM_MOST,
+    Rule,
 )
+from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.broken_limits import predict_setting
+from slurm_colloc.planning.hard_limits import Setting, Subject, find_broken
+from slurm_colloc.planning.job_needs import build_limits, build_subject
 
 SUFFIX = "-live"
 LIVE = (Rule.CARMA, Rule.ADDITIVE, Rule.FIRST_FIT)
@@ -44,13 +44,7 @@ class LiveRule:
         self._mix = mix
         self._rule = rule
         self._by_sm = by_sm
-        question = ask(
-            mix.build_jobs(),
-            mix.build_profiles(),
-            mix.capacity,
-            build_policy(Rule.CSUB, mix.bound),
-            mix.calibration,
-        )
+        question = mix.ask()
         self.subjects = [build_subject(question, job.number) for job in mix.jobs]
         self._limits = build_limits(question, self.subjects)
         self.percentage = FIRST_FIT_PERCENTAGE if rule is Rule.FIRST_FIT else None

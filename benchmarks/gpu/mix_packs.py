@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.gpu.mix import Figures, Mix, compute_steps, forecast_rule
 from benchmarks.gpu.mix_live import LIVE, SUFFIX, LiveRule, forecast_live
 from benchmarks.gpu.mix_running import Choose, Member, RanPack
-from slurm_colloc.model.plan import Rule, SharingMode
+from benchmarks.gpu.rules import Rule
+from slurm_colloc.model.plan import SharingMode
 
 BY_SM = "additive-sm"
 """The additive rule without engine activity, of which NVML's utilisation speaks: it packs more."""
@@ -65,9 +66,9 @@ def prepare(mix: Mix, rule: str) -> tuple[Figures, list[Prepared]]:
     rule, colon, bound = rule.partition(":")
     if colon:
         mix = replace(mix, bound=float(bound))
-    plan = hide_engine(mix).plan(Rule.ADDITIVE) if rule == BY_SM else mix.plan(Rule(rule))
+    packs = hide_engine(mix).plan(Rule.ADDITIVE) if rule == BY_SM else mix.plan(Rule(rule))
     prepared = []
-    for pack in plan.packs:
+    for pack in packs:
         forecast = mix.forecast(pack)
         jobs = tuple(member.job_index for member in pack.members)
         slowdowns = tuple(
@@ -82,7 +83,7 @@ def prepare(mix: Mix, rule: str) -> tuple[Figures, list[Prepared]]:
                 jobs, members, pack.mode, slowdowns, forecast.duration_s, mix.bound, pack.reasons
             )
         )
-    return forecast_rule(mix, plan.packs), prepared
+    return forecast_rule(mix, packs), prepared
 
 
 def hide_engine(mix: Mix) -> Mix:

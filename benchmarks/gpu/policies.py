@@ -5,11 +5,11 @@ measures; `python -m benchmarks.gpu.policies --merge A.csv B.csv` puts what seve
 measured into one table. The rows of calls with the same seed and the same jobs belong together.
 
 Every kind of training is measured alone first, and that is what is known of each job: what csub
-would know after a first run. csub's planning makes the packs, by each rule; they run one after the
-other, as there is one GPU, and the rules take turns, as hosts are fast and slow for minutes. A job
-is a fixed number of steps, so its slowdown is the time that it took over the time that the same
-steps take alone. Processes are started, built and warmed up before the work of a pack begins; that
-time is reported apart, as it is of a kind for all rules.
+would know after a first run. The packs of each rule run one after the other, as there is one GPU,
+and the rules take turns, as hosts are fast and slow for minutes. A job is a fixed number of steps,
+so its slowdown is the time that it took over the time that the same steps take alone. Processes
+are started, built and warmed up before the work of a pack begins; that time is reported apart, as
+it is of a kind for all rules.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from benchmarks.gpu.mix_readings import find_gpu
 from benchmarks.gpu.mix_running import MixGpu, RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
+from benchmarks.gpu.rules import Rule
 from slurm_colloc.errors import CollocError, UsageProblem
-from slurm_colloc.model.plan import Rule
 from slurm_colloc.model.usage_profile import Calibration, Load
 from slurm_colloc.store.calibrations import (
     SHIPPED,

@@ -306,8 +306,8 @@ def read_record(places: Places) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())
-        if value["schema"] > SCHEMA:
-            raise StateError(f"{path} was written by a newer version", hint="use that one")
+        if value["schema"] != SCHEMA:
+            raise StateError(f"{path} is of another version", hint="use that one")
     except FileNotFoundError:
         return None
     except OSError as error:

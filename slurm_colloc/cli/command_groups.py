@@ -6,9 +6,16 @@ import contextlib
 import os
 import sys
 from collections.abc import Collection, Iterator
+from typing import Any
+
+from slurm_colloc.errors import UsageProblem
 
 OF_LAB = frozenset({"calibrate", "sandbox", "tutorial"})
-"""Those of another package: `slurm_colloc.extensions` finds them."""
+"""Those of the package slurm-colloc-lab, which is in lab/ of this repository."""
+
+ENTRY_POINTS = "slurm_colloc.commands"
+"""By the name of a command of the lab: a function of the words behind it that returns the exit
+status."""
 
 GROUPS: dict[str, dict[str, str]] = {
     "Submit": {
@@ -113,23 +120,39 @@ def render_help(installed: Collection[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_extensions(group: str) -> frozenset[str]:
-    """The names of what is installed, without loading it, nor what knows of all distributions."""
+def load_command(name: str) -> Any:
+    """Load a command of the lab; that takes as long as a submission.
+
+    Raises:
+        UsageProblem: The lab is not installed.
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        return entry.load()
+    raise UsageProblem(
+        f"csub {name} is in the package slurm-colloc-lab, which is not installed",
+        hint="pip install ./lab in a checkout of csub",
+    )
+
+
+def list_installed() -> frozenset[str]:
+    """The commands of the lab that are there, without what knows of all distributions."""
     found: set[str] = set()
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder or "."):
                 if name.endswith((".dist-info", ".egg-info")):
-                    found.update(_read_names(f"{folder or '.'}/{name}/entry_points.txt", group))
+                    found.update(_read_names(f"{folder or '.'}/{name}/entry_points.txt"))
     return frozenset(found)
 
 
-def _read_names(path: str, group: str) -> Iterator[str]:
-    """The names under one heading of such a file; none where there is no file."""
+def _read_names(path: str) -> Iterator[str]:
+    """The names of commands in such a file; none where there is no file."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         heading = ""
         for line in map(str.strip, file):
             if line.startswith("["):
                 heading = line
-            elif heading == f"[{group}]" and line and not line.startswith("#"):
+            elif heading == f"[{ENTRY_POINTS}]" and line and not line.startswith("#"):
                 yield line.partition("=")[0].strip()

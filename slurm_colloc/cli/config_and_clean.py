@@ -334,6 +334,9 @@ def clean(session: Session, older_than: str, *, dry_run: bool) -> str:
 def _clean_snapshots(session: Session, before: float, *, dry_run: bool) -> None:
     """Remove copies of projects in which no job that is kept runs or ran."""
     views = session.survey_kept(())
+    if session.damaged:
+        # What such a pack refers to is not known.
+        return
     used = {member.spec.job.snapshot for view in views for member in view.members}
     count, kept = remove_snapshots(session.state.root, used, before, dry_run=dry_run)
     if count:

@@ -19,7 +19,7 @@ from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy, SharingMode, WaitEstimate
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import parse_gpu_memory_mb
-from slurm_colloc.model.setting_values import GOAL_CHOICES, RULE_CHOICES, check_gpus_per_pack
+from slurm_colloc.model.setting_values import GOAL_CHOICES, check_gpus_per_pack
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.job_needs import build_load, choose_bound
@@ -50,7 +50,7 @@ from slurm_colloc.submission.plan.plan_call import (
 
 # ---- `csub plan --what-if`: a call with other values, planned alongside the one that is made -----
 
-WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "gpus-per-pack", "policy")
+WHAT_IF = ("degree", "mode", "max-slowdown", "goal", "gpu-mem", "gpus-per-pack")
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -94,9 +94,8 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
     slowdown = _parse(changes, "max-slowdown", parse_slowdown)
     gpu_memory_mb = _parse(changes, "gpu-mem", parse_gpu_memory_mb)
     mode = _choose(changes, "mode", [known.value for known in SharingMode])
-    # Named here, as the user gave neither --goal nor --policy.
+    # Named here, as the user gave no --goal.
     goal = _choose(changes, "goal", GOAL_CHOICES)
-    rule = _choose(changes, "policy", RULE_CHOICES)
     gpus = _parse(changes, "gpus-per-pack", check_gpus_per_pack)
     candidates = call.candidates
     told = {"gpu_memory_mb": gpu_memory_mb, "max_slowdown": slowdown}
@@ -114,7 +113,6 @@ def apply_changes(call: Call, changes: dict[str, str], session: Session) -> tupl
         pack_size=None if is_alone or degree else call.pack_size,
         shares=((mode, origin),) if mode else call.shares,
         goals=((goal, origin),) if goal else call.goals,
-        rules=((rule, origin),) if rule else call.rules,
         gpu_counts=((gpus, origin),) if gpus else call.gpu_counts,
     )
     return changed, choose_policy(changed, session.settings)
@@ -167,8 +165,7 @@ each would be. Takes all options of a submission (csub submit --help) and submit
   --json              one JSON object
   --what-if=CHANGES   also show the plan with other values, separated by commas:
                       degree=4, mode=mps|timeslice|mig|exclusive, max-slowdown=2,
-                      goal=throughput|latency|energy, gpu-mem=10G,
-                      policy=csub|exclusive|first-fit|carma|additive
+                      goal=throughput|latency|energy, gpu-mem=10G, gpus-per-pack=4
 """
 
 
@@ -359,7 +356,6 @@ def _build_json(
         "would_join": room or None,
         "policy": {
             "goal": made.policy.goal.value,
-            "policy": made.policy.rule.value,
             "max_slowdown": min(choose_bound(job, made.policy) for job in made.jobs),
             "degree": made.policy.degree,
             "degree_is_asked": made.policy.degree_is_asked,

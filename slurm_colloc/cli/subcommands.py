@@ -12,9 +12,8 @@ from typer.core import TyperGroup
 from slurm_colloc import __version__
 from slurm_colloc.cli import arguments
 from slurm_colloc.cli.arguments import Json, Name, States, Targets, Where
-from slurm_colloc.cli.command_groups import list_extensions, list_groups, render_help
+from slurm_colloc.cli.command_groups import list_groups, list_installed, render_help
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.extensions import COMMANDS
 from slurm_colloc.session.selection import choose
 from slurm_colloc.session.session import Session, note, say
 
@@ -24,7 +23,7 @@ class GroupedCommands(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:  # noqa: ARG002 - typer's
         """The text of `csub --help`, as it is printed without typer."""
-        return render_help(list_extensions(COMMANDS)).rstrip("\n")
+        return render_help(list_installed()).rstrip("\n")
 
 
 def shell(
@@ -178,7 +177,7 @@ def build_app(only: str = "") -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(root)
     declared_here = {*_ELSEWHERE, *(command.__name__ for command in (*_HERE, shell))}
-    for _, group in list_groups(list_extensions(COMMANDS)) if not only else ():
+    for _, group in list_groups(list_installed()) if not only else ():
         for name, said in group.items():
             if name not in declared_here:
                 app.command(name, help=said, context_settings=_RAW)(_run_elsewhere)

@@ -277,20 +277,6 @@ class Goal(enum.StrEnum):
     ENERGY = "energy"
 
 
-class Rule(enum.StrEnum):
-    """What makes the packs: csub's own search, or another rule."""
-
-    CSUB = "csub"
-    EXCLUSIVE = "exclusive"
-    FIRST_FIT = "first-fit"
-    CARMA = "carma"
-    ADDITIVE = "additive"
-
-
-OWN_RULES = frozenset({Rule.CSUB, Rule.FIRST_FIT})
-"""Those that csub has without slurm-colloc-lab (planning.known_packs)."""
-
-
 class PeakSource(enum.StrEnum):
     """Who says how much GPU memory a job takes at most."""
 
@@ -406,7 +392,6 @@ class Policy:
         measures: Packs are measured by pausing members as they run, and those that are too many
             are parked.
         goal: What the choice of packs makes small.
-        rule: What makes the packs.
         degree_is_asked: The user said how many may run at the same time.
         degree_max: Members of known load that run at the same time, at most; one MPS
             server takes no more.
@@ -437,7 +422,6 @@ class Policy:
     measure_s: int = 0
     measures: bool = False
     goal: Goal = Goal.THROUGHPUT
-    rule: Rule = Rule.CSUB
     degree_is_asked: bool = False
     degree_max: int = MPS_CLIENTS_MAX
     modes: tuple[SharingMode, ...] = ()

@@ -11,7 +11,7 @@ from typing import Any
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.plan import Goal, Rule
+from slurm_colloc.model.plan import Goal
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 JOIN_CHOICES = ("auto", "pending", "never")
@@ -20,7 +20,6 @@ HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
 ACTIVITY_CHOICES = ("gpm", "dcgm")
 GOAL_CHOICES = tuple(goal.value for goal in Goal)
-RULE_CHOICES = tuple(rule.value for rule in Rule)
 GPU_COUNTS = ("auto", "node")
 """What `gpus_per_pack` may be besides a number."""
 GPUS_MOST = 64
@@ -47,7 +46,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "job_id": ("auto", OWN_ID, REAL_ID),
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,
-    "planner": RULE_CHOICES,
     "activity_source": ACTIVITY_CHOICES,
     "share": (
         "auto",

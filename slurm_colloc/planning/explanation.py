@@ -17,8 +17,7 @@ class MemberExplanation:
         name: Its job name.
         known_by: Where what is known of it comes from.
         slowdown: Predicted, against alone on the whole GPU, while all members run.
-        max_slowdown: What is accepted; None where it was not said, and for a rule of others, which
-            knows no bound.
+        max_slowdown: What is accepted; None where it was not said.
         solo_steps_per_s: Its rate alone.
         predicted_steps_per_s: The same over its slowdown.
         run_s: Seconds that it is expected to run alone; None where earlier runs do not tell.

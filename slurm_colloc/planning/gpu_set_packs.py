@@ -27,7 +27,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     Plan,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -57,12 +56,10 @@ def tells_of_exchange(profile: UsageProfile) -> bool:
 
 
 def goes_by_loads(question: Question, indices: Sequence[int]) -> bool:
-    """Whether packs are made by loads or by a rule of others, and not dealt out.
+    """Whether packs are made by loads, and not dealt out.
 
     The model knows no members of different numbers of GPUs.
     """
-    if question.policy.rule is not Rule.CSUB:
-        return True
     if any(question.jobs[index].gpus != question.capacity.gpus for index in indices):
         return False
     is_known = any(index in question.profiles for index in indices)
@@ -92,7 +89,7 @@ def fit_known_packs(
     from slurm_colloc.planning.known_packs import ask_as_pack
 
     policy, each = question.policy, -(-len(indices) // sets)
-    if policy.rule is Rule.CSUB and sets - len(packs) >= _IDLE_SHARE * sets:
+    if sets - len(packs) >= _IDLE_SHARE * sets:
         narrow = replace(
             policy, degree=min(policy.degree, each), degree_max=min(policy.degree_max, each)
         )
@@ -109,7 +106,7 @@ def fit_known_packs(
 
 def _may_wait(question: Question, indices: Sequence[int]) -> bool:
     policy = question.policy
-    if policy.rule is not Rule.CSUB or policy.pack_size is not None:
+    if policy.pack_size is not None:
         return False
     return len({question.profiles.get(index) for index in indices}) <= _KINDS_MOST
 

@@ -18,7 +18,6 @@ from slurm_colloc.model.plan import (
     Capacity,
     KnownBy,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
     is_watched,
@@ -330,7 +329,6 @@ def build_subject(question: Question, index: int) -> Subject:
     bound = choose_bound(job, question.policy)
     is_corrected = (
         question.policy.measures
-        and question.policy.rule is Rule.CSUB
         and may_be_measured(job)
         # A pack has at least what one member asks for: with less it may not be watched.
         and is_watched(job.host_memory_mb)
@@ -350,25 +348,6 @@ def build_subject(question: Question, index: int) -> Subject:
         is_corrected=is_corrected,
         is_borrowed=borrowed,
     )
-
-
-def forget_loads(question: Question) -> Question:
-    """The same question for a rule that looks at no loads: of profiles only memory is left.
-
-    What a job was measured to take of the GPU's memory is a hard limit under any rule.
-    """
-    memory = {
-        index: UsageProfile(
-            gpu_memory_peak_mb=profile.gpu_memory_peak_mb,
-            gpu_memory_usual_mb=profile.gpu_memory_usual_mb,
-            gpu_memory_by=profile.gpu_memory_by,
-            host_memory_peak_mb=profile.host_memory_peak_mb,
-            known_by=profile.known_by,
-            gpu_model=profile.gpu_model,
-        )
-        for index, profile in question.profiles.items()
-    }
-    return replace(question, profiles=memory)
 
 
 def label_jobs(named: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -421,6 +400,6 @@ def build_limits(question: Question, subjects: Sequence[Subject]) -> Limits:
 
 
 def list_modes(policy: Policy) -> tuple[SharingMode, ...]:
-    """The sharing modes that may be chosen from; rules of others have one."""
-    modes = policy.modes if policy.rule is Rule.CSUB and policy.modes else (policy.mode,)
+    """The sharing modes that may be chosen from."""
+    modes = policy.modes or (policy.mode,)
     return tuple(mode for mode in modes if mode is not SharingMode.EXCLUSIVE)

@@ -16,7 +16,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     PackRequest,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -47,8 +46,6 @@ from slurm_colloc.planning.unknown_packs import (
 
 def compute_reason_not_to_join(job: Job, policy: Policy) -> str:
     """Say why a job joins no pack, and why none joins its own; empty if it may."""
-    if policy.rule is not Rule.CSUB:
-        return f"the rule {policy.rule} makes its pack, and does not allow joining"
     if job.chain:
         return "it goes on in further Slurm jobs (--chain)"
     reason = compute_reason_to_run_alone(replace(job, came_together=True), policy)

@@ -1,25 +1,19 @@
 """Packs of jobs whose loads are known: by what the contention model predicts of them.
 
-Also: packs of jobs whose loads are unknown, but of which a pack has measured how many run at once;
-rules of others for who shares a GPU: what planning asks of one, and where it is found.
+Also: packs of jobs whose loads are unknown, but of which a pack has measured how many run at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, cast
 
-from slurm_colloc.extensions import RULES, load_extension
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.plan import Goal, PackPlan, Rule, SharingMode, UsageProfile
+from slurm_colloc.model.plan import Goal, PackPlan, SharingMode, UsageProfile
 from slurm_colloc.planning import pack_search
 from slurm_colloc.planning.broken_limits import Declining, Weighing
 from slurm_colloc.planning.hard_limits import (
-    Broken,
-    Limits,
     Priced,
-    Setting,
     Subject,
     compute_host_memory_limit_mb,
 )
@@ -33,14 +27,13 @@ from slurm_colloc.planning.job_needs import (
     choose_gpu_memory_limit_mb,
     choose_gpu_memory_mb,
     choose_time_limit_s,
-    forget_loads,
     has_power,
     label_jobs,
     list_modes,
 )
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
-from slurm_colloc.planning.pack_prediction import build_lone, build_prediction, predict_pack
-from slurm_colloc.planning.pack_request import SLOWDOWN_MARGIN, build_lone_pack, build_pack
+from slurm_colloc.planning.pack_prediction import build_lone, build_prediction
+from slurm_colloc.planning.pack_request import build_lone_pack, build_pack
 from slurm_colloc.planning.unknown_packs import (
     UNSTATED_HOST_MEMORY_MB,
     build_unknown_pack,
@@ -148,61 +141,6 @@ def _find_host_room(question: Question, indices: Sequence[int]) -> int:
     return max(question.policy.degree, share_mb // max(likely))
 
 
-# ---- Rules of others for who shares a GPU: what planning asks of one, and where it is found ------
-
-
-class PackingRule(Protocol):
-    """A rule, without the system around it."""
-
-    def partition(
-        self, subjects: Sequence[Subject], limits: Limits, gpu_memory_mb: int | None
-    ) -> tuple[tuple[int, ...], ...]:
-        """Divide jobs into packs; each is the positions of its members.
-
-        Args:
-            subjects: The jobs.
-            limits: What one GPU has, which no rule goes beyond.
-            gpu_memory_mb: Memory of one GPU; None where unknown.
-        """
-        ...
-
-    def describe_sums(self, subjects: Sequence[Subject]) -> str:
-        """What the rule looked at in a pack, with the most that it allows."""
-        ...
-
-    def find_broken(
-        self,
-        question: Question,
-        subjects: Sequence[Subject],
-        names: Sequence[str],
-        packs: tuple[Sequence[int], Sequence[int]],
-        pair: tuple[int, int],
-    ) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
-        """What keeps two jobs apart.
-
-        Args:
-            question: What planning was asked.
-            subjects: Its jobs.
-            names: What they are called.
-            packs: The packs of the two.
-            pair: The two.
-
-        Returns:
-            What is in the way, and who was in the pack that the second would have joined; none
-            where the two alone could not share.
-        """
-        ...
-
-
-def find_rule(rule: Rule) -> PackingRule:
-    """Load a rule of others.
-
-    Raises:
-        UsageProblem: The package that has it is not installed.
-    """
-    return cast("PackingRule", load_extension(RULES, rule, f"the rule --policy={rule}"))
-
-
 # ---- Packs of jobs whose loads are known: by what the contention model predicts of them ----------
 
 _UNKNOWN_ALONE = (
@@ -216,12 +154,7 @@ def plan_by_loads(question: Question, indices: Sequence[int]) -> list[PackPlan]:
 
 
 def _plan_each(question: Question, indices: Sequence[int]) -> list[PackPlan]:
-    rule = question.policy.rule
-    if rule is Rule.FIRST_FIT:
-        return plan_unknown(forget_loads(question), indices)
     subjects = [build_subject(question, index) for index in indices]
-    if rule is not Rule.CSUB:
-        return _plan_by_rival(question, subjects)
     known = [s for s in subjects if is_known(s) and question.calibration is not None]
     unknown = [s.index for s in subjects if not (is_known(s) and question.calibration is not None)]
     packs = _plan_known(question, known) if known else []
@@ -320,11 +253,7 @@ def _divide(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
     packs = []
     for members in parts:
         if len(members) == 1:
-            packs.append(
-                build_lone(
-                    question, subjects[members[0]], declining.explain(members[0]), known=True
-                )
-            )
+            packs.append(build_lone(question, subjects[members[0]], declining.explain(members[0])))
             continue
         order = sorted(members, key=lambda i: (-subjects[i].run_s, subjects[i].index))
         priced = weighing.pricing.price(order)
@@ -392,45 +321,3 @@ def build_needs(question: Question, members: Sequence[Subject]) -> list[Need]:
             )
         )
     return needs
-
-
-def _plan_by_rival(question: Question, subjects: Sequence[Subject]) -> list[PackPlan]:
-    """Packs by a rule of others, which knows no bound on slowdowns; predicted where it can be."""
-    policy = question.policy
-    limits = build_limits(question, subjects)
-    rule = find_rule(policy.rule)
-    parts = rule.partition(subjects, limits, question.capacity.gpu_memory_mb)
-    packs = []
-    for members in parts:
-        if len(members) == 1:
-            reason = f"the rule {policy.rule} puts no other job with it"
-            packs.append(
-                build_lone(
-                    question, subjects[members[0]], reason, known=is_known(subjects[members[0]])
-                )
-            )
-            continue
-        chosen = [subjects[i] for i in members]
-        sums = rule.describe_sums(chosen)
-        told = f"the rule {policy.rule} put them together: {sums}"
-        if policy.mode is SharingMode.MIG:
-            planned = plan_seats(question, chosen)
-            assert planned is not None
-            needs = build_needs(question, chosen)
-            packs.append(build_instance_pack(question, needs, chosen, planned, notes=[told]))
-            continue
-        setting = Setting(policy.mode, (None,) * len(chosen))
-        slowdowns, finish_s = predict_pack(chosen, setting, question.calibration)
-        prediction = build_prediction(question, chosen, setting, slowdowns, finish_s)
-        prediction = replace(prediction, reasons=(told, *prediction.reasons))
-        # What no bound was heeded for is not ended at one either.
-        bound = max(policy.slowdown_bound, SLOWDOWN_MARGIN * max(slowdowns or (1.0,)))
-        lenient = replace(policy, slowdown_bound=bound)
-        needs = [
-            replace(need, max_slowdown=max(bound, need.max_slowdown or bound))
-            for need in build_needs(question, chosen)
-        ]
-        packs.append(
-            build_pack(question.jobs, needs, question.capacity, lenient, "", prediction=prediction)
-        )
-    return packs

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.plan import KnownBy, PackPlan, Rule, SharingMode, UsageProfile
-from slurm_colloc.model.usage_profile import Calibration
+from slurm_colloc.model.plan import KnownBy, PackPlan, SharingMode, UsageProfile
 from slurm_colloc.planning.broken_limits import predict_setting
 from slurm_colloc.planning.hard_limits import Setting, Subject, is_borrowed
 from slurm_colloc.planning.job_needs import Question, are_timed
 from slurm_colloc.planning.pack_request import (
     Prediction,
     build_lone_pack,
-    compute_thread_percentage,
 )
-from slurm_colloc.planning.sharing_ways import compute_ends_s
 
 # ---- A planned pack in words: its setting, what is predicted of it, and how sure that is ---------
 
@@ -140,8 +137,7 @@ def build_prediction(
     reasons: list[str] = []
     if slowdowns is not None:
         count, limits = len(members), setting.percentages
-        heeded = members if question.policy.rule is Rule.CSUB else ()
-        bounds = [member.max_slowdown for member in heeded]
+        bounds = [member.max_slowdown for member in members]
         text = describe_setting(count, setting.mode, limits, slowdowns, bounds)
         reasons = [text, *describe_sources(question, members)]
     return Prediction(
@@ -178,14 +174,13 @@ def forget_packs(members: Sequence[Subject]) -> list[Subject] | None:
     ]
 
 
-def build_lone(question: Question, subject: Subject, reason: str, *, known: bool) -> PackPlan:
-    """A job that runs alone, and as fast as that.
+def build_lone(question: Question, subject: Subject, reason: str) -> PackPlan:
+    """A job of known load that runs alone, and as fast as that.
 
     Args:
         question: What planning is asked.
         subject: The job.
         reason: Why it runs alone.
-        known: Whether its load is known.
     """
     job = question.jobs[subject.index]
     pack = build_lone_pack(subject.index, job, reason)
@@ -200,38 +195,5 @@ def build_lone(question: Question, subject: Subject, reason: str, *, known: bool
         members=(member,),
         predicted_slowdown=(1.0,),
         predicted_finish_s=subject.run_s if are_timed(question, [subject]) else None,
-        known=known,
+        known=True,
     )
-
-
-def predict_pack(
-    subjects: Sequence[Subject], setting: Setting, calibration: Calibration | None
-) -> tuple[tuple[float, ...] | None, float | None]:
-    """What a pack comes to that was made without looking at the model, by that model.
-
-    Args:
-        subjects: The members, which all run at once.
-        setting: How they share.
-        calibration: How jobs slow each other down.
-
-    Returns:
-        Each member's slowdown while all run, and seconds until the last ends, as
-        planning.sharing_ways has it; None where a load or the model is unknown.
-    """
-    slowdowns = predict_setting(subjects, setting, calibration)
-    if slowdowns is None:
-        return None, None
-    are_limited = any(percentage is not None for percentage in setting.percentages)
-
-    def rate(running: tuple[int, ...]) -> Sequence[float]:
-        count = len(running)
-        percentage = compute_thread_percentage(count, setting.mode) if are_limited else None
-        left = Setting(setting.mode, (percentage,) * count)
-        return predict_setting([subjects[i] for i in running], left, calibration) or ()
-
-    floors = [
-        (predict_setting([subject], Setting(setting.mode, (own,)), calibration) or (1.0,))[0]
-        for subject, own in zip(subjects, setting.percentages, strict=True)
-    ]
-    ends = compute_ends_s([subject.run_s for subject in subjects], floors, rate)
-    return slowdowns, max(ends)

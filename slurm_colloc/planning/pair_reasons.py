@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.plan import OWN_RULES, Goal, PackPlan, Plan, Policy, Rule
+from slurm_colloc.model.plan import Goal, PackPlan, Plan, Policy
 from slurm_colloc.planning.broken_limits import (
     Weighing,
     build_unknown,
@@ -29,11 +29,10 @@ from slurm_colloc.planning.job_needs import (
     build_subject,
     choose_time_limit_s,
     compute_needs,
-    forget_loads,
     is_host_memory_assumed,
     label_jobs,
 )
-from slurm_colloc.planning.known_packs import find_rule, is_known, weigh
+from slurm_colloc.planning.known_packs import is_known, weigh
 from slurm_colloc.planning.pack_request import compute_places_most, find_cut_gpu
 from slurm_colloc.planning.plan_packs import (
     TIME_RATIO,
@@ -231,18 +230,12 @@ class PairReasons:
         return replace(broken, text=text)
 
     def _find_limits(self, i: int, j: int) -> tuple[tuple[Broken, ...], tuple[int, ...]]:
-        policy = self._question.policy
         differences = find_differences(self._question, self.keys, self._names, i, j)
         if differences:
             return differences, ()
         spread = self._find_spread(i, j)
         if spread is not None:
             return (spread,), ()
-        if policy.rule not in OWN_RULES:
-            packs = [_list_jobs(self._plan.packs[self.places[index]]) for index in (i, j)]
-            return find_rule(policy.rule).find_broken(
-                self._question, self._subjects, self._names, (packs[0], packs[1]), (i, j)
-            )
         known = [self._is_known(index) for index in (i, j)]
         if all(known):
             return self._find_by_loads(i, j)
@@ -265,7 +258,7 @@ class PairReasons:
         return None
 
     def _is_known(self, index: int) -> bool:
-        if self._question.calibration is None or self._question.policy.rule is not Rule.CSUB:
+        if self._question.calibration is None:
             return False
         return is_known(self._subjects[index])
 
@@ -483,8 +476,6 @@ def explain_pairs(
     Returns:
         The pairs, those that are alike once, and how many pairs of jobs none of them stands for.
     """
-    if question.policy.rule is Rule.FIRST_FIT:
-        question = forget_loads(question)
     subjects = [build_subject(question, index) for index in range(len(question.jobs))]
     if labels is None:
         labels = label_jobs((job.name, job.number) for job in question.jobs)

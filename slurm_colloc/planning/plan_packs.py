@@ -19,7 +19,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     Plan,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -71,7 +70,7 @@ def plan(
         jobs: What came in one call, in the user's order.
         profiles: What is known of a job's solo use, by index into `jobs`.
         capacity: What one GPU brings with it.
-        policy: How far sharing may go, and by whose rule.
+        policy: How far sharing may go.
         calibration: How jobs slow each other down on that GPU; None where that is unknown, and
             then loads are of no use.
         curves: What earlier packs on that GPU model have measured of how many run at once best.
@@ -110,8 +109,6 @@ def plan(
         reasons.append(_describe_late(late, capacity))
     if len(buckets) > 1:
         reasons.append(describe_groups(len(buckets)))
-    if policy.rule is not Rule.CSUB and buckets:
-        reasons.append(f"packs were made by the rule {policy.rule}, for comparison")
     return Plan(ordered, packs_at_once, tuple(reasons))
 
 
@@ -311,9 +308,7 @@ def _plan_alike(question: Question, indices: Sequence[int]) -> list[PackPlan]:
         from slurm_colloc.planning.instance_packs import plan_on_layout
 
         return plan_on_layout(question, compute_needs(question, indices), layout)
-    if question.policy.rule is Rule.CSUB and (
-        question.calibration is None or not question.profiles
-    ):
+    if question.calibration is None or not question.profiles:
         return plan_unknown(question, indices)
     # What needs no search does without loading it.
     from slurm_colloc.planning.known_packs import plan_by_loads

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import asdict, replace
+from slurm_colloc.model.late_definitions import asdict
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.measurement import may_be_measured
 from slurm_colloc.model.plan import (
@@ -15,7 +15,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     Plan,
     Policy,
-    Rule,
     UsageProfile,
     is_watched,
 )
@@ -26,7 +25,7 @@ from slurm_colloc.planning.explanation import (
     PlanExplanation,
     SeatExplanation,
 )
-from slurm_colloc.planning.hard_limits import Limits, Setting, Subject, compute_usable_gpu_memory_mb
+from slurm_colloc.planning.hard_limits import Limits, Subject, compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
     Question,
     are_timed,
@@ -36,7 +35,6 @@ from slurm_colloc.planning.job_needs import (
     has_power,
     has_run_s,
 )
-from slurm_colloc.planning.pack_prediction import predict_pack
 from slurm_colloc.planning.pack_pricing import Pricing
 from slurm_colloc.planning.pair_reasons import explain_pairs
 from slurm_colloc.planning.plan_packs import ask
@@ -81,7 +79,7 @@ def build_explanation(  # noqa: PLR0917 - what plan() was given, and its answer
 def _is_measured(pack: PackPlan, question: Question) -> bool:
     """How many run at once is found out as it starts, by the rule that its runner goes by."""
     policy = question.policy
-    if policy.rule is not Rule.CSUB or pack.degree < 2 or pack.layout:
+    if pack.degree < 2 or pack.layout:
         return False
     if pack.request is not None and not is_watched(pack.request.host_memory_mb):
         return False
@@ -92,8 +90,6 @@ def _is_measured(pack: PackPlan, question: Question) -> bool:
 
 
 def _explain_pack(pack: PackPlan, question: Question, pricing: Pricing) -> PackExplanation:
-    if question.policy.rule is Rule.FIRST_FIT:
-        pack = _predict(pack, question, pricing)
     subjects = pricing.subjects
     members = tuple(
         _explain_member(pack, place, question, subjects[member.job_index])
@@ -155,36 +151,6 @@ def _explain_layout(pack: PackPlan, jobs: Sequence[Job]) -> tuple[SeatExplanatio
     return tuple(seats)
 
 
-def _predict(pack: PackPlan, question: Question, pricing: Pricing) -> PackPlan:
-    """A pack that was made without looking at loads, with what they tell of it."""
-    subjects = [pricing.subjects[member.job_index] for member in pack.members]
-    if len(subjects) == 1 and subjects[0].load is not None:
-        timed = are_timed(question, subjects)
-        finish_s = subjects[0].run_s if timed else None
-        return replace(pack, known=True, predicted_finish_s=finish_s)
-    if len(subjects) < 2 or pack.degree < len(subjects):
-        # Who of those that wait runs alongside whom, nothing tells.
-        return pack
-    setting = Setting(pack.mode, tuple(member.thread_percentage for member in pack.members))
-    slowdowns, finish_s = predict_pack(subjects, setting, question.calibration)
-    if slowdowns is None:
-        return pack
-    members = tuple(
-        replace(
-            member,
-            predicted_slowdown=slowdown,
-            solo_steps_per_s=question.profiles[member.job_index].steps_per_s,
-        )
-        for member, slowdown in zip(pack.members, slowdowns, strict=True)
-    )
-    return replace(
-        pack,
-        members=members,
-        predicted_finish_s=finish_s if are_timed(question, subjects) else None,
-        known=True,
-    )
-
-
 def _compute_energy_wh(pack: PackPlan, question: Question, pricing: Pricing) -> float | None:
     """What `--goal=energy` counts of a pack, in watt hours; None where a figure is unknown."""
     indices = [member.job_index for member in pack.members]
@@ -212,15 +178,13 @@ def _explain_member(
     slowdown, rate = planned.predicted_slowdown, planned.solo_steps_per_s
     load = build_load(profile, question.calibration)
     tells_length = pack.known or has_only_rate(profile)
-    # A rule of others knows no bound: what stands in its plan only stretches wall limits.
-    has_bound = question.policy.rule is Rule.CSUB
     return MemberExplanation(
         job_index=planned.job_index,
         number=job.number,
         name=job.name,
         known_by=profile.known_by,
         slowdown=slowdown,
-        max_slowdown=planned.max_slowdown if has_bound else None,
+        max_slowdown=planned.max_slowdown,
         solo_steps_per_s=rate,
         predicted_steps_per_s=rate / slowdown if rate is not None and slowdown else None,
         run_s=subject.run_s if tells_length and has_run_s(profile) else None,

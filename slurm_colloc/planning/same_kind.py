@@ -77,8 +77,6 @@ def compute_contradiction(pack: Policy, call: Policy) -> str:
     """Say what the users of a pack and of a joiner want differently; empty where they agree."""
     if pack.share != call.share:
         return f"its --share is {pack.share}, not {call.share}"
-    if pack.rule is not call.rule:
-        return f"its --policy is {pack.rule}, not {call.rule}"
     if pack.goal is not call.goal:
         return f"its --goal is {pack.goal}, not {call.goal}"
     return ""

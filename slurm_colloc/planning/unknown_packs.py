@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.late_definitions import replace
-from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, PackPlan, PackRequest, Policy, SharingMode
 from slurm_colloc.model.quantities import format_count, format_mb, format_time_limit
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.planning.job_needs import (
@@ -69,8 +69,7 @@ def plan_unknown(question: Question, indices: Sequence[int]) -> list[PackPlan]:
 def is_open_ended(policy: Policy) -> bool:
     """Whether the user left open how many share a GPU."""
     return (
-        policy.rule is Rule.CSUB
-        and not policy.degree_is_asked
+        not policy.degree_is_asked
         and policy.pack_size is None
         and policy.mode is not SharingMode.MIG
     )

@@ -240,7 +240,7 @@ def _build(
     """The pack as it is planned; `late` is why full ones are no larger, where time is why."""
     members, at_once = pack.members, pack.at_once
     if len(members) == 1:
-        return build_lone(question, members[0], "the packs before it are full", known=True)
+        return build_lone(question, members[0], "the packs before it are full")
     limit = setting.percentages[0]
     whole = Setting(setting.mode, (limit,) * len(members))
     prediction = build_prediction(question, members, whole, pack.slowdowns, max(pack.ends_s))

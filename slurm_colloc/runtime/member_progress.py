@@ -22,7 +22,7 @@ from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
 from slurm_colloc.model.member import describe_taken_at_once
-from slurm_colloc.model.plan import Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
 from slurm_colloc.runtime.members import Member
@@ -441,12 +441,8 @@ class GpuMemoryUse:
 
 
 def choose_common_bound(policy: Policy | None) -> float | None:
-    """The slowdown that is accepted for members that say nothing of it; None for any.
-
-    Args:
-        policy: Of the pack; the rules of others know no bound.
-    """
-    return policy.slowdown_bound if policy is not None and policy.rule is Rule.CSUB else None
+    """The slowdown that is accepted for members that say nothing of it; None for any."""
+    return policy.slowdown_bound if policy is not None else None
 
 
 @dataclass(eq=False, kw_only=True)

@@ -23,13 +23,11 @@ from slurm_colloc.host.system.node_processes import (
     read_process,
 )
 from slurm_colloc.model.late_definitions import dataclass, field
-from slurm_colloc.model.plan import Rule
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.programs.pause_lease import GOES_ON, LEASE_S, PAUSED, RENEW_S
 from slurm_colloc.settings import Settings
 from slurm_colloc.store.member_states import MEASURED, PARKED, append_change
-from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.progress_counters import find_shared_loaders
 
 # ----
@@ -83,19 +81,14 @@ def find_parking_obstacle(processes: int, ranks: int | None) -> str:
     return ""
 
 
-def find_measuring_obstacle(record: PackRecord, settings: Settings, unwatched: str) -> str:
+def find_measuring_obstacle(settings: Settings, unwatched: str) -> str:
     """Why a pack is not measured by pausing its members; empty where it is.
 
     Args:
-        record: Its pack.json.
         settings: The settings of this node.
         unwatched: Why nothing of it is watched; empty where it is.
     """
-    if not settings.pause:
-        return "the setting pause is off"
-    if record.policy is not None and record.policy.rule is not Rule.CSUB:
-        return f"the planner {record.policy.rule} does without"
-    return unwatched
+    return unwatched if settings.pause else "the setting pause is off"
 
 
 # ---- The processes of members that a pause stops, and how they are stopped and continued ---------

@@ -18,7 +18,7 @@ from slurm_colloc.host.system.node_processes import ProcessId, is_alive
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.measured_curve import DegreeState
 from slurm_colloc.model.member import SlurmJobState, is_guest
-from slurm_colloc.model.plan import Goal, Rule, SharingMode
+from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.planning.same_kind import (
     compare_policies,
     compute_reason_to_stay,
@@ -84,7 +84,6 @@ def may_take_over(record: PackRecord) -> bool:
     return (
         policy is not None
         and policy.goal is Goal.THROUGHPUT
-        and policy.rule is Rule.CSUB
         and policy.pack_size is None
         and record.mode is not SharingMode.EXCLUSIVE
         and not record.chain

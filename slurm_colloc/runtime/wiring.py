@@ -164,7 +164,7 @@ class RunnerParts:
         rates = WindowRates(monitor.find_progress)
 
         def find_obstacle() -> str:
-            unwatched = find_measuring_obstacle(record, settings, monitor.obstacle)
+            unwatched = find_measuring_obstacle(settings, monitor.obstacle)
             return gpu_mode.why_unmeasured or unwatched
 
         def find_may_take_mb(member: Member) -> int | None:

@@ -9,7 +9,7 @@ option is Slurm's to say: csub passes it on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from slurm_colloc.errors import SlurmError, SlurmUnreachable
@@ -315,15 +315,15 @@ SBATCH_OPTIONS: tuple[Option, ...] = (
 )
 
 
-REMOVED_OPTIONS = {
-    "nodes-per-pack": "an array of packs on one node each does it: --array, csub pack, csub batch",
-}
-"""Options that csub no longer has, and what to do instead."""
-
-
 def _own(name: str, argument: Argument, concern: Concern, reason: str) -> Option:
     return Option(name, None, argument, concern, own=True, reason=reason)
 
+
+REMOVED_OPTIONS: Mapping[str, str] = {
+    "nodes-per-pack": "an array of packs on one node each does it: --array, csub pack, csub batch",
+    "policy": "csub alone makes the packs now",
+}
+"""Own options that are gone, with what holds in their place."""
 
 OWN_OPTIONS: tuple[Option, ...] = (
     _own("degree", _REQ, Concern.GROUP, "how many members may run on the GPU at the same time"),
@@ -350,12 +350,6 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "of its signature (csub profile list)",
     ),
     _own("goal", _REQ, Concern.GROUP, "what packs are chosen for: throughput, latency or energy"),
-    _own(
-        "policy",
-        _REQ,
-        Concern.GROUP,
-        "the rule that makes packs: csub; to compare: exclusive, first-fit, carma, additive",
-    ),
     _own(
         "progress-regex",
         _REQ,

@@ -243,8 +243,6 @@ class OptionParser:
             if fitting:
                 candidates = sorted(f"--{option.name}" for option in fitting)
                 raise self._problem(word, f"--{name} is ambiguous", _either(candidates))
-        if name in REMOVED_OPTIONS:
-            raise self._problem(word, f"--{name} was removed", REMOVED_OPTIONS[name])
         told = self._unknown(name, word)
         unknown = UnknownOption(told.message, hint=told.hint)
         unknown.name = name
@@ -254,6 +252,8 @@ class OptionParser:
         # Only for a message, so not worth loading on every call.
         from difflib import get_close_matches
 
+        if name in REMOVED_OPTIONS:
+            return self._problem(word, f"--{name} was removed: {REMOVED_OPTIONS[name]}")
         message = f"--{name} is not an {self._kind} option"
         if any(option.name == name for option in OWN_OPTIONS):
             hint = "it is csub's own and belongs on a #CSUB line"

@@ -27,7 +27,7 @@ from slurm_colloc.ownership import find_protected_owner, refuse_protected
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 
 SCHEMA = 1
-"""Version of every JSON file in the state; a reader refuses a newer one."""
+"""Version of every JSON file in the state; a reader refuses another one."""
 
 _BYTES_MOST = 16 << 20
 """Of a file that is read whole; none that csub writes comes near."""
@@ -227,7 +227,7 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read a versioned JSON file; None if there is none.
 
     Raises:
-        StateError: It cannot be read, is damaged, or was written by a newer version.
+        StateError: It cannot be read, is damaged, or is of another version.
     """
     try:
         data = read_bytes(path)
@@ -242,9 +242,9 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
         raise StateError(
             f"{path} is damaged ({error})", hint="move it away; the Slurm job is not touched"
         ) from error
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if schema != SCHEMA:
         raise StateError(
-            f"{path} was written by a newer version (schema {schema}, this one reads {SCHEMA})",
+            f"{path} is of another version (schema {schema}, this one reads {SCHEMA})",
             hint="use the csub that submitted it",
         )
     return dict(value)
@@ -252,7 +252,9 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def suppress_damage() -> Iterator[None]:
-    """Pass over a file that is damaged, or newer; not one that the file system does not show now.
+    """Pass over a file that is damaged or of another version.
+
+    One that the file system does not show now is not passed over.
 
     Raises:
         StateError: The file system fails.

@@ -565,7 +565,7 @@ def append_change(
 def read_pauses(pack: Path | str) -> list[MemberPause]:
     """All pauses of a pack's members, in the order in which they began; empty without any.
 
-    Lines that make no sense, or that a newer version has written, are passed over.
+    Lines that make no sense, or that another version has written, are passed over.
     """
     try:
         descriptor = open_regular(f"{pack}/{NAME}")
@@ -590,7 +590,7 @@ def read_pauses(pack: Path | str) -> list[MemberPause]:
 def _parse_change(line: bytes) -> tuple[float, list[Start], list[Start], str] | None:
     try:
         value: dict[str, Any] = json.loads(line)
-        if value["schema"] > SCHEMA:
+        if value["schema"] != SCHEMA:
             return None
         paused = [(int(member), int(start)) for member, start in value["paused"]]
         resumed = [(int(member), int(start)) for member, start in value["resumed"]]

@@ -190,32 +190,6 @@ def build_pack_mapping(record: PackRecord) -> dict[str, Any]:
     }
 
 
-_USUAL = {
-    "pause": True, "only_probe": False, "profile_like": None, "max_slowdown": None,
-    "tells_stalls": False, "turn_s": 0.0,
-    "parameters": (), "row": "", "retries": 0, "retry_of": "", "start_together": 0, "snapshot": "",
-    "needs_wall": False, "chain": 0,
-    "stays_fast": False, "job_id": "", "own_id": "",
-}  # fmt: skip
-"""What fields that came later have for most jobs."""
-
-
-def build_spec_mapping(spec: MemberSpec) -> dict[str, Any]:
-    """The JSON form of spec.json; what an older csub does not know is left out where it can be."""
-    value = asdict(spec)
-    for name, item in _USUAL.items():
-        if value["job"][name] == item:
-            del value["job"][name]
-    for name in ("predicted_slowdown", "solo_steps_per_s", "max_slowdown", "model_slowdown"):
-        if value["plan"][name] is None:
-            del value["plan"][name]
-    if not value["plan"]["instance"]:
-        del value["plan"]["instance"]
-    if value["plan"]["gpus"] == 1:
-        del value["plan"]["gpus"]
-    return value
-
-
 # ---- One pack's directory: writing it whole, and reading its files -------------------------------
 
 ENTRY = "entry.json"
@@ -510,7 +484,7 @@ def write_record(path: Path, record: PackRecord) -> None:
 
 def write_spec(directory: Path, spec: MemberSpec, *, outlives_crash: bool = True) -> None:
     """Write a member's spec.json; see `write_all`."""
-    write_json(directory / "spec.json", build_spec_mapping(spec), outlives_crash=outlives_crash)
+    write_json(directory / "spec.json", asdict(spec), outlives_crash=outlives_crash)
 
 
 def write_joiner(path: Path, member: NewMember) -> None:

@@ -426,17 +426,6 @@ def profile_path(root: Path, signature: str, gpu_model: str) -> Path:
     return root / FOLDER / f"{signature}.{slug_gpu_model(gpu_model)}.json"
 
 
-def read_profile(root: Path, signature: str, gpu_model: str) -> ProfileRecord | None:
-    """Find the usage profile of a job on a GPU model.
-
-    Returns:
-        It; None where there is none that this csub can read.
-    """
-    with contextlib.suppress(StateError, UsageProblem):
-        return read_profile_file(profile_path(root, signature, gpu_model))
-    return None
-
-
 def read_profile_file(path: Path) -> ProfileRecord | None:
     """Read one file; None where there is none.
 

@@ -17,7 +17,7 @@ def read_record(path: Path | str, kind: type[Record]) -> Record | None:
         kind: The record's dataclass.
 
     Raises:
-        StateError: It cannot be read, is damaged, or has a newer schema.
+        StateError: It cannot be read, is damaged, or has another schema.
     """
     value = read_json(path)
     return None if value is None else parse_record(kind, value, path)

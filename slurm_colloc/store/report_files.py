@@ -494,8 +494,8 @@ def _parse_runs(
     for line in data.split(b"\n")[:_LINES_MOST]:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             value = json.loads(line)
-            # What a member's own Python has noted has none; of a newer version nothing is known.
-            if value.get("schema", SCHEMA) > SCHEMA:
+            # What a member's own Python has noted has none; of another version nothing is known.
+            if value.get("schema", SCHEMA) != SCHEMA:
                 continue
             texts = {name: value.get(name, "") for name in ("uri", "project", "entity", "mode",
                                                             "root", "directory")}  # fmt: skip

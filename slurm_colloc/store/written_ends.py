@@ -171,7 +171,7 @@ def _read_exit(path: str) -> ExitRecord | None:
     """What was written; None where it makes no sense.
 
     Raises:
-        StateError: It cannot be read, or was written by a newer version.
+        StateError: It cannot be read, or is of another version.
     """
     try:
         value = read_json(path)

@@ -20,8 +20,9 @@ from benchmarks.gpu.mix_running import RanMember, RanPack
 from benchmarks.gpu.mix_table import COLUMNS, compute_results, find_missing, render_table
 from benchmarks.gpu.mix_turns import RuleRun, choose_runs, estimate_s, order_packs
 from benchmarks.gpu.policies import parse_cores, read_all, write_rows
+from benchmarks.gpu.rules import Rule
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.plan import Capacity, Rule, SharingMode
+from slurm_colloc.model.plan import Capacity, SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.store.calibrations import (
     SHIPPED,
@@ -96,7 +97,7 @@ def test_every_job_is_in_one_pack_of_every_rule(rule: Rule) -> None:
 
 def test_jobs_that_fill_the_gpu_share_it_with_nobody_under_csub() -> None:
     mix = make_mix(8, **dict.fromkeys(BY_NAME, HEAVY))
-    packs = mix.plan(Rule.CSUB).packs
+    packs = mix.plan(Rule.CSUB)
     assert [len(pack.members) for pack in packs] == [1] * 8
     assert forecast_rule(mix, packs).beyond == 0
 

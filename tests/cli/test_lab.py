@@ -12,11 +12,8 @@ import typer
 
 from slurm_colloc.__main__ import run
 from slurm_colloc.cli import command_groups
-from slurm_colloc.cli.command_groups import OF_LAB, list_extensions
+from slurm_colloc.cli.command_groups import ENTRY_POINTS, OF_LAB, list_installed
 from slurm_colloc.cli.subcommands import build_app
-from slurm_colloc.extensions import COMMANDS, RULES
-from slurm_colloc.model.plan import OWN_RULES, Rule
-from slurm_colloc.planning.known_packs import find_rule
 
 LAB = Path(__file__).resolve().parents[2] / "lab"
 ABSENT = (
@@ -47,15 +44,6 @@ def test_without_the_lab_its_commands_say_where_they_are(
     assert not (without / "home").exists()
 
 
-@pytest.mark.parametrize("rule", sorted(set(Rule) - OWN_RULES))
-def test_without_the_lab_its_rules_are_refused_before_anything_is_submitted(
-    without: Path, capsys: pytest.CaptureFixture[str], rule: Rule
-) -> None:
-    assert run(["--local", f"--policy={rule}", "a.sh"]) == 2
-    assert capsys.readouterr().err == f"csub: error: the rule --policy={rule} {ABSENT}\n"
-    assert not list(without.rglob("pack.json"))
-
-
 @pytest.mark.usefixtures("without")
 def test_without_the_lab_the_help_does_not_list_its_commands() -> None:
     commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
@@ -65,10 +53,9 @@ def test_without_the_lab_the_help_does_not_list_its_commands() -> None:
 
 def test_all_that_the_lab_declares_is_found_under_a_name_that_csub_knows() -> None:
     declared = tomllib.loads((LAB / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert set(declared[COMMANDS]) == OF_LAB <= list_extensions(COMMANDS)
-    assert set(declared[RULES]) == set(Rule) - OWN_RULES <= list_extensions(RULES)
-    for group, entries in declared.items():
-        for name, place in entries.items():
-            (entry,) = importlib.metadata.entry_points(group=group, name=name)
-            assert entry.value == place
-            assert callable(entry.load() if group == COMMANDS else find_rule(Rule(name)).partition)
+    assert set(declared) == {ENTRY_POINTS}
+    assert set(declared[ENTRY_POINTS]) == OF_LAB <= list_installed()
+    for name, place in declared[ENTRY_POINTS].items():
+        (entry,) = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+        assert entry.value == place
+        assert callable(entry.load())

@@ -212,7 +212,7 @@ def test_what_if_stands_beside_the_plan(node: LoginNode) -> None:
     alone = node.plan("--what-if=mode=exclusive", "--array=1-6", SMALL)["what_if"]
     assert alone["figures"]["packs"] == 6
     assert alone["figures"]["worst_slowdown"] == 1.0
-    done = node.csub("plan", "--what-if", "policy=exclusive", "--array=1-6", SMALL)
+    done = node.csub("plan", "--what-if", "mode=exclusive", "--array=1-6", SMALL)
     rows = {line[:19].strip(): line[19:].split() for line in done.stdout.splitlines()}
     assert rows["packs"][-1] == "6"
     bounded = node.plan("--what-if=max-slowdown=1", "--array=1-6", SMALL)["what_if"]
@@ -235,7 +235,7 @@ def test_a_wrong_change_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["degree=0", "mode=magic", "max-slowdown=x", "gpu-mem=much",
-                                    "goal=fame", "policy=mine"])  # fmt: skip
+                                    "goal=fame"])  # fmt: skip
 def test_a_wrong_value_is_refused(node: LoginNode, change: str) -> None:
     done = node.csub("plan", f"--what-if={change}", "--array=1-2", SMALL)
     assert done.returncode == 2

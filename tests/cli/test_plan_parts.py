@@ -221,25 +221,9 @@ def test_who_waits_for_any_gpu_is_joined_by_whatever_fits_its_places(node: Login
     assert told == "joins"
 
 
-def test_a_job_whose_policy_or_goal_is_another_does_not_join(node: LoginNode) -> None:
+def test_a_job_whose_goal_is_another_does_not_join(node: LoginNode) -> None:
     submit(node, SMALL, SMALL)
     assert would_join(node, "--goal=energy", SMALL) == "its --goal is throughput, not energy"
-
-
-@pytest.mark.parametrize("rule", ["exclusive", "first-fit", "additive"])
-def test_another_rule_joins_nothing_and_is_joined_by_nobody(node: LoginNode, rule: str) -> None:
-    record = submit(node, SMALL, SMALL)
-    assert record["closed"] == ""
-    assert would_join(node, SMALL) == "joins"
-    assert node.plan("--join=auto", f"--policy={rule}", SMALL)["would_join"] is None
-    config = node.home / ".config" / "slurm_colloc"
-    config.mkdir(parents=True)
-    (config / "settings.toml").write_text(f'planner = "{rule}"\n')
-    assert node.plan("--join=auto", SMALL)["would_join"] is None
-    put(node, "sbatch", "echo 4713")
-    assert node.csub("--join=auto", SMALL).returncode == 0
-    records = [json.loads(path.read_text()) for path in (node.state / "packs").glob("*/pack.json")]
-    assert sum(f"the rule {rule} makes its pack" in record["closed"] for record in records) == 1
 
 
 def test_a_qos_that_nobody_tells_is_named_once(node: LoginNode) -> None:

@@ -192,23 +192,18 @@ def test_the_calibration_of_each_group_is_named(node: LoginNode) -> None:
     assert len(node.plan("pack", SMALL, "any.sh")["calibrations"]) == 1
 
 
-def test_energy_and_other_rules_stand_in_the_comparison(node: LoginNode) -> None:
+def test_energy_stands_in_the_comparison(node: LoginNode) -> None:
     calibration = dataclasses.replace(CALIBRATION, idle_power_w=75.0, power_limit_w=700.0)
     write_calibration(calibration_path(user_folder(node.state), "NVIDIA H200"), calibration)
     node.learn(SMALL, sm_active=0.1, dram_active=0.03, engine_active=0.25,
                gpu_memory_peak_mb=6000.0, energy_w=160.0, idle_power_w=75.0)  # fmt: skip
-    for change in ("policy=first-fit", "policy=carma", "policy=exclusive", "mode=exclusive"):
-        found = node.plan(f"--what-if={change}", "pack", *[SMALL] * 4)
-        figures = found["what_if"]["figures"]
-        assert None not in figures.values(), change
-        if "exclusive" in change:
-            assert figures["energy_wh"] == pytest.approx(4 * 160 * 540 / 3600)
-            # At least what the work takes above what a GPU at work draws by itself.
-            assert figures["energy_wh"] > found["figures"]["energy_wh"] > 4 * 39 * 540 / 3600
-        if "policy" in change:
-            members = [m for pack in found["what_if"]["packs"] for m in pack["members"]]
-            assert {member["max_slowdown"] for member in members} == {None}
-    done = node.csub("plan", "--what-if=policy=first-fit", "pack", *[SMALL] * 4, COLUMNS="80")
+    found = node.plan("--what-if=mode=exclusive", "pack", *[SMALL] * 4)
+    figures = found["what_if"]["figures"]
+    assert None not in figures.values()
+    assert figures["energy_wh"] == pytest.approx(4 * 160 * 540 / 3600)
+    # At least what the work takes above what a GPU at work draws by itself.
+    assert figures["energy_wh"] > found["figures"]["energy_wh"] > 4 * 39 * 540 / 3600
+    done = node.csub("plan", "--what-if=mode=exclusive", "pack", *[SMALL] * 4, COLUMNS="80")
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("GPU energy (Wh)")]
     assert "unknown" not in row
 

@@ -38,7 +38,7 @@ from slurm_colloc.store.profiles import (
     list_profiles,
     parse_profile,
     profile_path,
-    read_profile,
+    read_profile_file,
     slug_gpu_model,
 )
 
@@ -85,7 +85,7 @@ def test_what_a_run_does_not_know_changes_nothing() -> None:
 def test_packs_that_end_together_lose_nothing(tmp_path: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda run: add_observations(tmp_path, [observe(run)]), range(40)))
-    record = read_profile(tmp_path, OBSERVATION.signature, "NVIDIA H200")
+    record = read_profile_file(profile_path(tmp_path, OBSERVATION.signature, "NVIDIA H200"))
     assert record is not None
     assert record.samples == 40
     assert sorted(path.suffix for path in (tmp_path / "profiles").iterdir()) == ["", "", ".json"]
@@ -376,7 +376,6 @@ def test_a_profile_of_another_version_is_ignored_named_and_kept(person: UserWith
     assert "ignored:" in done.stderr
     assert "version 7" in done.stderr
     assert done.stdout == f"None of the usage profiles in {path.parent} can be read.\n"
-    assert read_profile(person.state, OBSERVATION.signature, "NVIDIA H200") is None
     (problem,) = add_observations(person.state, [observe(2)])
     assert "left as it is" in problem
     assert path.read_bytes() == before

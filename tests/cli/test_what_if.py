@@ -62,7 +62,6 @@ def test_a_pack_of_a_node_is_shown_alongside(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("goal=fame", "goal='fame' is none of throughput, latency, energy"),
-        ("policy=mine", "policy='mine' is none of csub, "),
         ("mode=\x1b[1m", "mode='\\x1b[1m' is none of "),
         (f"goal={'x' * 5000}", f"goal='{'x' * 57}...' is none of "),
         (f"degree={'9' * 5000}", f"degree='{'9' * 57}...': a number of at most 18 digits"),

@@ -164,13 +164,15 @@ def test_a_file_size_limit_is_a_failed_write_like_any_other(scripts: CsubUser) -
         (b"{", "is damaged ("),
         (b"", "is damaged ("),
         (b'{"schema": 1}', "is damaged ("),
-        (b'{"schema": 99}', ("was written by a newer version (schema 99, this one reads 1): use "
-         "the csub that submitted it")),
+        (b'{"schema": 99}', ("is of another version (schema 99, this one reads 1): use the csub "
+         "that submitted it")),
+        (b'{"schema": 0}', ("is of another version (schema 0, this one reads 1): use the csub "
+         "that submitted it")),
     ],
-    ids=["half", "empty", "incomplete", "newer"],
+    ids=["half", "empty", "incomplete", "newer", "older"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["pack.json", "members/0001/spec.json"])
-def test_a_damaged_or_newer_file_is_named_and_other_packs_are_still_served(
+def test_a_damaged_or_foreign_file_is_named_and_other_packs_are_still_served(
     scripts: CsubUser, name: str, content: bytes, says: str
 ) -> None:
     good = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
@@ -189,3 +191,26 @@ def test_a_damaged_or_newer_file_is_named_and_other_packs_are_still_served(
     assert "Traceback" not in queue.stderr
     # And a new submission is not held up by it.
     scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("queue",), ("cancel",), ("hold",), ("release",), ("requeue",), ("retry",), ("clean", "0d")],
+    ids=lambda words: words[0],
+)
+def test_a_pack_of_another_schema_is_told_and_never_changed(
+    scripts: CsubUser, words: tuple[str, ...]
+) -> None:
+    job_id = scripts.submit(*PACK, "--hold", "ok.sh", "ok.sh")
+    pack = pack_directory(scripts, job_id)
+    record = pack / "pack.json"
+    record.write_text(record.read_text().replace('"schema":1', '"schema":2'))
+    # Slurm does not know its job any more, as long after its end.
+    scripts.run(["scancel", job_id])
+    before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    command, *rest = words
+    named = ["--older-than", *rest] if rest else [] if command == "queue" else [job_id]
+    ended = scripts.run(["csub", command, *named], check=False)
+    assert ended.returncode == 6
+    assert f"{record} is of another version (schema 2, this one reads 1)" in ended.stderr
+    assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before

@@ -33,7 +33,7 @@ def find_runners_obstacle(user: CsubUser, settings: Settings) -> str:
     assert record is not None
     assert record.request is not None
     unwatched = find_obstacle(settings, record.request.host_memory_mb)
-    return find_measuring_obstacle(record, settings, unwatched[1] if unwatched else "")
+    return find_measuring_obstacle(settings, unwatched[1] if unwatched else "")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,6 @@ def find_runners_obstacle(user: CsubUser, settings: Settings) -> str:
         (("--mem=250M",), {}, ""),
         (("--mem=1G",), {"pause": False}, "the setting pause is off"),
         (("--mem=1G",), {"monitor": False}, "monitor = false"),
-        (("--mem=1G", "--policy=first-fit"), {}, "does without"),
     ],
 )
 def test_a_plan_calls_a_pack_measured_where_its_runner_measures(

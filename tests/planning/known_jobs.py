@@ -12,7 +12,6 @@ from slurm_colloc.model.plan import (
     Goal,
     KnownBy,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -148,7 +147,6 @@ POLICIES = st.builds(
     slowdown_bound=st.sampled_from([1.0, 1.2, 1.5, 2.0, 3.0]),
     running_limit=st.none() | st.none() | st.integers(1, 12),
     goal=st.sampled_from(Goal),
-    rule=st.sampled_from([Rule.CSUB, Rule.CSUB, Rule.CSUB, *Rule]),
     degree_is_asked=st.booleans(),
     degree_max=st.sampled_from([2, 5, 48]),
     modes=st.sampled_from([(), MODES, (SharingMode.MPS,), (SharingMode.TIMESLICE,)]),

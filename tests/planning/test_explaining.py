@@ -13,19 +13,17 @@ from slurm_colloc.model.plan import (
     Goal,
     KnownBy,
     Policy,
-    Rule,
-    SharingMode,
     UsageProfile,
 )
-from slurm_colloc.planning.broken_limits import Weighing, predict_setting
+from slurm_colloc.planning.broken_limits import Weighing
 from slurm_colloc.planning.explanation import PlanExplanation
-from slurm_colloc.planning.hard_limits import Broken, Limits, Setting, Subject
+from slurm_colloc.planning.hard_limits import Broken, Limits, Subject
 from slurm_colloc.planning.job_needs import build_limits, build_subject
 from slurm_colloc.planning.pack_pricing import Pricing
 from slurm_colloc.planning.pair_reasons import PAIRS_MOST
 from slurm_colloc.planning.plan_packs import ask, plan
 from slurm_colloc.planning.plan_reasons import build_explanation
-from slurm_colloc.planning.sharing_ways import SETUP_S, compute_ends_s
+from slurm_colloc.planning.sharing_ways import SETUP_S
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (
@@ -208,12 +206,6 @@ def test_unknown_jobs_are_kept_apart_by_what_their_users_said() -> None:
     ]
 
 
-def test_another_rule_is_the_reason_where_it_was_asked_for() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.EXCLUSIVE)
-    (pair,) = explain(("a", SMALL), ("b", SMALL), policy=policy).pairs
-    assert pair.broken[0].constraint == "rule"
-
-
 def test_a_pack_is_explained_in_figures() -> None:
     explanation = explain(*[("small", SMALL)] * 4)
     (pack,) = explanation.packs
@@ -279,26 +271,6 @@ def test_jobs_of_one_name_are_told_apart_in_reasons() -> None:
     assert "large would be slowed down" in pair.text
 
 
-@pytest.mark.parametrize("rule", [Rule.CARMA, Rule.ADDITIVE, Rule.EXCLUSIVE, Rule.FIRST_FIT])
-def test_rules_of_others_show_no_bound(rule: Rule) -> None:
-    kinds = [("large", LARGE)] * 2
-    policy = dataclasses.replace(POLICY, rule=rule)
-    members = [m for pack in explain(*kinds, policy=policy).packs for m in pack.members]
-    assert {member.max_slowdown for member in members} == {None}
-    own = [m for pack in explain(*kinds).packs for m in pack.members]
-    assert {member.max_slowdown for member in own} == {1.5}
-
-
-def test_a_pack_of_another_rule_keeps_its_stretched_wall_limits() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
-    (pack,) = explain(*[("large", LARGE)] * 3, policy=policy).packs
-    for member in pack.members:
-        assert member.slowdown is not None
-        assert member.slowdown > 1.5
-        assert member.wall_limit_s is not None
-        assert member.wall_limit_s >= 1200 * 1.2 * member.slowdown - 1
-
-
 def test_energy_is_what_the_goal_energy_counts() -> None:
     policy = dataclasses.replace(POLICY, goal=Goal.ENERGY)
     kinds = [("small", SMALL), ("large", LARGE), ("small", SMALL)]
@@ -320,9 +292,8 @@ def test_energy_is_what_the_goal_energy_counts() -> None:
     assert pack.energy_wh == pytest.approx((75 * finish_s + 46 * working_s + work_j) / 3600)
 
 
-@pytest.mark.parametrize("rule", list(Rule))
-def test_energy_of_jobs_alone_is_their_mean_power(rule: Rule) -> None:
-    policy = dataclasses.replace(POLICY, rule=rule, degree=1, degree_max=1)
+def test_energy_of_jobs_alone_is_their_mean_power() -> None:
+    policy = dataclasses.replace(POLICY, degree=1, degree_max=1)
     packs = explain(("small", SMALL), ("large", LARGE), policy=policy).packs
     energies = [pack.energy_wh for pack in packs]
     assert energies == [pytest.approx(160 * 600 / 3600), pytest.approx(350 * 600 / 3600)]
@@ -351,47 +322,3 @@ def test_energy_is_unknown_where_the_idle_power_of_the_gpu_is() -> None:
     made = plan(jobs, known, ROOMY, POLICY, calibration)
     (pack,) = build_explanation(made, jobs, known, ROOMY, POLICY, calibration).packs
     assert pack.energy_wh is None
-
-
-def test_first_fit_is_predicted_where_loads_are_known() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT)
-    kinds = [("small", SMALL), ("large", LARGE), ("small", SMALL)]
-    (pack,) = explain(*kinds, policy=policy).packs
-    jobs, known = build_call(*kinds)
-    question = ask(jobs, known, ROOMY, policy, CALIBRATION)
-    subjects = [build_subject(question, index) for index in range(3)]
-    # Twice the equal share.
-    expected = predict_setting(subjects, Setting(SharingMode.MPS, (66,) * 3), CALIBRATION)
-    assert tuple(member.slowdown for member in pack.members) == expected
-    assert pack.known
-    assert pack.predicted_finish_s is not None
-    assert pack.energy_wh is not None
-    assert [member.run_s for member in pack.members] == [600.0] * 3
-    lacking = [("new", None), *kinds[1:]]
-    (pack,) = explain(*lacking, policy=policy).packs
-    assert {member.slowdown for member in pack.members} == {None}
-    assert pack.predicted_finish_s is None
-
-
-def test_first_fit_says_nothing_of_packs_in_which_members_wait() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.FIRST_FIT, degree=2, pack_size=4)
-    (pack,) = explain(*[("small", SMALL)] * 4, policy=policy).packs
-    assert pack.degree == 2
-    assert {member.slowdown for member in pack.members} == {None}
-
-
-def test_packs_of_other_rules_speed_up_as_members_end() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.CARMA)
-    short = dataclasses.replace(LARGE, run_s=60.0)
-    (pack,) = explain(("long", LARGE), ("short", short), ("short", short), policy=policy).packs
-    long = next(member for member in pack.members if member.name == "long")
-    assert long.slowdown is not None
-    assert pack.predicted_finish_s is not None
-    assert 600 < pack.predicted_finish_s < 0.8 * 600 * long.slowdown
-    others = [m.slowdown for m in pack.members if m.slowdown is not None and m is not long]
-    ends = compute_ends_s(
-        [600.0, 60.0, 60.0],
-        [1.0] * 3,
-        lambda running: [long.slowdown or 0, *others] if len(running) == 3 else [1.0],
-    )
-    assert pack.predicted_finish_s == pytest.approx(max(ends) + SETUP_S[pack.mode])

@@ -12,7 +12,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     PackRequest,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -20,7 +19,6 @@ from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join_fit import (
     RunningPack,
-    compute_reason_not_to_join,
     merge_policies,
     plan_pending_join,
     plan_running_join,
@@ -208,20 +206,11 @@ def test_a_measured_peak_counts_in_a_running_pack_where_no_load_is_known() -> No
     assert refusal == f"2 at once need 93024 MB {words}"
 
 
-@pytest.mark.parametrize("rule", [rule for rule in Rule if rule is not Rule.CSUB])
-def test_another_rule_joins_nothing(rule: Rule) -> None:
-    (job,), _ = build_call(("small", SMALL))
-    reason = compute_reason_not_to_join(job, dataclasses.replace(POLICY, rule=rule))
-    assert reason == f"the rule {rule} makes its pack, and does not allow joining"
-    assert not compute_reason_not_to_join(job, POLICY)
-
-
 @pytest.mark.parametrize(
     ("pack", "words"),
     [
         (POLICY, ""),
         (dataclasses.replace(POLICY, degree=2, slowdown_bound=3.0), ""),
-        (dataclasses.replace(POLICY, rule=Rule.CARMA), "its --policy is carma, not csub"),
         (dataclasses.replace(POLICY, goal=Goal.ENERGY), "its --goal is energy, not throughput"),
         (dataclasses.replace(POLICY, share="mps"), "its --share is mps, not auto"),
     ],

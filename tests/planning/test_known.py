@@ -16,7 +16,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     Plan,
     Policy,
-    Rule,
     SharingMode,
     UsageProfile,
 )
@@ -103,15 +102,13 @@ def test_every_job_is_in_one_pack_and_no_hard_limit_is_broken(
             largest = sorted((a or 0 for a in amounts), reverse=True)[: pack.degree]
             assert share is None or sum(largest) <= share
         most = policy.degree if policy.degree_is_asked or not pack.known else policy.degree_max
-        if policy.rule is Rule.FIRST_FIT:
-            most = policy.degree
         assert pack.degree <= min(most, policy.running_limit or most)
         for member in pack.members:
             limit_s = jobs[member.job_index].time_limit_s or capacity.time_limit_default_s
             assert (member.wall_limit_s is None) == (limit_s is None)
             if pack.request.time_limit_s is not None and member.wall_limit_s is not None:
                 assert member.wall_limit_s <= pack.request.time_limit_s
-        if pack.known and policy.rule is Rule.CSUB:
+        if pack.known:
             assert pack.predicted_slowdown is not None
             for member, slowdown in zip(pack.members, pack.predicted_slowdown, strict=True):
                 bound = jobs[member.job_index].max_slowdown or policy.slowdown_bound
@@ -218,13 +215,8 @@ def test_a_length_that_nobody_measured_is_no_prediction(time_limit_s: int | None
     )
     jobs = [dataclasses.replace(job, time_limit_s=time_limit_s) for job in jobs]
     capacity = dataclasses.replace(ROOMY, time_limit_default_s=None)
-    for rule in (Rule.CSUB, Rule.ADDITIVE, Rule.EXCLUSIVE):
-        policy = dataclasses.replace(POLICY, rule=rule)
-        packs = plan(jobs, known, capacity, policy, CALIBRATION).packs
-        for pack in packs:
-            timed = all(member.job_index == 0 for member in pack.members)
-            assert (pack.predicted_finish_s is None) == (not timed)
-    (pack, _) = plan(jobs, known, capacity, POLICY, CALIBRATION).packs
+    (pack, lone) = plan(jobs, known, capacity, POLICY, CALIBRATION).packs
+    assert (pack.predicted_finish_s, lone.predicted_finish_s) == (None, None)
     assert pack.predicted_slowdown is not None
     assert pack.reasons[2] == (
         "how long 2 of 3 members run alone has not been measured: the time limit, or an hour, "
@@ -319,33 +311,13 @@ def test_memory_that_was_measured_is_a_hard_limit_without_any_words() -> None:
     assert "170048 MB of GPU memory, 136582 MB are usable" in packs[0].reasons[0]
 
 
-@pytest.mark.parametrize("rule", list(Rule))
-def test_each_rule_gives_every_job_a_place(rule: Rule) -> None:
-    policy = dataclasses.replace(POLICY, rule=rule)
+def test_every_job_has_a_place() -> None:
     jobs, known = build_call(
         *[("small", SMALL)] * 5, ("large", LARGE), ("heavy", SATURATING), ("new", None)
     )
-    made = plan(jobs, known, ROOMY, policy, CALIBRATION)
+    made = plan(jobs, known, ROOMY, POLICY, CALIBRATION)
     indices = sorted(member.job_index for pack in made.packs for member in pack.members)
     assert indices == list(range(8))
-    assert (f"packs were made by the rule {rule}, for comparison" in made.reasons) == (
-        rule is not Rule.CSUB
-    )
-    if rule is Rule.EXCLUSIVE:
-        assert [pack.degree for pack in made.packs] == [1] * 8
-    if rule is Rule.FIRST_FIT:
-        assert [len(pack.members) for pack in made.packs] == [4, 4]
-
-
-def test_csubs_plan_takes_no_more_gpu_time_than_that_of_any_rule() -> None:
-    kinds = [("small", SMALL)] * 6 + [("large", LARGE)] * 3 + [("heavy", SATURATING)]
-
-    def spend(rule: Rule) -> float:
-        made = make(*kinds, policy=dataclasses.replace(POLICY, rule=rule, slowdown_bound=3.0))
-        return sum(pack.predicted_finish_s or 0.0 for pack in made.packs)
-
-    for rule in (Rule.EXCLUSIVE, Rule.ADDITIVE, Rule.CARMA):
-        assert spend(Rule.CSUB) <= spend(rule)
 
 
 def test_what_earlier_packs_showed_is_added_and_the_model_alone_stands_beside_it() -> None:
@@ -371,15 +343,6 @@ def test_one_job_is_planned_without_any_search() -> None:
     assert made.packs[0].reasons == (
         "job1 runs alone: no job that could share its GPU was submitted with it",
     )
-
-
-def test_a_rule_that_knows_no_bound_gives_its_members_the_time_that_they_will_need() -> None:
-    policy = dataclasses.replace(POLICY, rule=Rule.CARMA, slowdown_bound=1.0)
-    (pack,) = make(("large", LARGE), ("large", LARGE), policy=policy).packs
-    assert pack.predicted_slowdown is not None
-    assert pack.predicted_slowdown[0] > 1.0
-    for member, slowdown in zip(pack.members, pack.predicted_slowdown, strict=True):
-        assert member.wall_limit_s == round(1200 * 1.2 * slowdown)
 
 
 def test_a_task_left_alone_asks_as_the_packs_of_its_array_do() -> None:

@@ -16,7 +16,6 @@ from slurm_colloc.planning.hard_limits import (
     find_broken,
 )
 from slurm_colloc.planning.job_needs import build_load, compute_run_s
-from slurm_colloc_lab.rules.other_rules import place_additively, place_by_carma
 from tests.planning import known_jobs
 from tests.planning.known_jobs import ROOMY, SMALL, build_job, build_profile
 
@@ -94,42 +93,3 @@ def test_a_run_lasts_as_earlier_ones_did_but_no_longer_than_it_may() -> None:
     assert compute_run_s(job, None, ROOMY) == 1000.0
     open_end = dataclasses.replace(job, time_limit_s=None)
     assert compute_run_s(open_end, None, ROOMY) == 3600.0
-
-
-def test_the_additive_rule_stops_at_the_first_sum_that_is_full() -> None:
-    packs = place_additively([build_subject(i) for i in range(4)], Limits(), None)
-    # Engine activity of 0.3 fits three times.
-    assert packs == ((0, 1, 2), (3,))
-    dense = Load(engine=0.1, sm=0.1, dram=0.3)
-    subjects = [build_subject(i, load=dense) for i in range(3)]
-    assert place_additively(subjects, Limits(), None) == ((0, 1), (2,))
-    longest_last = [build_subject(0, run_s=1.0), build_subject(1, run_s=9.0)]
-    assert place_additively(longest_last, Limits(), None) == ((1, 0),)
-    assert place_additively([build_subject(0), build_subject(1, load=None)], Limits(), None) == (
-        (0,),
-        (1,),
-    )
-
-
-def test_carmas_rule_looks_at_who_is_there_and_leaves_two_gib() -> None:
-    busy = Load(engine=0.9, sm=0.5, dram=0.25)
-    subjects = [build_subject(i, load=busy) for i in range(3)]
-    # Two are beyond the cap only once both are there.
-    assert place_by_carma(subjects, Limits(), 80_000) == ((0, 1), (2,))
-    compute = [build_subject(i, load=Load(engine=0.9, sm=0.5, dram=0.1)) for i in range(3)]
-    assert place_by_carma(compute, Limits(), 80_000) == ((0, 1, 2),)
-    large = [build_subject(i, gpu_memory_mb=30_000) for i in range(2)]
-    assert place_by_carma(large, Limits(), 62_048) == ((0, 1),)
-    assert place_by_carma(large, Limits(), 62_047) == ((0,), (1,))
-
-
-def test_carmas_rule_takes_the_gpu_with_most_memory_left() -> None:
-    full = Load(engine=0.9, sm=0.9, dram=0.1)
-    light = Load(engine=0.1, sm=0.1, dram=0.1)
-    subjects = [
-        build_subject(0, load=light, gpu_memory_mb=60_000),
-        build_subject(1, load=light, gpu_memory_mb=30_000),
-        build_subject(2, load=full, gpu_memory_mb=10_000),
-    ]
-    # The first two do not fit together; the third goes where more is left.
-    assert place_by_carma(subjects, Limits(), 80_000) == ((0,), (1, 2))

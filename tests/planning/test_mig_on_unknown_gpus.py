@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, Plan, Policy, Rule, SharingMode, UsageProfile
+from slurm_colloc.model.plan import Capacity, Plan, Policy, SharingMode, UsageProfile
 from slurm_colloc.planning.plan_packs import plan
 from slurm_colloc.planning.plan_reasons import build_explanation
 from slurm_colloc.planning.planned_gpu import choose_planned_gpu
@@ -42,7 +42,6 @@ JOBS = st.builds(
 @given(
     call=st.lists(st.tuples(JOBS, st.none() | PROFILES), min_size=2, max_size=8),
     gpu_memory_mb=st.none() | st.none() | st.sampled_from([24_576, 81_559, 143_771, 183_359]),
-    rule=st.sampled_from(Rule),
     degree=st.integers(1, 7),
     pack_size=st.none() | st.integers(2, 9),
     may_cut=st.booleans(),
@@ -52,7 +51,6 @@ def test_whatever_the_gpu_each_member_has_an_instance_that_holds_it(
     *,
     call: list[tuple[Job, UsageProfile | None]],
     gpu_memory_mb: int | None,
-    rule: Rule,
     degree: int,
     pack_size: int | None,
     may_cut: bool,
@@ -62,7 +60,6 @@ def test_whatever_the_gpu_each_member_has_an_instance_that_holds_it(
     profiles = {index: profile for index, (_, profile) in enumerate(call) if profile is not None}
     mode = SharingMode.MPS if may_cut else SharingMode.MIG
     policy = Policy(
-        rule=Rule.CSUB if may_cut else rule,
         mode=mode,
         modes=(mode,),
         degree=degree,
@@ -88,11 +85,9 @@ def make(
     jobs: list[Job],
     known: dict[int, UsageProfile],
     capacity: Capacity = NOWHERE,
-    rule: Rule = Rule.CSUB,
     pack_size: int | None = None,
 ) -> Plan:
     policy = Policy(
-        rule=rule,
         mode=SharingMode.MIG,
         modes=(SharingMode.MIG,),
         degree_max=7,
@@ -102,11 +97,10 @@ def make(
     return plan(jobs, known, capacity, policy, CALIBRATION)
 
 
-@pytest.mark.parametrize("rule", [Rule.CSUB, Rule.ADDITIVE, Rule.FIRST_FIT])
-def test_a_job_that_no_instance_of_the_assumed_gpu_holds_runs_alone(rule: Rule) -> None:
+def test_a_job_that_no_instance_of_the_assumed_gpu_holds_runs_alone() -> None:
     huge = dataclasses.replace(SMALL, gpu_memory_peak_mb=150_000)
     jobs, known = build_call(("huge", huge), ("a", SMALL), ("b", SMALL))
-    lone, shared = make(jobs, known, rule=rule).packs
+    lone, shared = make(jobs, known).packs
     assert [member.job_index for member in lone.members] == [0]
     assert lone.mode is SharingMode.EXCLUSIVE
     assert not lone.layout

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, Rule, SharingMode
+from slurm_colloc.model.plan import Capacity, Goal, PackPlan, Policy, SharingMode
 from slurm_colloc.planning.plan_packs import plan
 
 from .known_jobs import build_job
@@ -73,7 +73,6 @@ def test_there_is_room_for_as_many_as_the_scarcest_of_the_share_allows(
         Policy(degree_is_asked=True),
         Policy(pack_size=4),
         Policy(running_limit=8),
-        Policy(rule=Rule.FIRST_FIT),
         Policy(goal=Goal.ENERGY),
         Policy(mode=SharingMode.MIG),
     ],

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Policy, Rule, UsageProfile
+from slurm_colloc.model.plan import Capacity, KnownBy, PackPlan, Policy, UsageProfile
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.job_needs import Question
 from slurm_colloc.planning.join_fit import plan_pending_join
@@ -87,15 +87,10 @@ def test_either_activity_may_be_missing(missing: str) -> None:
     assert any(WORDS in reason for reason in pack.reasons)
 
 
-def test_rules_of_others_and_a_plan_without_a_calibration_heed_none_of_it() -> None:
-    first_fit = dataclasses.replace(PROBING, rule=Rule.FIRST_FIT)
-    for packs in (
-        make(*[("a.sh", SILENT)] * 2, policy=first_fit),
-        make(*[("a.sh", SILENT)] * 2, calibration=None),
-    ):
-        (pack,) = packs
-        assert [member.solo_steps_per_s for member in pack.members] == [None, None]
-        assert not any(WORDS in reason for reason in pack.reasons)
+def test_a_plan_without_a_calibration_heeds_none_of_it() -> None:
+    (pack,) = make(*[("a.sh", SILENT)] * 2, calibration=None)
+    assert [member.solo_steps_per_s for member in pack.members] == [None, None]
+    assert not any(WORDS in reason for reason in pack.reasons)
 
 
 def test_many_names_are_counted() -> None:

@@ -199,10 +199,10 @@ def test_the_steps_that_a_script_has_left_are_ended_with_it(bed: SteppedRunner) 
         ('{"schema": 1, "wait_status":', "is damaged ("),
         (
             '{"schema": 2, "wait_status": 0, "foreign_signals": [], "at": 9.0}',
-            "was written by a newer version (schema 2, this one reads 1)",
+            "is of another version (schema 2, this one reads 1)",
         ),
     ],
-    ids=["empty", "half", "newer"],
+    ids=["empty", "half", "another"],
 )
 def test_an_end_that_cannot_be_read_for_minutes_frees_its_place(
     bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, content: str, why: str

@@ -139,10 +139,10 @@ def test_what_the_wrapper_could_not_remove_is_removed(member: Member, tmp_path: 
     clean(member)
 
 
-def test_csub_shell_says_that_a_newer_csub_has_started_a_member(
+def test_csub_shell_says_that_another_version_has_started_a_member(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_record(f"{member.prefix}.started", {"schema": 2})
     assert enter.main(["4711/1", member.prefix]) == 1
-    said = "csub: error: a newer csub has started 4711/1: use that one\n"
+    said = "csub: error: another version of csub has started 4711/1: use that one\n"
     assert capsys.readouterr() == ("", said)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from slurm_colloc.runtime.path_shims import (
 from slurm_colloc.runtime.programs import member_commands
 from slurm_colloc.slurm.real_command import find_real_command
 from slurm_colloc.store.atomic_files import write_json
-from slurm_colloc.store.pack_directory import MemberSpec, build_spec_mapping
+from slurm_colloc.store.pack_directory import MemberSpec
 from slurm_colloc.store.runner_requests import (
     Action,
     Request,
@@ -81,7 +82,7 @@ class Inside:
         """Write what a pack knows of the member."""
         job = Job(3, "a", "a.sh", (), "/", requeue=requeue)
         spec = MemberSpec(job, MemberPlan(0, 1, None, None), umask=0o022)
-        write_json(self.folder / "spec.json", build_spec_mapping(spec))
+        write_json(self.folder / "spec.json", asdict(spec))
 
     def run(self, *argv: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run a command with the member's environment."""

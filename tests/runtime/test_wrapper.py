@@ -407,10 +407,10 @@ def test_a_record_is_written_again_where_the_file_system_fails(
     assert failures == []
 
 
-def test_a_launch_that_a_newer_runner_has_written_is_named(tmp_path: Path) -> None:
+def test_a_launch_that_another_version_has_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.1.1.launch"
     path.write_text('{"schema": 2}')
-    with pytest.raises(ValueError, match=rf"{path} was written by a newer version \(schema 2\)"):
+    with pytest.raises(ValueError, match=rf"{path} is of another version \(schema 2\)"):
         wrapper.load(str(path))
 
 

@@ -126,14 +126,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert problem.value.hint == "move it away; the Slurm job is not touched"
 
 
-@pytest.mark.parametrize("schema", [2, "one"])
-def test_a_file_of_a_newer_version_is_refused(tmp_path: Path, schema: object) -> None:
+@pytest.mark.parametrize("schema", [0, 2, "one"])
+def test_a_file_of_another_version_is_refused(tmp_path: Path, schema: object) -> None:
     path = tmp_path / "value.json"
     path.write_text(json.dumps({"schema": schema}))
     with pytest.raises(StateError) as problem:
         read_json(path)
     assert str(problem.value) == (
-        f"{path} was written by a newer version (schema {schema}, this one reads 1): "
+        f"{path} is of another version (schema {schema}, this one reads 1): "
         "use the csub that submitted it"
     )
 

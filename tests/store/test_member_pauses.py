@@ -29,7 +29,7 @@ def test_what_was_half_written_is_passed_over(tmp_path: Path) -> None:
     assert read_pauses(tmp_path) == [MemberPause(1, 1, 10.0, 12.0, "measured")]
 
 
-def test_what_a_newer_version_has_written_is_passed_over(tmp_path: Path) -> None:
+def test_what_another_version_has_written_is_passed_over(tmp_path: Path) -> None:
     append_change(tmp_path, 10.0, paused=[(1, 1)])
     path = tmp_path / member_states.NAME
     newer = path.read_text().replace('"schema": 1', '"schema": 2').replace("[1, 1]", "[2, 1]")

@@ -24,7 +24,6 @@ from slurm_colloc.store.profiles import (
     profile_path,
     read_family,
     read_named,
-    read_profile,
 )
 
 ONE, OTHER, FAMILY = "a" * 32, "b" * 32, "f" * 32
@@ -70,7 +69,6 @@ def test_what_stands_in_the_place_of_a_profile_is_not_waited_for_and_said(tmp_pa
     os.mkfifo(pipe)
     folder.mkdir()
     link.symlink_to("/dev/zero")
-    assert read_profile(tmp_path, OTHER, "NVIDIA H200") is None
     records, problems = list_profiles(tmp_path)
     assert [record.signature for record in records] == [ONE]
     assert problems == [
@@ -95,7 +93,6 @@ def test_a_profile_under_the_name_of_another_job_or_gpu_tells_nothing(tmp_path: 
         wrong = profile_path(tmp_path, signature, model)
         shutil.copy(path, wrong)
         told = f"{wrong}: its contents are of another job or GPU, that of {path.name}"
-        assert read_profile(tmp_path, signature, model) is None
         assert read_named(tmp_path, [wrong.name]) == ([], [told])
         records, problems = read_family(tmp_path, FAMILY)
         assert ([record.signature for record in records], problems) == ([ONE], [told])

@@ -56,7 +56,6 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     Setup,
     build_pack_mapping,
-    build_spec_mapping,
 )
 from slurm_colloc.store.profiles import FaultRecord
 from slurm_colloc.store.progress_counters import FollowRequest
@@ -114,7 +113,7 @@ CASES = [
         "reasons members submit_directory submit_host client_environment slurm_options",
         build_pack_mapping,
     ),
-    build_case(SPEC, "job plan umask", build_spec_mapping),
+    build_case(SPEC, "job plan umask"),
     build_case(
         StateRecord(
             MemberState.FAILED, 2, 1, 1.5, 2.5, ExitCode(0, 9), "n1", ("GPU-1",), (0, 1), "4711.2",
@@ -269,7 +268,9 @@ def test_a_state_of_tomorrow_is_shown_as_it_is_and_has_ended_once_it_says_so() -
 
 
 @pytest.mark.parametrize("schema", [1, 2])
-def test_an_end_that_a_newer_wrapper_has_written_is_named(tmp_path: Path, schema: int) -> None:
+def test_an_end_that_a_wrapper_of_another_version_has_written_is_named(
+    tmp_path: Path, schema: int
+) -> None:
     path = tmp_path / "members" / "0001" / "run.1.1.exit"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"schema": schema, "wait_status": 0, "at": 9.0}))
@@ -281,6 +282,5 @@ def test_an_end_that_a_newer_wrapper_has_written_is_named(tmp_path: Path, schema
     with pytest.raises(StateError) as caught:
         find_written_end(tmp_path, 1, None)
     assert str(caught.value) == (
-        f"{path} was written by a newer version (schema 2, this one reads 1): "
-        "use the csub that submitted it"
+        f"{path} is of another version (schema 2, this one reads 1): use the csub that submitted it"
     )

@@ -106,6 +106,7 @@ def test_a_shortened_name_means_what_it_means_to_sbatch_even_if_it_fits_an_own_o
     ("argv", "message"),
     [
         (["--tiem=5"], "--tiem is not an sbatch or csub option: did you mean --time?"),
+        (["--policy=carma"], "--policy was removed: csub alone makes the packs now"),
         (["--xyzzy"], "--xyzzy is not an sbatch or csub option"),
         (["--exc=a"], "--exc is ambiguous: --exclude or --exclusive"),
         (["--unbuffered"], "--unbuffered is not an sbatch or csub option: it belongs to srun"),

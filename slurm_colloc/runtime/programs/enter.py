@@ -62,8 +62,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         with open(f"{prefix}.started", "rb") as file:
             started = json.load(file)
-        if started["schema"] > SCHEMA:
-            sys.stderr.write(f"csub: error: a newer csub has started {member}: use that one\n")
+        if started["schema"] != SCHEMA:
+            sys.stderr.write(
+                f"csub: error: another version of csub has started {member}: use that one\n"
+            )
             return 1
         wrapper_pid, pid, cpus = started["wrapper_pid"], started["pid"], started["cpus"]
         if not is_alive(wrapper_pid, prefix):

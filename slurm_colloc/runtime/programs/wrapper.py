@@ -317,12 +317,12 @@ def load(path: str) -> Any:
     """Read a small JSON file of this version.
 
     Raises:
-        ValueError: It is damaged, or was written by a newer version.
+        ValueError: It is damaged, or is of another version.
     """
     with open(path, encoding="ascii") as file:
         value = json.load(file)
-    if value["schema"] > SCHEMA:
-        raise ValueError(f"{path} was written by a newer version (schema {value['schema']})")
+    if value["schema"] != SCHEMA:
+        raise ValueError(f"{path} is of another version (schema {value['schema']})")
     return value
 
 

@@ -279,7 +279,6 @@ class Call:
         shares: The different values of `--share` over all jobs, each with where it was given.
         pack_size: `--pack-size`, None where not given.
         goals: The different values of `--goal` over all jobs, each with where it was given.
-        rules: The same of `--policy`.
         gpu_counts: The same of `--gpus-per-pack`.
         chosen_together: Its user named its scripts one by one (`csub pack`).
     """
@@ -291,7 +290,6 @@ class Call:
     shares: tuple[tuple[str, str], ...]
     pack_size: int | None
     goals: tuple[tuple[str, str], ...] = ()
-    rules: tuple[tuple[str, str], ...] = ()
     gpu_counts: tuple[tuple[str, str], ...] = ()
     chosen_together: bool = False
 
@@ -375,7 +373,6 @@ def build_call(
         shares=list_values(merged, "share"),
         pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
         goals=list_values(merged, "goal"),
-        rules=list_values(merged, "policy"),
         gpu_counts=list_values(merged, "gpus-per-pack"),
     )
 

@@ -10,17 +10,14 @@ from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.plan import (
     MIG_INSTANCES_MAX,
     MPS_CLIENTS_MAX,
-    OWN_RULES,
     Goal,
     Policy,
-    Rule,
     SharingMode,
 )
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.setting_values import (
     GOAL_CHOICES,
     JOIN_CHOICES,
-    RULE_CHOICES,
     check_gpus_per_pack,
 )
 from slurm_colloc.settings import Settings
@@ -92,15 +89,9 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         settings: The settings.
 
     Raises:
-        UsageProblem: `--share`, `--goal` or `--policy` has another value, or contradicts another
-            option, or the rule is of a package that is not installed.
+        UsageProblem: `--share` or `--goal` has another value, or contradicts another option.
     """
-    goal = Goal(_choose_word(call.goals, "goal", GOAL_CHOICES) or settings.goal)
-    rule = Rule(_choose_word(call.rules, "policy", RULE_CHOICES) or settings.planner)
-    if rule not in OWN_RULES:
-        from slurm_colloc.planning.known_packs import find_rule
-
-        find_rule(rule)
+    goal = _choose_goal(call) or Goal(settings.goal)
     most = settings.caps.members_per_pack or None
     share = choose_share(call, settings)
     if share.mode is SharingMode.MIG and share.strict and settings.hooks == "never":
@@ -125,7 +116,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
             start_margin_s=settings.start_margin_s,
             pack_time_max_s=settings.caps.pack_time_s,
             goal=goal,
-            rule=rule,
             gpus_asked=gpus_asked,
         )
     # Usage profiles are not looked through for a job for which no other waits.
@@ -155,7 +145,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         pack_time_max_s=settings.caps.pack_time_s,
         monitor_mb=MONITOR_HOST_MEMORY_MB if settings.monitor else 0,
         goal=goal,
-        rule=rule,
         # A site or user that has set another degree means it, too.
         degree_is_asked=call.degree is not None or settings.degree != Settings.degree,
         degree_max=_at_most(
@@ -166,7 +155,6 @@ def choose_policy(call: Call, settings: Settings) -> Policy:
         may_cut=settings.mig
         and settings.hooks != "never"
         and share.mode is None
-        and rule is Rule.CSUB
         and not call.options.flag("local"),
         mps_inside=settings.mig_mps_inside and bool(share.layout),
         gpus_asked=gpus_asked,
@@ -206,22 +194,20 @@ def _choose_degree(call: Call, share: ShareRequest, settings: Settings) -> int:
 _AUTO_MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
 
 
-def _choose_word(
-    values: tuple[tuple[str, str], ...], name: str, choices: tuple[str, ...]
-) -> str | None:
-    """The value of an option in which all jobs of a call must agree; None where it is not given."""
-    for value, origin in values:
-        if value not in choices:
+def _choose_goal(call: Call) -> Goal | None:
+    """The goal, in which all jobs of a call must agree; None where it is not given."""
+    for value, origin in call.goals:
+        if value not in GOAL_CHOICES:
             # It may come from a script of somebody else: no escape sequences, and not much of it.
             shown = ascii(value)[1:-1][:40]
-            raise UsageProblem(f"{origin}: --{name}={shown} is none of {', '.join(choices)}")
-    if len(values) > 1:
-        first, second = (f"{value} ({origin})" for value, origin in values[:2])
+            raise UsageProblem(f"{origin}: --goal={shown} is none of {', '.join(GOAL_CHOICES)}")
+    if len(call.goals) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in call.goals[:2])
         raise UsageProblem(
-            f"jobs of one call are packed in one way, not by both --{name}={first} and {second}",
-            hint=f"give --{name} on the command line, or submit them separately",
+            f"jobs of one call are packed in one way, not by both --goal={first} and {second}",
+            hint="give --goal on the command line, or submit them separately",
         )
-    return values[0][0] if values else None
+    return Goal(call.goals[0][0]) if call.goals else None
 
 
 def _at_most(value: int, most: int | None) -> int:

@@ -20,7 +20,6 @@ from slurm_colloc.model.plan import (
     PackPlan,
     Plan,
     Policy,
-    Rule,
     SharingMode,
     WaitTable,
     build_wait_table,
@@ -294,7 +293,7 @@ def _choose_smaller(chosen: Plan, policy: Policy) -> Policy | None:
     """
     largest = max((pack.degree for pack in chosen.packs), default=1)
     jobs = sum(len(pack.members) for pack in chosen.packs)
-    if policy.rule is not Rule.CSUB or policy.degree_is_asked or policy.pack_size is not None:
+    if policy.degree_is_asked or policy.pack_size is not None:
         return None
     if policy.has_gpu_sets:
         return None

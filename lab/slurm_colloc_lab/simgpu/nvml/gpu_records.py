@@ -181,7 +181,7 @@ def render_gpu(gpu: SimulatedGpu) -> str:
 
 
 def parse_process(pid: int, text: str) -> SimulatedProcess | None:
-    """Read a process's file; None where it is not whole. The older key `gpu` names one GPU."""
+    """Read a process's file; None where it is not whole. Its key `gpu` names all its GPUs."""
     pairs = parse_pairs(text)
     pairs["gpus"] = pairs.pop("gpu", "")
     try:

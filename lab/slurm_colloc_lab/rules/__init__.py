@@ -1,1 +1,0 @@
-"""Rules of others for who shares a GPU, to compare csub's own search with."""
