@@ -33,6 +33,9 @@ STEP_SCRUB = (
 """What srun reads from the environment and different releases read differently (22.05: none of
 CPUS_PER_TASK; 23.11 on: it implies --exact, and --exact gives all members the same cores)."""
 
+JOB_IDS = ("SLURM_JOB_ID", "SLURM_JOBID")
+"""Both have the id of the job; Slurm's own commands go by the former."""
+
 _HOST_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 _OF_SLURM = frozenset(
     {
@@ -139,8 +142,7 @@ def compose_environment(
             {name: text for name, text in added.items() if not name.startswith("SLURM_ARRAY_")},
         )
         environment.pop("SLURM_TASK_PID", None)
-    if "SLURM_JOB_ID" in added:
-        environment["SLURM_JOB_ID"] = environment["SLURM_JOBID"] = place.job_id
+    environment |= {name: place.job_id for name in JOB_IDS if name in added}
     if "SLURM_JOB_ID" in added or place.array_id.startswith("L"):
         environment["SLURM_JOB_NAME"] = job.name
     environment["SLURM_COLLOC_MEMBER"] = place.member

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job_values import PatternValues, choose_output_paths, expand_pattern
 
-VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
+VALUES = PatternValues("4711", "1795491552", True, 3, True, "train", "node1", "ada")
 
 
 # sbatch(1), FILENAME PATTERN; the batch script is task 0 on node 0.
@@ -18,25 +18,25 @@ VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
         ("%%", "%"),
         ("%A", "4711"),
         ("%a", "3"),
-        ("%J", "4711"),
-        ("%j", "4711"),
+        ("%J", "1795491552"),
+        ("%j", "1795491552"),
         ("%N", "node1"),
         ("%n", "0"),
         ("%s", "batch"),
         ("%t", "0"),
         ("%u", "ada"),
         ("%x", "train"),
-        ("job%4j.out", "job4711.out"),
-        ("job%6j.out", "job004711.out"),
-        ("job%j-%2t.out", "job4711-00.out"),
+        ("job%4A.out", "job4711.out"),
+        ("job%6A.out", "job004711.out"),
+        ("job%j-%2t.out", "job1795491552-00.out"),
         ("%10a|%99a", "0000000003|0000000003"),
         ("%A_%a-%x.log", "4711_3-train.log"),
         ("%5x", "train"),
         ("100%", "100%"),
         ("%q", "%q"),
         # As many digits as no number may have; those of other scripts are none.
-        (f"%{'9' * 5000}j", "0000004711"),
-        (f"%{'0' * 5000}6j", "004711"),
+        (f"%{'9' * 5000}A", "0000004711"),
+        (f"%{'0' * 5000}6A", "004711"),
         ("%\u0664j", "%\u0664j"),
         ("%%a", "%a"),
         ("\\%j", "%j"),
@@ -60,7 +60,7 @@ def test_the_array_index_modulo_ten() -> None:
         ("run", None, ("run_3", None)),
         (".hidden", None, (".hidden_3", None)),
         ("logs.d/run", None, ("logs.d/run_3", None)),
-        ("slurm-%j.out", "slurm-%j.err", ("slurm-4711_3.out", "slurm-4711_3.err")),
+        ("slurm-%j.out", "slurm-%j.err", ("slurm-1795491552.out", "slurm-1795491552.err")),
         ("%x-%a.out", "%x-%a.err", ("train-3.out", "train-3.err")),
         (None, "run.err", ("slurm-4711_3.out", "run_3.err")),
         ("/dev/null", "/dev/stderr", ("/dev/null", "/dev/stderr")),
@@ -76,7 +76,7 @@ def test_a_members_files(
 
 
 def test_a_lone_job_writes_where_sbatch_would() -> None:
-    assert choose_output_paths(None, None, VALUES, alone=True) == ("slurm-4711.out", None)
+    assert choose_output_paths(None, None, VALUES, alone=True) == ("slurm-1795491552.out", None)
     assert choose_output_paths("run.log", "e", VALUES, alone=True) == ("run.log", "e")
 
 
@@ -106,21 +106,29 @@ TWO_NUMBERS = st.tuples(NUMBERS, NUMBERS).filter(lambda two: two[0] != two[1])
 NAMES = st.sampled_from(["train", "train_1", "1", "a.b", "11"])
 
 
-def choose(pattern: str | None, number: int, name: str) -> str:
-    values = dataclasses.replace(VALUES, number=number, name=name)
+def choose(pattern: str | None, number: int, name: str, *, has_own_id: bool = True) -> str:
+    own_id = str(1795491550 + number) if has_own_id else "4711"
+    values = dataclasses.replace(
+        VALUES, own_id=own_id, is_alone_in_it=has_own_id, number=number, name=name
+    )
     return choose_output_paths(pattern, None, values, alone=False)[0]
 
 
-@given(pattern=st.none() | PATTERNS, numbers=TWO_NUMBERS, name=NAMES)
+@given(pattern=st.none() | PATTERNS, numbers=TWO_NUMBERS, name=NAMES, has_own_id=st.booleans())
 def test_no_two_tasks_of_an_array_have_one_file(
-    pattern: str | None, numbers: tuple[int, int], name: str
+    pattern: str | None, numbers: tuple[int, int], name: str, has_own_id: bool
 ) -> None:
-    first, second = numbers
-    assert choose(pattern, first, name) != choose(pattern, second, name)
+    first, second = (choose(pattern, number, name, has_own_id=has_own_id) for number in numbers)
+    assert first != second
+
+
+def test_with_the_id_of_the_pack_the_number_tells_files_apart() -> None:
+    assert choose("run-%j.log", 3, "train", has_own_id=False) == "run-4711_3.log"
+    assert choose("run-%j.log", 3, "train") == "run-1795491553.log"
 
 
 @given(
-    patterns=st.tuples(PATTERNS, PATTERNS).filter(lambda two: "a" not in "".join(two)),
+    patterns=st.tuples(PATTERNS, PATTERNS).filter(lambda two: not {"a", "j"} & {*"".join(two)}),
     numbers=TWO_NUMBERS,
     names=st.tuples(NAMES, NAMES),
 )

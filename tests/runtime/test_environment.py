@@ -22,7 +22,7 @@ from slurm_colloc.store.pack_directory import build_environment_block, parse_env
 JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)
 PLACE = MemberContext(
-    job_id="4711", member="4711/3", pack="/state/p", run="/state/p/members/0003/run.1.1",
+    array_id="4711", job_id="1795491552", member="4711/3", pack="/state/p", run="/state/p/members/0003/run.1.1",
     shims="/state/p/members/0003/bin", cpus=(2, 3), starts=0, tmpdir="/tmp/csub-4711-3",
     port=12345, shared=True,
 )  # fmt: skip
@@ -30,6 +30,7 @@ CAPTURED = {"PATH": "/usr/bin", "HOME": "/home/ada", "MINE": "1"}
 # What a pack's batch script finds besides what sbatch was given.
 ADDED = {
     "SLURM_JOB_ID": "4711",
+    "SLURM_JOBID": "4711",
     "SLURM_CPUS_PER_TASK": "8",
     "SLURM_CPUS_ON_NODE": "8",
     "SLURM_JOB_CPUS_PER_NODE": "8",
@@ -90,7 +91,7 @@ def test_a_member_sees_its_own_size_and_not_the_packs() -> None:
     assert found["SLURM_MEM_PER_NODE"] == "500"
     assert found["SLURM_TASKS_PER_NODE"] == "1"
     assert found["SLURM_JOB_NAME"] == "train"
-    assert found["SLURM_JOB_ID"] == "4711"
+    assert found["SLURM_JOB_ID"] == found["SLURM_JOBID"] == "1795491552"
     assert not any(name.startswith("SLURM_ARRAY") for name in found)
     assert "SLURM_NTASKS" not in found
 
@@ -143,7 +144,9 @@ def test_what_the_user_set_stays(name: str) -> None:
 
 def test_a_lone_job_sees_what_slurm_set_for_it() -> None:
     added = {name: value for name, value in ADDED.items() if "ARRAY" not in name}
-    lone = dataclasses.replace(PLACE, shared=False, shims="", tmpdir="", port=None, cpus=())
+    lone = dataclasses.replace(
+        PLACE, job_id="4711", shared=False, shims="", tmpdir="", port=None, cpus=()
+    )
     found = compose(place=lone, added=added)
     expected = {
         **CAPTURED, **added, "SLURM_JOB_NAME": "train",
