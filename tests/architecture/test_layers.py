@@ -141,7 +141,7 @@ def planted_imports(tmp_path_factory: pytest.TempPathFactory) -> Findings:
         path = checkout / "slurm_colloc" / package / f"planted_{number}.py"
         path.write_text(f"{statement}\n")
     late = checkout / "slurm_colloc" / "planning" / "planted_lab.py"
-    late.write_text("def late():\n    import slurm_colloc_lab.rules\n")
+    late.write_text("def late():\n    import slurm_colloc_lab.calibration\n")
     return lint_imports(checkout)
 
 
@@ -176,7 +176,7 @@ def test_a_planted_import_breaks_its_contract(
 def test_csub_imports_nothing_of_the_lab_not_even_late(planted_imports: Findings) -> None:
     broken = planted_imports.broken[LAB]
     chains = broken["slurm_colloc is not allowed to import slurm_colloc_lab"]
-    assert "slurm_colloc.planning.planted_lab -> slurm_colloc_lab.rules (l.2)" in chains
+    assert "slurm_colloc.planning.planted_lab -> slurm_colloc_lab.calibration (l.2)" in chains
 
 
 def test_a_module_without_a_place_in_the_layers_is_refused(tmp_path: Path) -> None:

@@ -211,6 +211,6 @@ def test_a_pack_of_another_schema_is_told_and_never_changed(
     command, *rest = words
     named = ["--older-than", *rest] if rest else [] if command == "queue" else [job_id]
     ended = scripts.run(["csub", command, *named], check=False)
-    assert ended.returncode == 6
+    assert ended.returncode == (0 if command == "clean" else 6)
     assert f"{record} is of another version (schema 2, this one reads 1)" in ended.stderr
     assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
