@@ -127,8 +127,8 @@ def test_a_job_that_fits_no_instance_is_refused_and_nothing_is_submitted(
     refused = user.csub("pack", layout, *size, *OPTIONS, *scripts, check=False)
     assert refused.returncode == 3
     assert (
-        f"large needs 61440 MB of GPU memory, and the largest instance of {layout}, 2g.20gb, has "
-        "room for " in refused.stderr
+        f"large.sh needs 61440 MB of GPU memory, and the largest instance of {layout}, 2g.20gb, "
+        "has room for " in refused.stderr
     )
     assert "name a larger instance in --share, or submit this job with another" in refused.stderr
     assert list_jobs(user) == []
@@ -150,12 +150,12 @@ def test_no_job_joins_a_pack_whose_gpu_is_cut(user: CsubUser, slurm: FakeSlurm) 
     slurm.pause()
     user.csub("--share=mig=3g+3g", *OPTIONS, "--array=1-2", "train.sh")
     user.script("large.sh", "exit 0", directives="#CSUB --gpu-mem=60G")
-    for script, jobs in (("large.sh", 1), ("train.sh", 2)):
+    for script, jobs in (("large.sh", 2), ("train.sh", 3)):
         joined = user.csub(
-            "--share=mig=3g.40gb+3g.40gb", "--join", "--verbose", *OPTIONS, script, check=False
+            "--share=mig=3g+3g", "--join", "--verbose", *OPTIONS, script, check=False
         )
         assert len(slurm.look()) == jobs, joined.stderr
-        assert ("large needs 61440 MB" in joined.stderr) == (script == "large.sh")
+        assert "1 pack, exclusive" in joined.stderr
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])

@@ -16,7 +16,7 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_ids import format_task_ids, format_task_runs
 from slurm_colloc.model.job_values import add_condition, expand_array_id
 from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
-from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy
+from slurm_colloc.model.plan import PackRequest, PlannedSeat, Policy, SharingMode
 from slurm_colloc.model.quantities import format_time_limit
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.planning.join_fit import compute_reason_not_to_join
@@ -410,8 +410,8 @@ def compute_closed(
     batch: Batch, pack: PlannedPack, policy: Policy, place: PlaceInCall = ONLY_ONE
 ) -> str:
     """Why no job may join a pack later; empty where it is open to joiners."""
-    if pack.plan.layout:
-        return "it was planned for MIG instances, made for the members that it begins with"
+    if pack.plan.layout or policy.mode is SharingMode.MIG:
+        return "it asks for MIG, whose instances are made for the members that a pack begins with"
     if pack.plan.power_limit_w:
         return "it asks for a power limit that was chosen for its own jobs"
     if batch.gpu_sets:
