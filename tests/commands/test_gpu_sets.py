@@ -103,7 +103,7 @@ def test_an_option_that_was_removed_is_refused_with_what_does_it_instead(user: C
     ended = user.csub(*EACH, "a.sh", check=False)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "csub: error: a.sh, line 2: --nodes-per-pack was removed: an array of packs on one node "
+        "csub: error: a.sh:2: --nodes-per-pack was removed: an array of packs on one node "
         "each does it: --array, csub pack, csub batch\n"
     )
 
