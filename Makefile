@@ -1,6 +1,6 @@
 # Everything runs from a fresh checkout; .ci/setup makes what is missing.
 
-.PHONY: help demo test test-all test-part coverage test-matrix check bench bench-gpu docs release clean node-tree node-deb node-rpm
+.PHONY: help demo test test-all test-part test-clients coverage test-matrix check bench bench-gpu docs release clean node-tree node-deb node-rpm
 .NOTPARALLEL:
 
 # A Python that measures coverage or an active virtual environment must not leak in.
@@ -14,6 +14,7 @@ help:
 	@echo 'make test    set-up, static checks, and the tests that a change needs'
 	@echo 'make test-all  all tests: also kills, races, histories, frameworks, the demonstration'
 	@echo 'make test-part PART=3  one of seven parts of what make test leaves out'
+	@echo 'make test-clients  torchrun, Lightning and submitit as members, by their own files'
 	@echo 'make coverage  all tests, with line coverage'
 	@echo 'make test-matrix  the main paths on other releases of Slurm and Python; ALL=1: all tests'
 	@echo 'make check   static checks only: ruff, mypy, import-linter, shellcheck'
@@ -52,6 +53,13 @@ test-part:
 	$(if $(PART),,$(error PART is missing: make test-part PART=1, up to 7))
 	@sh .ci/setup test
 	@$(RUN_TESTS) --suite=$(PART) $(PYTEST)
+
+# Programs that go by SLURM_JOB_ID, each by its own file; the parts run all other clients, too.
+CLIENTS = tests/clients/test_own_numbers.py tests/clients/test_lightning_requeue.py \
+	tests/clients/test_clients.py
+test-clients:
+	@sh .ci/setup test
+	@$(RUN_TESTS) $(CLIENTS) -k 'not test_clients or submitit' $(PYTEST)
 
 # Measuring nearly doubles the time that each program takes to start.
 coverage:
