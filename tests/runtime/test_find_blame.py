@@ -53,6 +53,8 @@ def build_seen(**fields: object) -> MpsMember:
         (build_seen(is_outside=True), (Sign.FAULT,), (), ""),
         # The end of the server explains all.
         (build_seen(is_client=True, suspects=(1, 2), fault=TEXT, lost=ENDED), (), (), ENDED),
+        # Also where a later program of its script has got a new context.
+        (build_seen(is_client=True, broken=DIED), (), (), DIED),
     ],
 )
 def test_what_the_server_has_to_do_with_an_end(
@@ -60,6 +62,32 @@ def test_what_the_server_has_to_do_with_an_end(
 ) -> None:
     findings = tuple(OutputFinding(sign, sign.value) for sign in signs)
     around = add_seen(Circumstances(findings=findings), 2, seen)
+    assert (around.suspects, around.mps_lost) == (suspects, lost)
+    assert around.fault == (seen.fault if suspects else "")
+
+
+# What was seen, what the output says, then suspects and why the server went.
+@pytest.mark.parametrize(
+    ("seen", "signs", "suspects", "lost"),
+    [
+        # None of its processes was a client at that moment: it had ended, or was none at all.
+        (build_seen(is_client=True, lost=DIED), (), (), ""),
+        (build_seen(lost=DIED), (), (), ""),
+        (build_seen(is_outside=True, lost=DIED), (), (), ""),
+        (build_seen(is_client=True, lost=DIED, broken=DIED), (), (), DIED),
+        # Too quick to be seen as one: its output and the daemon say the same.
+        (build_seen(lost=DIED), (Sign.MPS_GONE,), (), DIED),
+        # Its output alone is no proof.
+        (build_seen(is_client=True), (Sign.MPS_GONE, Sign.FAULT), (), ""),
+        (build_seen(is_client=True, suspects=(1, 2), fault=TEXT, is_hit=True), (), (1, 2), ""),
+        (build_seen(is_client=True, suspects=(1, 2), fault=TEXT), (Sign.FAULT,), (), ""),
+    ],
+)
+def test_of_a_member_with_exit_code_0_the_server_itself_has_to_say_that_it_was_hit(
+    seen: MpsMember, signs: tuple[Sign, ...], suspects: tuple[int, ...], lost: str
+) -> None:
+    findings = tuple(OutputFinding(sign, sign.value) for sign in signs)
+    around = add_seen(Circumstances(findings=findings), 2, seen, has_failed=False)
     assert (around.suspects, around.mps_lost) == (suspects, lost)
     assert around.fault == (seen.fault if suspects else "")
 
