@@ -287,14 +287,8 @@ def _judge_lost(verdict: Verdict, around: Circumstances, evidence: tuple[str, ..
         return _restart_or_fail(verdict, around, EndCause.GPU_LOST, evidence, around.gpu_lost)
     evidence = (f"MPS: {around.mps_lost}", *evidence)
     # Where that happens again it is no accident, and apart from MPS it cannot.
-    return _restart_or_fail(
-        verdict,
-        around,
-        EndCause.MPS_GONE,
-        evidence,
-        around.mps_lost,
-        apart=around.retries.faults > 0,
-    )
+    apart, cause = around.retries.faults > 0, EndCause.MPS_GONE
+    return _restart_or_fail(verdict, around, cause, evidence, around.mps_lost, apart=apart)
 
 
 def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
@@ -397,6 +391,9 @@ def _end(
 
 # ---- Whose fault an end was: gathers what the GPU, its MPS server and the output say of it -------
 
+LISTENS_MAX = 3
+"""How often the daemon is asked how a client left, where its process has ended with exit code 0."""
+
 OUTPUT_LIMIT = 256 * 1024
 """How much of the end of a member's output is looked at."""
 
@@ -425,12 +422,15 @@ class BlameFinder:
         """Hear all that MPS has to say of a member whose end was seen before that; then `find`."""
         seen = self.gpu_mode.clients.get(member.number)
         if _has_failed(verdict):
-            is_heard = member.gpu is None or not member.gpu.is_under_mps
-        else:
-            # It was quick: whether it was a client, and left as one, stands in the daemon's log.
-            is_heard = seen is None or seen.is_outside or (seen.is_client and not seen.contexts)
-        if not is_heard:
+            if member.gpu is not None and member.gpu.is_under_mps:
+                self.gpu_mode.catch_up()
+        elif seen is not None and not (seen.is_outside or (seen.is_client and not seen.contexts)):
+            # It was quick: whether it was a client stands in the daemon's log.
             self.gpu_mode.catch_up()
+            # Its processes have ended, and its exit code says nothing: the log has to say how.
+            for _ in range(LISTENS_MAX - 1):
+                if seen.contexts:
+                    self.gpu_mode.catch_up()
 
     def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""

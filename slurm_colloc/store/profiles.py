@@ -368,8 +368,7 @@ def note_culprit(root: Path, signature: str, record: FaultRecord) -> None:
 
 def forget_culprit(root: Path, signature: str) -> bool:
     """A job has succeeded alone; True where that ends what had been written down."""
-    record = find_culprit(root, signature)
-    if record is not None and record.ended_daemon:
+    if (record := find_culprit(root, signature)) is not None and record.ended_daemon:
         return False
     with contextlib.suppress(OSError):
         os.unlink(root / _FAULTS_FOLDER / f"{signature}.json")
