@@ -183,9 +183,10 @@ CAUSES: dict[str, Meaning] = {
         (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.MPS_GONE: Meaning(
-        "The pack's MPS server or daemon was ended, and with it the GPU work of all its members.",
-        "If it may be requeued, it runs again under a new one, at most twice; its output is "
-        "appended to the same file.",
+        "Something other than csub ended the pack's MPS server or daemon, and with it the GPU work "
+        "of its members, whatever exit code their scripts gave.",
+        "If it may be requeued, it runs again under a new one, and if that happens again without "
+        "MPS; its output is appended to the same file.",
         (_LOGS, _WHY, ("csub --requeue SCRIPT", "submit it again so that it survives this")),
     ),
     EndCause.MPS_FULL: Meaning(

@@ -7,6 +7,10 @@ A fault of one MPS client ends all clients of the GPU, and neither the server's 
 kernel's Xid line says whose it was: on an H200 with driver 580 both named an innocent client in
 every run (docs/mps.md). So all that were hit run again apart from MPS, where a fault stays with
 its process. The one that has it again is the culprit.
+
+An exit code of 0 does not undo that: a script may hide the error of its program. So a member whose
+process was a client when a fault hit it, or when something other than csub ended the server, is
+judged as one that has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +36,12 @@ from slurm_colloc.runtime.verdict import StopReason, Verdict
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import Retries
-from slurm_colloc.store.profiles import compute_signature, forget_culprit, note_culprit
+from slurm_colloc.store.profiles import (
+    FaultRecord,
+    compute_signature,
+    forget_culprit,
+    note_culprit,
+)
 
 # ----
 # What a member's own output says about its end: the words of CUDA and of its frameworks; pure.
@@ -164,6 +173,7 @@ class Circumstances:
         suspects: Members that an MPS fault hit while this one was a client; empty for no fault.
         fault: What the MPS server said of it; empty where it said nothing.
         mps_lost: Why the MPS server went while this one was a client; empty where it did not.
+        own_daemon: An MPS daemon of its own that began after the pack's was ended; empty for none.
         findings: What its output says.
         may_restart: It may be requeued.
         retries: What restarts before this one have taught.
@@ -182,6 +192,7 @@ class Circumstances:
     suspects: tuple[int, ...] = ()
     fault: str = ""
     mps_lost: str = ""
+    own_daemon: str = ""
     findings: tuple[OutputFinding, ...] = ()
     may_restart: bool = True
     retries: Retries = field(default_factory=Retries)
@@ -209,6 +220,7 @@ class Blame:
         evidence: What that rests on, a line each.
         retries: What was learnt, for its next start.
         is_culprit: Its fault is proven to be its own.
+        ended_daemon: It has put an MPS daemon of its own in the place of the pack's.
         suspects: Members that a fault hit together with it; empty for no fault.
     """
 
@@ -217,6 +229,7 @@ class Blame:
     evidence: tuple[str, ...]
     retries: Retries
     is_culprit: bool = False
+    ended_daemon: bool = False
     suspects: tuple[int, ...] = ()
 
 
@@ -227,7 +240,21 @@ def judge_blame(verdict: Verdict, around: Circumstances) -> Blame:
         verdict: How it ended by itself, with a state.
         around: What was the case.
     """
+    blame = _judge(verdict, around)
+    if not around.own_daemon:
+        return blame
+    retries = replace(blame.retries, apart=True, alone=True)
+    evidence = (*blame.evidence, around.own_daemon)
+    return replace(blame, evidence=evidence, retries=retries, ended_daemon=True)
+
+
+def _judge(verdict: Verdict, around: Circumstances) -> Blame:
     evidence = tuple(f"its output: {finding.line}" for finding in around.findings)
+    # After a signal it is its pack that may be ending, and the daemon with it.
+    is_own_end = verdict.state is MemberState.COMPLETED and not verdict.foreign
+    if is_own_end and (around.mps_lost or len(around.suspects) > 1):
+        reason = "its exit code 0 does not count"
+        verdict = replace(verdict, state=MemberState.FAILED, reason=reason)
     if verdict.state is not MemberState.FAILED:
         assert verdict.state is not None
         cause = choose_plain_cause(verdict.state, verdict.exit_code)
@@ -259,7 +286,9 @@ def _judge_lost(verdict: Verdict, around: Circumstances, evidence: tuple[str, ..
         evidence = (f"NVML: {around.gpu_lost}", *evidence)
         return _restart_or_fail(verdict, around, EndCause.GPU_LOST, evidence, around.gpu_lost)
     evidence = (f"MPS: {around.mps_lost}", *evidence)
-    return _restart_or_fail(verdict, around, EndCause.MPS_GONE, evidence, around.mps_lost)
+    # Where that happens again it is no accident, and apart from MPS it cannot.
+    apart, cause = around.retries.faults > 0, EndCause.MPS_GONE
+    return _restart_or_fail(verdict, around, cause, evidence, around.mps_lost, apart=apart)
 
 
 def _judge_refused(verdict: Verdict, around: Circumstances, evidence: tuple[str, ...]) -> Blame:
@@ -362,6 +391,9 @@ def _end(
 
 # ---- Whose fault an end was: gathers what the GPU, its MPS server and the output say of it -------
 
+LISTENS_MAX = 3
+"""How often the daemon is asked how a client left, where its process has ended with exit code 0."""
+
 OUTPUT_LIMIT = 256 * 1024
 """How much of the end of a member's output is looked at."""
 
@@ -384,23 +416,30 @@ class BlameFinder:
 
     def __post_init__(self) -> None:
         self._suspected_with: dict[int, set[int]] = {}
+        self._lost_daemon: set[int] = set()
 
     def listen(self, member: Member, verdict: Verdict) -> None:
         """Hear all that MPS has to say of a member whose end was seen before that; then `find`."""
         seen = self.gpu_mode.clients.get(member.number)
         if _has_failed(verdict):
-            is_heard = member.gpu is None or not member.gpu.is_under_mps
-        else:
+            if member.gpu is not None and member.gpu.is_under_mps:
+                self.gpu_mode.catch_up()
+        elif seen is not None and not (seen.is_outside or (seen.is_client and not seen.contexts)):
             # It was quick: whether it was a client stands in the daemon's log.
-            is_heard = seen is None or seen.is_client or seen.is_outside
-        if not is_heard:
             self.gpu_mode.catch_up()
+            # Its processes have ended, and its exit code says nothing: the log has to say how.
+            for _ in range(LISTENS_MAX - 1):
+                if seen.contexts:
+                    self.gpu_mode.catch_up()
 
     def find(self, member: Member, verdict: Verdict) -> Blame:
         """Judge an end; called before the member's process is forgotten."""
+        seen = self.gpu_mode.clients.get(member.number)
         around = Circumstances(retries=member.record.retries)
-        if _has_failed(verdict):
-            around = self._look_around(member, around)
+        if seen is not None:
+            around = replace(around, own_daemon=seen.own_daemon)
+        if _has_failed(verdict) or (seen is not None and (seen.lost or seen.broken or seen.is_hit)):
+            around = self._look_around(member, around, has_failed=_has_failed(verdict))
         return replace(judge_blame(verdict, around), suspects=around.suspects)
 
     def publish(self, member: Member, blame: Blame) -> None:
@@ -413,12 +452,16 @@ class BlameFinder:
         self.gpu_mode.refuse_lost()
         if blame.suspects:
             self._suspected_with.setdefault(member.number, set()).update(blame.suspects)
-        if blame.is_culprit:
+        if blame.cause is EndCause.MPS_GONE:
+            self._lost_daemon.add(member.number)
+        if blame.is_culprit or blame.ended_daemon:
             self._note_culprit(member, blame)
         elif blame.verdict.state is MemberState.COMPLETED and _ran_alone(member):
             self._clear(member)
 
-    def _look_around(self, member: Member, around: Circumstances) -> Circumstances:
+    def _look_around(
+        self, member: Member, around: Circumstances, *, has_failed: bool
+    ) -> Circumstances:
         findings = find_signs(read_end_of_output(member))
         use = member.gpu
         gpu_lost = ""
@@ -448,19 +491,27 @@ class BlameFinder:
             needs_mps=self.gpu_mode.needs_mps,
             gpu_lost=gpu_lost,
         )
-        return around if seen is None else add_seen(around, member.number, seen)
+        if seen is None:
+            return around
+        return add_seen(around, member.number, seen, has_failed=has_failed)
 
     def _note_culprit(self, member: Member, blame: Blame) -> None:
         """A culprit is proven: write it down for later packs, and for the members that it hit."""
         name = str(member.name(self.pack.shown_id))
-        self.pack.journal.write("mps_culprit", member=member.number, evidence=blame.evidence)
+        event = "mps_culprit" if blame.is_culprit else "mps_ended_by"
+        self.pack.journal.write(event, member=member.number, evidence=blame.evidence)
         with contextlib.suppress(StateError, OSError):
             note_culprit(
-                self.pack.path.parent.parent, self._compute_signature(member), name, blame.evidence
+                self.pack.path.parent.parent,
+                self._compute_signature(member),
+                FaultRecord(name, blame.evidence, ended_daemon=blame.ended_daemon),
             )
         told = f"the fault was that of member {name}"
         # An earlier attempt may have seen the fault; this one knows only which were hit.
         hit = self._suspected_with.get(member.number)
+        if not blame.is_culprit:
+            told = f"since then, member {name} has an MPS daemon of its own"
+            hit = self._lost_daemon
         for other in self.pack.members.by_number.values():
             was_hit = other.record.retries.suspected if hit is None else other.number in hit
             if other.number == member.number or not was_hit:
@@ -493,11 +544,24 @@ def _ran_alone(member: Member) -> bool:
     return member.gpu is not None and member.gpu.mode == SharingMode.EXCLUSIVE.value
 
 
-def add_seen(around: Circumstances, number: int, seen: MpsMember) -> Circumstances:
-    """What the MPS server has to do with the end of a member that ran under MPS."""
+def add_seen(
+    around: Circumstances, number: int, seen: MpsMember, *, has_failed: bool = True
+) -> Circumstances:
+    """What the MPS server has to do with the end of a member that ran under MPS.
+
+    Args:
+        around: What else was the case.
+        number: The member.
+        seen: The member as the server sees it.
+        has_failed: Its exit code says so; of any other the server, too, has to say that.
+    """
     tells = {found.sign for found in around.findings}
-    if Sign.MPS_GONE in tells:
+    if seen.broken:
+        return replace(around, mps_lost=seen.broken)
+    if Sign.MPS_GONE in tells and (has_failed or seen.lost):
         return replace(around, mps_lost=seen.lost or "the MPS server has ended")
+    if not has_failed:
+        return replace(around, suspects=seen.suspects, fault=seen.fault) if seen.is_hit else around
     if seen.lost and seen.is_client:
         return replace(around, mps_lost=seen.lost)
     # One that is not known to be a client may have been too quick to be seen as one.

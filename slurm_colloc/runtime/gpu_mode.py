@@ -163,6 +163,7 @@ class GpuMode:
 
             follow_instances(self.instances, self._preparation)
         self._daemon.work()
+        self.clients.look_for_own_daemons()
 
     @property
     def _slurm_environment(self) -> Mapping[str, str]:

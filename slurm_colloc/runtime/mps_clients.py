@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.settled_mode import GpuPatience
@@ -24,6 +24,15 @@ LOOK_FOR_S = 600.0
 
 _LOOK_SHARE = 0.2
 
+_DAEMON_LOOK_FOR_S = 60.0
+"""How long a member's own daemon is looked for, after the pack's was ended."""
+
+_DAEMON_SLACK_S = 1.0
+"""It may have started so long before the end of the pack's daemon was heard of."""
+
+_DAEMON_NAME = "nvidia-cuda-mps"
+"""A daemon's name and its server's, as the kernel shortens them."""
+
 
 @dataclass
 class MpsMember:
@@ -33,21 +42,29 @@ class MpsMember:
         wrapper_pid: The process below which all of its processes run.
         since: When it started (monotonic clock).
         is_client: One of its processes is, or was, a client.
+        contexts: Those that are clients now.
         is_outside: One of its processes uses the GPU without MPS.
         looks: For how many of its `GpuPatience.gpu_looks_s` NVML has been asked.
         suspects: Members that a fault hit together with it; empty for no fault.
         fault: What the server said of that fault.
-        lost: Why the server went while it was a client; empty where it did not.
+        is_hit: One of its own processes is among those that this fault has hit.
+        lost: Why the server went while it ran; empty where it did not.
+        broken: Why the server went while a process of it was a client; empty where it did not.
+        own_daemon: An MPS daemon of its own that has started since; empty for none.
     """
 
     wrapper_pid: int
     since: float
     is_client: bool = False
+    contexts: set[int] = field(default_factory=set)
     is_outside: bool = False
     looks: int = 0
     suspects: tuple[int, ...] = ()
     fault: str = ""
+    is_hit: bool = False
     lost: str = ""
+    broken: str = ""
+    own_daemon: str = ""
 
 
 class MpsClients:
@@ -68,6 +85,8 @@ class MpsClients:
         self._hit_pids: set[int] = set()
         self._asked_at = 0.0
         self._looked_at = 0.0
+        self._ended_at: float | None = None
+        self._daemon_looked_at = 0.0
         self.statuses = 0
         """How many answers to `ask_status` have come."""
         self.news: dict[int, bool] = {}
@@ -119,8 +138,15 @@ class MpsClients:
         seen = self._members.get(owner)
         if seen is not None and pid not in self._hit_pids:
             # It has got a new context: what came before has not ended this member.
-            seen.suspects, seen.fault, seen.lost = (), "", ""
+            seen.suspects, seen.fault, seen.is_hit, seen.lost = (), "", False, ""
+            seen.contexts.add(pid)
         self._confirm(owner)
+
+    def leave(self, pid: int) -> None:
+        """A process is no client any more, by its own doing."""
+        seen = self._members.get(self._owners.get(pid, -1))
+        if seen is not None:
+            seen.contexts.discard(pid)
 
     def _find_owner(self, pid: int) -> int | None:
         # Loaded only by packs that have MPS.
@@ -200,7 +226,7 @@ class MpsClients:
         for number in suspects:
             seen = self._members.get(number)
             if seen is not None:
-                seen.suspects, seen.fault = suspects, text
+                seen.suspects, seen.fault, seen.is_hit = suspects, text, number in owners
 
     def list_hit(self) -> list[int]:
         """Clients that a fault has hit and that have not ended."""
@@ -217,11 +243,47 @@ class MpsClients:
             if within is None or number in within:
                 # One that had no context yet may have been about to get one.
                 seen.lost = reason
+                if seen.contexts:
+                    seen.broken = seen.broken or reason
+                    self._hit_pids |= seen.contexts
+                    seen.contexts.clear()
         self._owners = {
             pid: owner
             for pid, owner in self._owners.items()
             if within is not None and owner not in within
         }
+        self._ended_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    # -- what ended it ------------------------------------------------------------------------
+
+    def look_for_own_daemons(self) -> None:
+        """See which member has an MPS daemon of its own that began after the pack's was ended.
+
+        Only the process that a signal ends is told who has sent it. One that ends the daemons of
+        its user so that it can start its own shows it by that one: an older one would be gone.
+        """
+        now = time.monotonic()
+        if self._ended_at is None or now < self._daemon_looked_at + LOOK_INTERVAL_S:
+            return
+        from slurm_colloc.host.system.node_processes import find_ancestor, list_running_processes
+
+        self._daemon_looked_at = now
+        since = (self._ended_at - _DAEMON_SLACK_S) * os.sysconf("SC_CLK_TCK")
+        wrappers = {seen.wrapper_pid: number for number, seen in self._members.items()}
+        for process in list_running_processes():
+            if process.name != _DAEMON_NAME or process.id.start_ticks < since:
+                continue
+            # What its environment says is not believed.
+            pid = process.id.pid
+            number = find_ancestor(pid, wrappers)
+            if number is not None and not self._members[number].own_daemon:
+                self._journal.write("mps_own_daemon", member=number, pid=pid)
+                self._members[number].own_daemon = (
+                    "it started an MPS daemon of its own after the pack's was ended "
+                    f"(process {pid})"
+                )
+        if time.clock_gettime(time.CLOCK_BOOTTIME) > self._ended_at + _DAEMON_LOOK_FOR_S:
+            self._ended_at = None
 
 
 class InstanceClients:
@@ -242,6 +304,10 @@ class InstanceClients:
     def join(self, pid: int) -> None:
         """A process has become a client."""
         self._clients.join(pid)
+
+    def leave(self, pid: int) -> None:
+        """A process is no client any more."""
+        self._clients.leave(pid)
 
     def wants_status(self) -> bool:
         """The daemon should be asked now which its clients are."""

@@ -105,6 +105,7 @@ class PackDaemon:
             keepers.Fault: self.clients.note_fault,
             keepers.ServerStatus: self._note_server,
             keepers.ClientJoined: lambda event: self.clients.join(event.pid),
+            keepers.ClientLeft: lambda event: self.clients.leave(event.pid),
             keepers.Status: self.clients.note_status,
             keepers.DaemonDied: lambda _: self._lose("the MPS daemon has died"),
             keepers.KeeperDied: lambda _: self._lose_keeper(),
@@ -225,7 +226,7 @@ class PackDaemon:
             self._fault_since = time.monotonic()
         elif event.status in (ACTIVE, EXITED):
             self._fault_since = None
-        if event.status == EXITED:
+        if event.status == EXITED and not self._is_let_go:
             self.clients.lose("the MPS server has ended")
 
     def _lose(self, reason: str) -> None:
@@ -264,7 +265,8 @@ class PackDaemon:
 
     def _note_loss(self, reason: str) -> None:
         self._fault_since = None
-        self.clients.lose(reason)
+        if not self._is_let_go:
+            self.clients.lose(reason)
         self.pack.journal.write("mps_lost", reason=reason)
         self.listener.note_lost()
 

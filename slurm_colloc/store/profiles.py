@@ -325,10 +325,13 @@ class FaultRecord:
     Attributes:
         member: Which member it was, `4711/3`.
         evidence: What that rests on.
+        ended_daemon: Its script ends the MPS daemon of its neighbours, and it does so also where it
+            succeeds.
     """
 
     member: str = ""
     evidence: tuple[str, ...] = ()
+    ended_daemon: bool = False
 
 
 def compute_signature(script: bytes, job: Job) -> str:
@@ -348,37 +351,35 @@ def compute_signature(script: bytes, job: Job) -> str:
     return digest.hexdigest()[:32]
 
 
-def note_culprit(root: Path, signature: str, member: str, evidence: Sequence[str]) -> None:
-    """Write down that a job's fault has hit its neighbours.
+def note_culprit(root: Path, signature: str, record: FaultRecord) -> None:
+    """Write down that a job has hit its neighbours.
 
     Args:
         root: The state directory.
         signature: The job's.
-        member: Which member it was, `4711/3`.
-        evidence: What that rests on.
+        record: How.
 
     Raises:
         StateError: It cannot be written.
     """
     make_directory(root / _FAULTS_FOLDER)
-    record = FaultRecord(member, tuple(evidence))
     write_json(f"{root}/{_FAULTS_FOLDER}/{signature}.json", asdict(record))
 
 
 def forget_culprit(root: Path, signature: str) -> bool:
-    """A job has succeeded alone; True where it had been written down."""
+    """A job has succeeded alone; True where that ends what had been written down."""
+    if (record := find_culprit(root, signature)) is not None and record.ended_daemon:
+        return False
     with contextlib.suppress(OSError):
         os.unlink(root / _FAULTS_FOLDER / f"{signature}.json")
         return True
     return False
 
 
-def find_culprit(root: Path, signature: str) -> str | None:
-    """The member whose fault is on record for a signature; None where none is."""
+def find_culprit(root: Path, signature: str) -> FaultRecord | None:
+    """What is on record for a signature; None where nothing is."""
     with contextlib.suppress(StateError):
-        record = read_record(f"{root}/{_FAULTS_FOLDER}/{signature}.json", FaultRecord)
-        if record is not None:
-            return record.member
+        return read_record(f"{root}/{_FAULTS_FOLDER}/{signature}.json", FaultRecord)
     return None
 
 

@@ -75,10 +75,12 @@ def test_after_a_fault_its_victims_finish_and_its_culprit_is_named_and_must_prov
     user = mps_user
     untouched = Untouched(user)
     user.script("good.sh", f"{HELLO}; simgpu run --seconds 2.5 && echo done")
+    # Its exit code is 0 whatever has become of its program.
+    user.script("hide.sh", f"{HELLO}; simgpu run --seconds 2.5; echo done")
     user.script(
         "bad.sh", f'{HELLO}; [ -e fixed ] || fault="--fault $1@1.2"; simgpu run --seconds 2 $fault'
     )
-    pack = ("good.sh", "bad.sh illegal-address", "good.sh")
+    pack = ("good.sh", "bad.sh illegal-address", "hide.sh")
     job_id = submit_pack(user, *pack)
     with explained(user, job_id):
         rows = user.finish(job_id)

@@ -26,6 +26,7 @@ from .mps import (
     list_directories,
     list_processes,
     list_starts,
+    only_node,
     pack_directory,
     read_setup,
     require_cgroups,
@@ -37,6 +38,8 @@ from .mps import (
 )
 
 pytestmark = pytest.mark.slurm
+
+HIDE = "until [ -e end ]; do kill -0 $pid || break; sleep 0.1; done; kill $pid"
 
 
 @pytest.mark.parametrize(
@@ -97,16 +100,32 @@ def test_after_the_third_daemon_the_pack_goes_on_by_time_slices(mps_user: CsubUs
         "pack", "--degree=2", "--pack-size=3", *OPTIONS, "train.sh", "train.sh", "late.sh"
     )
     with explained(user, job_id):
-        for count in (1, 2, 3):
+        for count in (1, 2):
             wait_for_starts(user, job_id, count, 1, 2)
             kill(daemon_pid(user, job_id))
+        # Apart from MPS no daemon is ended below them.
+        wait_until(
+            lambda: all(
+                list_starts(user, job_id, number)[2:] == ["start restart=2 pipe="]
+                for number in (1, 2)
+            ),
+            "both have started for the third time",
+        )
+        wait_until(
+            lambda: len(journal(user, job_id, "mps_daemon")) == 3, "the third daemon answers"
+        )
+        kill(daemon_pid(user, job_id))
+        wait_until(lambda: len(journal(user, job_id, "mps_lost")) == 3, "the third daemon is lost")
+        (user.home / "end").touch()
         rows = user.finish(job_id)
         for number in (1, 2):
-            assert (rows[number]["state"], rows[number]["starts"]) == ("FAILED", 3)
-            assert rows[number]["cause"] == "MPS daemon gone"
-            assert rows[number]["reason"].endswith(
-                "the MPS daemon has died; it was restarted 2 times before"
-            )
+            assert (rows[number]["state"], rows[number]["starts"]) == ("COMPLETED", 3)
+            assert rows[number]["mode"] == "timeslice"
+        again = journal(user, job_id, "requeue")
+        assert {event["reason"].partition("; ")[2] for event in again} == {
+            "it runs again",
+            "it runs again apart from MPS",
+        }
         assert (rows[3]["state"], rows[3]["mode"]) == ("COMPLETED", "timeslice")
         assert list_starts(user, job_id, 3) == ["start restart=0 pipe="]
         setup = read_setup(user, job_id)
@@ -114,6 +133,109 @@ def test_after_the_third_daemon_the_pack_goes_on_by_time_slices(mps_user: CsubUs
         shown = user.csub("show", job_id).stdout
         assert "Sharing:  timeslice, 2 at the same time (the MPS daemon has died, 3 times)" in shown
     untouched.check()
+
+
+def write_bystanders(user: CsubUser) -> None:
+    """Members that are no clients when something is ended: one not any more, one not at all."""
+    wait = "until [ -e end ]; do sleep 0.1; done; echo done"
+    user.script("early.sh", f"{HELLO}; simgpu run --seconds 3; touch early; {wait}")
+    user.script("idle.sh", f"{HELLO}; {wait}")
+
+
+def test_whose_daemon_a_neighbour_ends_runs_again_whatever_its_script_says_of_that(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    user.script("hide.sh", f"{HELLO}; simgpu run --seconds 300 & pid=$!; {HIDE}; echo done")
+    # As `pkill -u $USER '^nvidia-cuda-mps'` does it, but for what runs along with this test.
+    user.script(
+        "own.sh",
+        f"{HELLO}; until [ -e victims ]; do sleep 0.1; done; kill $(cat victims)\n"
+        "export CUDA_MPS_PIPE_DIRECTORY=$TMPDIR/p CUDA_MPS_LOG_DIRECTORY=$TMPDIR/l\n"
+        'mkdir "$TMPDIR/p" "$TMPDIR/l"; nvidia-cuda-mps-control -d\n'
+        f"simgpu run --seconds 300 & pid=$!; {HIDE}\n"
+        "echo quit | nvidia-cuda-mps-control; exit 0",
+    )
+    write_bystanders(user)
+    pack = ("own.sh", "hide.sh", "hide.sh", "early.sh", "idle.sh")
+    job_id = user.submit("pack", "--degree=5", *OPTIONS, *pack)
+    with explained(user, job_id):
+        wait_for_clients(user, job_id, 2, 3, 4)
+        wait_until((user.home / "early").exists, "the program of the fourth has ended")
+        pids = (daemon_pid(user, job_id), server_pid(user, job_id))
+        wait_until(lambda: count_gpu_processes(user) == 2, "its context is gone")
+        (user.home / "victims.tmp").write_text(" ".join(map(str, pids)))
+        (user.home / "victims.tmp").rename(user.home / "victims")
+        wait_for_starts(user, job_id, 2, 2, 3)
+        wait_until(lambda: journal(user, job_id, "mps_own_daemon"), "its own daemon is seen")
+        (user.home / "end").touch()
+        rows = user.finish(job_id)
+        assert {n: (row["state"], row["starts"]) for n, row in rows.items()} == {
+            1: ("COMPLETED", 1),
+            2: ("COMPLETED", 2),
+            3: ("COMPLETED", 2),
+            4: ("COMPLETED", 1),
+            5: ("COMPLETED", 1),
+        }
+        again = journal(user, job_id, "requeue")
+        assert sorted(event["member"] for event in again) == [2, 3]
+        # The daemon and its server were ended at the same moment.
+        assert {event["reason"] for event in again} <= {
+            "the MPS daemon has died; it runs again",
+            "the MPS server has ended; it runs again",
+        }
+        [ended] = journal(user, job_id, "mps_ended_by")
+        assert ended["member"] == 1
+        assert "it started an MPS daemon of its own after" in rows[1]["evidence"][0]
+        told = f"since then, member {job_id}/1 has an MPS daemon of its own"
+        assert [told in row["evidence"] for row in rows.values()] == [
+            False, True, True, False, False,
+        ]  # fmt: skip
+    # It runs apart from others from then on.
+    said = user.csub("pack", "--dry-run", *OPTIONS, *pack)
+    assert said.stderr.startswith(
+        "csub: own.sh runs alone: it put its own MPS daemon in place of its neighbours' when it "
+        f"ran as {job_id}/1; it shares again once its script changes\n"
+    )
+    untouched.check()
+
+
+def test_without_leave_to_requeue_an_exit_code_of_0_hides_no_ended_server(
+    mps_user: CsubUser,
+) -> None:
+    user = mps_user
+    untouched = Untouched(user)
+    user.script("hide.sh", f"{HELLO}; simgpu run --seconds 300; echo done")
+    write_bystanders(user)
+    job_id = user.submit(
+        "pack", "--degree=4", "--no-requeue", *OPTIONS[1:],
+        "hide.sh", "hide.sh", "early.sh", "idle.sh",
+    )  # fmt: skip
+    with explained(user, job_id):
+        wait_for_clients(user, job_id, 1, 2, 3)
+        wait_until((user.home / "early").exists, "the program of the third has ended")
+        wait_until(lambda: count_gpu_processes(user) == 2, "its context is gone")
+        kill(server_pid(user, job_id))
+        rows = user.wait_for_states(job_id, {1: "FAILED", 2: "FAILED", 3: "RUNNING", 4: "RUNNING"})
+        (user.home / "end").touch()
+        rows = user.finish(job_id)
+        reason = "its exit code 0 does not count: the MPS server has ended; it may not be requeued"
+        for number in (1, 2):
+            row = rows[number]
+            assert (row["state"], row["cause"], row["starts"]) == ("FAILED", "MPS daemon gone", 1)
+            assert (row["exit_code"]["code"], row["reason"]) == (0, reason)
+            assert "done" in user.output(f"slurm-{job_id}_{number}.out").split()
+            assert reason in user.csub("why", f"{job_id}/{number}").stdout
+        assert [(rows[n]["state"], rows[n]["starts"]) for n in (3, 4)] == [("COMPLETED", 1)] * 2
+    untouched.check()
+
+
+def count_gpu_processes(user: CsubUser) -> int:
+    """How many clients have a context on a GPU of the sandbox."""
+    return sum(
+        process.mps_server is not None for process in only_node(user.sandbox).read_processes()
+    )
 
 
 def test_members_of_a_killed_runner_run_again_under_a_new_daemon(mps_user: CsubUser) -> None:

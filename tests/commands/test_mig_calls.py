@@ -8,7 +8,7 @@ import os
 import pytest
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.store.profiles import compute_signature, note_culprit
+from slurm_colloc.store.profiles import FaultRecord, compute_signature, note_culprit
 
 from ..bed import CsubUser
 from ..fake_slurm.cluster import FakeSlurm
@@ -165,7 +165,8 @@ def test_known_culprits_are_put_behind_walls_where_the_site_has_them(
     scripts = [user.script(f"wild{n}.sh", f"exit {n}") for n in (1, 2)]
     job = Job(1, "wild", "wild.sh", (), "/")
     for script in scripts:
-        note_culprit(user.state, compute_signature(script.read_bytes(), job), "4711/3", ())
+        signature = compute_signature(script.read_bytes(), job)
+        note_culprit(user.state, signature, FaultRecord("4711/3"))
     for path in (user.state, *user.state.rglob("*")):
         os.chown(path, user.uid, user.gid)
     settings = user.home / ".config" / "slurm_colloc" / "settings.toml"

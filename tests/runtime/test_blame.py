@@ -36,7 +36,8 @@ def is_again(blame: Blame) -> bool:
 @pytest.mark.parametrize(
     ("verdict", "cause"),
     [
-        (Verdict(MemberState.COMPLETED, ExitCode()), EndCause.SUCCESS),
+        # After a TERM it is its pack that may be ending.
+        (Verdict(MemberState.COMPLETED, ExitCode(), foreign=True), EndCause.SUCCESS),
         (Verdict(MemberState.TIMEOUT, ExitCode(0, 15)), EndCause.TIME_LIMIT),
         (Verdict(MemberState.CANCELLED, ExitCode(0, 15)), EndCause.CANCELLED),
         (Verdict(MemberState.OUT_OF_MEMORY, ExitCode(0, 9)), EndCause.HOST_OUT_OF_MEMORY),
@@ -153,6 +154,13 @@ SHARED: list[tuple[Circumstances, EndCause, str, Retries | None]] = [
         "exit code 1: the MPS daemon has died; it was restarted 2 times before",
         None,
     ),
+    # The second time it is no accident: apart from MPS no daemon can be ended below it.
+    (
+        Circumstances(mps_lost="the MPS daemon has died", retries=Retries(faults=1)),
+        EndCause.MPS_GONE,
+        "the MPS daemon has died; it runs again apart from MPS",
+        Retries(faults=2, apart=True),
+    ),
     (
         Circumstances(findings=signs(Sign.MPS_REFUSED)),
         EndCause.MPS_VICTIM,
@@ -237,6 +245,54 @@ def test_a_failure_in_which_others_may_have_a_part(
     assert blame.evidence[len(blame.evidence) - len(lines) :] == lines
 
 
+DONE = Verdict(MemberState.COMPLETED, ExitCode())
+LOST = Circumstances(mps_lost="the MPS daemon has died")
+
+
+@pytest.mark.parametrize(
+    ("around", "cause", "restart", "reason"),
+    [
+        (LOST, EndCause.MPS_GONE, "; it runs again", "the MPS daemon has died"),
+        (
+            HIT,
+            EndCause.MPS_SUSPECT,
+            "; it runs again apart from MPS",
+            "a fault on the GPU hit members 1, 2, 3, and MPS does not say whose it was",
+        ),
+    ],
+)
+def test_an_exit_code_of_0_does_not_hide_what_has_hit_a_member(
+    around: Circumstances, cause: EndCause, restart: str, reason: str
+) -> None:
+    blame = judge_blame(DONE, around)
+    assert (blame.verdict.reason, blame.cause) == (reason + restart, cause)
+    assert is_again(blame)
+    assert blame.retries.faults == 1
+    blame = judge_blame(DONE, dataclasses.replace(around, may_restart=False))
+    assert blame.verdict == dataclasses.replace(
+        DONE,
+        state=MemberState.FAILED,
+        reason=f"its exit code 0 does not count: {reason}; it may not be requeued",
+    )
+    assert (blame.cause, blame.retries) == (cause, Retries())
+
+
+def test_a_fault_of_its_own_that_its_script_hides_is_as_sbatch_has_it() -> None:
+    around = Circumstances(suspects=(1,), fault=SERVER, findings=signs(Sign.FAULT))
+    assert judge_blame(DONE, around) == Blame(DONE, EndCause.SUCCESS, (), Retries())
+
+
+@pytest.mark.parametrize("verdict", [DONE, FAILED])
+def test_one_with_a_daemon_in_the_place_of_its_neighbours_runs_alone_from_then_on(
+    verdict: Verdict,
+) -> None:
+    blame = judge_blame(verdict, Circumstances(own_daemon="it started one (process 7)"))
+    assert blame.verdict == verdict
+    assert (blame.ended_daemon, blame.is_culprit) == (True, False)
+    assert blame.evidence == ("it started one (process 7)",)
+    assert blame.retries == Retries(apart=True, alone=True)
+
+
 # The two proofs.
 CULPRITS = [
     (
@@ -296,12 +352,14 @@ CIRCUMSTANCES = st.builds(
 )
 
 
-@given(around=CIRCUMSTANCES)
-def test_no_member_runs_again_for_ever_or_where_it_must_not(around: Circumstances) -> None:
+@given(around=CIRCUMSTANCES, verdict=st.sampled_from([FAILED, DONE]))
+def test_no_member_runs_again_for_ever_or_where_it_must_not(
+    around: Circumstances, verdict: Verdict
+) -> None:
     """However often it fails in the same way, and whatever it has learnt from it."""
     restarts = 0
     while True:
-        blame = judge_blame(FAILED, around)
+        blame = judge_blame(verdict, around)
         learnt = blame.retries
         assert learnt.faults <= FAULT_RESTARTS_MAX
         assert learnt.gpu_memory_mb <= (around.usable_mb or 0)
@@ -312,5 +370,6 @@ def test_no_member_runs_again_for_ever_or_where_it_must_not(around: Circumstance
         restarts += 1
         assert restarts <= FAULT_RESTARTS_MAX + 18
         around = dataclasses.replace(around, retries=learnt)
-    assert blame.verdict.state is MemberState.FAILED
+    is_done = verdict is DONE and not (around.mps_lost or len(around.suspects) > 1)
+    assert blame.verdict.state is (MemberState.COMPLETED if is_done else MemberState.FAILED)
     assert blame.cause is not None

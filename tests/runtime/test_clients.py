@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -220,6 +221,80 @@ def test_who_has_a_new_context_has_survived_what_came_before(
     # The old one, late in the daemon's list, is none.
     clients.note_status(build_status(21))
     assert second.lost
+
+
+def test_only_those_that_are_clients_at_that_moment_lose_their_work_with_the_server(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2, 3, 4)
+    owners.update({11: 1, 21: 2, 31: 3, 12: 1})
+    for pid in (11, 21, 31):
+        clients.join(pid)
+    # The second has ended its program, the third has ended and started again, the fourth has none.
+    clients.leave(21)
+    clients.leave(99)
+    clients.forget(3)
+    member = Member(3, SPEC, StateRecord(MemberState.RUNNING, 1))
+    member.wrapper_pid = 300
+    clients.watch(member)
+    clients.lose("the MPS daemon has died")
+    died = "the MPS daemon has died"
+    seen = [cast("Any", clients.get(number)) for number in (1, 2, 3, 4)]
+    assert [one.broken for one in seen] == [died, "", "", ""]
+    assert [one.lost for one in seen] == [died] * 4
+    # The next program of its script does not bring back what was lost.
+    clients.join(12)
+    assert (seen[0].lost, seen[0].broken) == ("", died)
+    # The daemon's list is late: that one is a client no more.
+    clients.note_status(build_status(11))
+    clients.leave(12)
+    clients.lose("the MPS server has ended")
+    assert seen[0].broken == died
+    assert seen[0].contexts == set()
+
+
+def test_a_fault_says_which_members_have_a_process_among_those_that_it_hit(
+    tmp_path: Path, owners: dict[int, int]
+) -> None:
+    clients = build_clients(tmp_path, 1, 2)
+    owners[11] = 1
+    clients.join(11)
+    clients.note_fault(Fault(9, (11, 77), 11, TEXT))
+    assert [cast("Any", clients.get(n)).is_hit for n in (1, 2)] == [True, False]
+
+
+def test_a_member_whose_own_daemon_began_after_the_end_of_the_pack_s_is_known_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ticks = round(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+    early = now_ticks - 1000 * os.sysconf("SC_CLK_TCK")
+    parents = {71: 70, 70: 100, 72: 200, 73: 300, 74: 1}
+    table = tuple(
+        node_processes.Process(node_processes.ProcessId(pid, ticks), parents[pid], pid, "S", name)
+        for pid, ticks, name in (
+            (71, now_ticks, "nvidia-cuda-mps"),
+            # Older than the end; another program; the pack's own, which is below no member.
+            (72, early, "nvidia-cuda-mps"),
+            (73, now_ticks, "python3"),
+            (74, now_ticks, "nvidia-cuda-mps"),
+        )
+    )
+    monkeypatch.setattr(node_processes, "list_running_processes", lambda: table)
+    monkeypatch.setattr(
+        node_processes,
+        "find_ancestor",
+        lambda pid, owners: owners.get(parents.get(parents[pid], 0), owners.get(parents[pid])),
+    )
+    clients = build_clients(tmp_path, 1, 2, 3)
+    clients.look_for_own_daemons()
+    assert [cast("Any", clients.get(n)).own_daemon for n in (1, 2, 3)] == ["", "", ""]
+    clients.lose("the MPS daemon has died")
+    clients.look_for_own_daemons()
+    assert [cast("Any", clients.get(n)).own_daemon for n in (1, 2, 3)] == [
+        "it started an MPS daemon of its own after the pack's was ended (process 71)",
+        "",
+        "",
+    ]
 
 
 def test_a_step_inside_a_script_is_found_by_the_member_that_it_names(

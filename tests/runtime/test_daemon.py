@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import pytest
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_state import StopReport
+from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import pack_daemon as module
 from slurm_colloc.runtime.guarded_steps import Journal
+from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_daemon import DAEMONS_MAX, PackDaemon
 from slurm_colloc.runtime.settled_mode import GpuPatience
+from slurm_colloc.store.member_states import StateRecord
 
 from .pack_contexts import build_context
+from .test_members import SPEC
 
 UUID = "GPU-5a41ce45-e82a-a159-ec6f-fe593e0e1c21"
 CONTROL = keepers.ControlProved("/tmp/csubm-1", "/tmp/csubm-1/p", 7, 19.0, ("/dev/shm: no room",))
@@ -224,6 +229,39 @@ def test_what_was_let_go_is_not_started_again(daemon: PackDaemon, told: Told, la
     assert not any(isinstance(word, tuple) and word[0] == "given up" for word in told.take())
     daemon.close()
     assert "stop" not in keeper.asked
+
+
+def test_what_ends_once_the_daemon_is_let_go_is_the_end_of_the_pack(daemon: PackDaemon) -> None:
+    member = Member(1, SPEC, StateRecord(MemberState.RUNNING, 1))
+    member.wrapper_pid = os.getpid()
+    assert isinstance(daemon.clients, MpsClients)
+    daemon.clients.watch(member)
+    daemon.start()
+    say(daemon, CONTROL, READY, keepers.ClientJoined(os.getpid(), 9))
+    seen = daemon.clients.get(1)
+    assert seen is not None
+    assert seen.contexts == {os.getpid()}
+    daemon.let_go()
+    say(daemon, keepers.ServerStatus(9, "EXITED"), keepers.DaemonDied(-9))
+    assert (seen.lost, seen.broken) == ("", "")
+
+
+def test_a_client_that_leaves_has_lost_nothing_when_the_server_is_ended_later(
+    daemon: PackDaemon,
+) -> None:
+    member = Member(1, SPEC, StateRecord(MemberState.RUNNING, 1))
+    member.wrapper_pid = os.getpid()
+    assert isinstance(daemon.clients, MpsClients)
+    daemon.clients.watch(member)
+    daemon.start()
+    pid = os.getpid()
+    say(daemon, CONTROL, READY, keepers.ClientJoined(pid, 9), keepers.ClientLeft(pid, 9))
+    say(daemon, keepers.ServerStatus(9, "EXITED"))
+    seen = daemon.clients.get(1)
+    assert seen is not None
+    assert (seen.lost, seen.broken) == ("the MPS server has ended", "")
+    say(daemon, keepers.ClientJoined(pid, 10), keepers.ServerStatus(10, "EXITED"))
+    assert seen.broken == "the MPS server has ended"
 
 
 def test_a_keeper_that_does_not_end_is_killed_and_its_work_done(

@@ -12,6 +12,7 @@ from hypothesis import given
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.store.profiles import (
+    FaultRecord,
     compute_signature,
     find_culprit,
     forget_culprit,
@@ -72,23 +73,30 @@ def test_a_culprit_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
     assert not has_culprits(tmp_path)
     assert find_culprit(tmp_path, "a" * 32) is None
     assert forget_culprit(tmp_path, "a" * 32) is False
-    note_culprit(tmp_path, "a" * 32, "4711/3", ("MPS server: ...", "its output: ..."))
+    evidence = ("MPS server: ...", "its output: ...")
+    note_culprit(tmp_path, "a" * 32, FaultRecord("4711/3", evidence))
     assert has_culprits(tmp_path)
-    assert find_culprit(tmp_path, "a" * 32) == "4711/3"
+    assert find_culprit(tmp_path, "a" * 32) == FaultRecord("4711/3", evidence)
     assert find_culprit(tmp_path, "b" * 32) is None
     [path] = (tmp_path / "faults").iterdir()
     assert json.loads(path.read_text())["evidence"] == ["MPS server: ...", "its output: ..."]
     assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
     # It has done it again.
-    note_culprit(tmp_path, "a" * 32, "4712/1", ())
-    assert find_culprit(tmp_path, "a" * 32) == "4712/1"
+    note_culprit(tmp_path, "a" * 32, FaultRecord("4712/1"))
+    assert find_culprit(tmp_path, "a" * 32) == FaultRecord("4712/1")
     assert forget_culprit(tmp_path, "a" * 32) is True
     assert not has_culprits(tmp_path)
     assert forget_culprit(tmp_path, "a" * 32) is False
 
 
+def test_whose_script_ends_daemons_is_not_forgotten_when_it_succeeds_alone(tmp_path: Path) -> None:
+    note_culprit(tmp_path, "a" * 32, FaultRecord("4711/3", ended_daemon=True))
+    assert forget_culprit(tmp_path, "a" * 32) is False
+    assert find_culprit(tmp_path, "a" * 32) == FaultRecord("4711/3", ended_daemon=True)
+
+
 def test_a_damaged_note_bars_nobody_and_does_not_stop_a_submission(tmp_path: Path) -> None:
-    note_culprit(tmp_path, "a" * 32, "4711/3", ())
+    note_culprit(tmp_path, "a" * 32, FaultRecord("4711/3"))
     [path] = (tmp_path / "faults").iterdir()
     path.write_text("{")
     assert find_culprit(tmp_path, "a" * 32) is None
@@ -98,6 +106,6 @@ def test_a_damaged_note_bars_nobody_and_does_not_stop_a_submission(tmp_path: Pat
 def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "faults").write_text("somebody's file")
     with pytest.raises(StateError, match="faults"):
-        note_culprit(tmp_path, "a" * 32, "4711/3", ())
+        note_culprit(tmp_path, "a" * 32, FaultRecord("4711/3"))
     assert not has_culprits(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["faults"]

@@ -215,8 +215,9 @@ class LogReader:
         self._faulted.discard(server_pid)
         gone = sorted(pair for pair in self._clients if pair[0] == server_pid)
         self._clients.difference_update(gone)
+        # Its own end is the first: these clients have not left by themselves.
         ends: list[LogEvent] = [ClientDisconnected(*pair) for pair in gone]
-        return [*ends, StatusChanged(server_pid, EXITED, text)]
+        return [StatusChanged(server_pid, EXITED, text), *ends]
 
     def _read_server(self, text: str, pid: int, raw: str) -> list[LogEvent]:
         if "fatal GPU error" in text or "fatal GPU exception" in text:

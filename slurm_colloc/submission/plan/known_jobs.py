@@ -451,12 +451,12 @@ def _bar(candidate: Candidate, root: Path) -> Candidate:
     job = candidate.job
     if job.alone_because:
         return candidate
-    member = find_culprit(root, compute_signature(candidate.script, job))
-    if member is None:
+    record = find_culprit(root, compute_signature(candidate.script, job))
+    if record is None:
         return candidate
-    reason = (
-        f"its fault on the GPU ended all clients of MPS when it ran as {member}; "
-        "it shares again once it has succeeded alone"
-    )
+    what, until = "its fault on the GPU ended all clients of MPS", "it has succeeded alone"
+    if record.ended_daemon:
+        what, until = "it put its own MPS daemon in place of its neighbours'", "its script changes"
+    reason = f"{what} when it ran as {record.member}; it shares again once {until}"
     barred = replace(job, alone_because=reason, needs_wall=True)
     return replace(candidate, job=barred)

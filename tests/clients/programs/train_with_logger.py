@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 class Regression(pl.LightningModule):
     def __init__(self, task: int) -> None:
         super().__init__()
+        self.task = task
         self.save_hyperparameters()
         self.layer = torch.nn.Linear(4, 1)
 
