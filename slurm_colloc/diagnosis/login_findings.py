@@ -340,7 +340,7 @@ def judge_settings(facts: LoginFacts) -> Finding:
     files = list(facts.settings_files)
     if facts.settings_warnings:
         told = "; ".join(facts.settings_warnings)
-        return yellow("settings", told, "", "remove it from that file", files=files)
+        return yellow("settings", told, "it has no effect", "remove it there", files=files)
     return green("settings", ", ".join(files) or "built-in values", files=files)
 
 

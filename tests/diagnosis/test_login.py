@@ -89,6 +89,8 @@ def test_settings_and_state() -> None:
     broken = change(settings_trouble=AskProblem("/etc/x.toml is not TOML"))
     expect(judge_settings(broken), Level.RED, "/etc/x.toml is not TOML", "correct that file")
     expect(judge_state(broken), Level.UNKNOWN, "the settings do not say")
+    old = change(settings_warnings=("/etc/x.toml: the setting 'y' was removed",))
+    expect(judge_settings(old), Level.YELLOW, "the setting 'y' was removed", "remove it there")
     full = change(state_trouble=AskProblem("cannot write /a: No space", "make room"))
     expect(judge_state(full), Level.RED, "cannot write /a: No space", "make room")
     bare = change(state_trouble=AskProblem("/a cannot be written"))
