@@ -22,7 +22,8 @@ from slurm_colloc.store.pack_directory import build_environment_block, parse_env
 JOB = Job(3, "train", "train.sh", (), "/home/ada", cpus=2, gpus=1)
 PLAN = MemberPlan(0, 2, 500, None)
 PLACE = MemberContext(
-    array_id="4711", job_id="1795491552", member="4711/3", pack="/state/p", run="/state/p/members/0003/run.1.1",
+    array_id="4711", job_id="1795491552", member="4711/3", pack="/state/p",
+    run="/state/p/members/0003/run.1.1",
     shims="/state/p/members/0003/bin", cpus=(2, 3), starts=0, tmpdir="/tmp/csub-4711-3",
     port=12345, shared=True,
 )  # fmt: skip
