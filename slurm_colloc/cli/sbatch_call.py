@@ -18,6 +18,7 @@ from slurm_colloc.slurm.real_command import (
     choose_sbatch,
     find_real_command,
     identify,
+    is_csub,
 )
 
 _ABOUT_ITSELF = frozenset({"-V", "--version", "-h", "--help", "--usage"})
@@ -38,7 +39,21 @@ def choose_sbatch_call(argv: Sequence[str]) -> Callable[[], int]:
             break
     from slurm_colloc.cli.submit_command import run_submit
 
-    return lambda: run_submit(argv)
+    return lambda: run_submit(argv, has_links=has_links())
+
+
+_ASKED = ("squeue", "sacct", "scancel", "scontrol")
+"""What a program asks about a job, or does to it, that it has submitted."""
+
+
+def has_links() -> bool:
+    """Whether all of that goes to csub, which knows jobs that Slurm does not number."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    first = (
+        next((path for path in paths if os.access(path, os.X_OK)), "")
+        for paths in ([f"{folder}/{name}" for folder in folders] for name in _ASKED)
+    )
+    return all(map(is_csub, first))
 
 
 def is_led_back() -> bool:

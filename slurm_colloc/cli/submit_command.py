@@ -228,13 +228,16 @@ def refuse_options_of_others(options: Options, command: str, *, also: str = "") 
 # ---- `csub [options] SCRIPT [arguments]`, `csub pack [options] SCRIPT...`, `csub probe ...` ------
 
 
-def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) -> int:
+def run_submit(
+    argv: Sequence[str], *, pack: bool = False, probe: bool = False, has_links: bool = False
+) -> int:
     """Submit; the exit status.
 
     Args:
         argv: The arguments.
         pack: They are scripts that share.
         probe: The job runs alone, until its usage profile is known.
+        has_links: It was called as sbatch, and Slurm's other commands are csub's, too.
     """
     directory = _find_directory()
     early = _peek(argv, pack=pack, probe=probe)
@@ -243,7 +246,7 @@ def run_submit(argv: Sequence[str], *, pack: bool = False, probe: bool = False) 
         return 0
     call = collect_call(argv, read_given_environment(), directory, pack=pack)
     refuse_options_of_others(call.options, "probe" if probe else "submit")
-    return run_call(call, directory, probe=probe)
+    return run_call(call, directory, probe=probe, has_links=has_links)
 
 
 def _find_directory() -> str:
@@ -261,7 +264,9 @@ def _find_directory() -> str:
         ) from error
 
 
-def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = True) -> int:
+def run_call(
+    call: Call, directory: str, *, probe: bool = False, joins: bool = True, has_links: bool = False
+) -> int:
     """Submit the jobs of a call; the exit status.
 
     Args:
@@ -269,6 +274,7 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         directory: The current directory.
         probe: The job runs alone, until its usage profile is known.
         joins: A single job may join a pack that is there.
+        has_links: See `run_submit`.
     """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
@@ -277,7 +283,9 @@ def run_call(call: Call, directory: str, *, probe: bool = False, joins: bool = T
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
-    call, policy, which = prepare_call(call, session, local=local, asked_on_terminal=on_terminal)
+    call, policy, which = prepare_call(
+        call, session, local=local, asked_on_terminal=on_terminal, has_links=has_links
+    )
     for text in () if is_one_stream() else list_missing_directories(call):
         note(text)
     which = which if joins else "never"

@@ -15,6 +15,8 @@ from slurm_colloc.model.plan import Goal
 from slurm_colloc.model.quantities import parse_gpu_memory_mb, parse_time_limit_s
 
 JOIN_CHOICES = ("auto", "pending", "never")
+JOIN_ALWAYS = "always"
+"""As `auto`, also where a program reads the answer."""
 OPEN_CHOICES = ("auto", "always", "never")
 HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
@@ -40,7 +42,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "launcher": ("auto", "srun", "process"),
-    "join": JOIN_CHOICES,
+    "join": (*JOIN_CHOICES, JOIN_ALWAYS),
     "open": OPEN_CHOICES,
     "hooks": HOOK_CHOICES,
     "job_id": ("auto", OWN_ID, REAL_ID),

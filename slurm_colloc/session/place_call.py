@@ -16,7 +16,7 @@ from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.indexes import FOLDER
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.submit_batch import Submitted
-from slurm_colloc.submission.plan.call_policy import choose_join, choose_policy
+from slurm_colloc.submission.plan.call_policy import choose_join, choose_policy, is_captured
 from slurm_colloc.submission.plan.plan_call import Opening
 from slurm_colloc.submission.submit import submit_call, submit_local
 
@@ -30,7 +30,7 @@ JOIN_WAIT_S = 30.0
 
 
 def choose_other_packs(
-    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool, has_links: bool = False
 ) -> str:
     """Packs of other submissions in which a call's jobs may run: `auto`, `pending` or `never`.
 
@@ -42,6 +42,7 @@ def choose_other_packs(
         session: The session.
         local: It does without Slurm.
         asked_on_terminal: A person reads the answer, so that no program is surprised.
+        has_links: Slurm's commands are csub's here, see `choose_join`.
 
     Raises:
         UsageProblem: `--join` has another value.
@@ -50,7 +51,20 @@ def choose_other_packs(
         return "never"
     if any(candidate.job.chain for candidate in call.candidates):
         return "never"
-    return choose_join(call, session.settings, on_terminal=asked_on_terminal)
+    is_single = len(call.candidates) == 1 and call.array is None
+    which = choose_join(
+        call,
+        session.settings,
+        on_terminal=asked_on_terminal,
+        has_links=has_links and is_single,
+    )
+    if which != "never" and is_captured(call, on_terminal=asked_on_terminal):
+        from slurm_colloc.submission.packs.own_ids import OwnIds
+
+        # Without a number of its own a program could not ask Slurm for it.
+        own_ids = OwnIds(session.own_state, session.settings, session.slurm)
+        return which if own_ids.has_own(call.candidates[0].job) else "never"
+    return which
 
 
 def find_room(
@@ -132,7 +146,7 @@ class PlacedCall:
 
 
 def prepare_call(
-    call: Call, session: Session, *, local: bool, asked_on_terminal: bool
+    call: Call, session: Session, *, local: bool, asked_on_terminal: bool, has_links: bool = False
 ) -> tuple[Call, Policy, str]:
     """A call with members that it waits for found, and jobs that harmed others set apart.
 
@@ -141,6 +155,7 @@ def prepare_call(
         session: The session.
         local: It does without Slurm.
         asked_on_terminal: A person reads the answer.
+        has_links: Slurm's commands are csub's here, see `choose_join`.
 
     Returns:
         The call; its policy, which holds for all that becomes of it; and which packs its only job
@@ -164,7 +179,9 @@ def prepare_call(
         call, told = leave_out_slow_nodes(call, session.state.root, is_asked=is_asked)
         for text in told:
             note(text)
-    join = choose_other_packs(call, session, local=local, asked_on_terminal=asked_on_terminal)
+    join = choose_other_packs(
+        call, session, local=local, asked_on_terminal=asked_on_terminal, has_links=has_links
+    )
     policy = replace(choose_policy(call, session.settings), join=join)
     # Path.is_dir() fails where it may not look; the state's own reader says so in a sentence.
     if os.path.isdir(session.state.root / "faults"):  # noqa: PTH112

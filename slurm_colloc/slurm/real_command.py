@@ -66,8 +66,17 @@ def identify(path: str) -> tuple[int, int]:
 
 def is_own(path: str) -> bool:
     """A shim of a pack, or csub itself: by a link, or as a copy."""
+    return _has_mark(path, (SHIM_MARK, *_CSUB_MARKS))
+
+
+def is_csub(path: str) -> bool:
+    """Csub itself: by a link, or as a copy."""
+    return _has_mark(path, _CSUB_MARKS)
+
+
+def _has_mark(path: str, marks: Collection[bytes]) -> bool:
     head = read_head(path)
-    return head.startswith(b"#!") and any(mark in head for mark in (SHIM_MARK, *_CSUB_MARKS))
+    return head.startswith(b"#!") and any(mark in head for mark in marks)
 
 
 def is_script(path: str) -> bool:

@@ -17,6 +17,7 @@ from slurm_colloc.model.plan import (
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.setting_values import (
     GOAL_CHOICES,
+    JOIN_ALWAYS,
     JOIN_CHOICES,
     check_gpus_per_pack,
 )
@@ -241,11 +242,26 @@ def choose_share(call: Call, settings: Settings) -> ShareRequest:
     return ShareRequest.parse(settings.share, "setting share")
 
 
-def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
+def is_captured(call: Call, *, on_terminal: bool) -> bool:
+    """Whether a program reads the id of a call that did not say whether it may join a pack."""
+    asks = any(call.options.flag(name) for name in ("parsable", "wait", "json"))
+    return call.options.given("join") is None and (asks or not on_terminal)
+
+
+def choose_join(
+    call: Call, settings: Settings, *, on_terminal: bool, has_links: bool = False
+) -> str:
     """Which packs a call may join: `auto`, `pending` or `never`.
 
-    Where somebody captures the id (no terminal, --parsable, --wait) a job joins only if it was
-    asked to.
+    Where a program captures the id (no terminal, --parsable, --wait) a job joins if it was asked
+    to, or where all that the program will ask Slurm about it goes to csub.
+
+    Args:
+        call: The call.
+        settings: The settings.
+        on_terminal: A person reads the answer.
+        has_links: A job by itself was called for under the name sbatch, and Slurm's other commands
+            are csub's, too.
 
     Raises:
         UsageProblem: `--join` has another value.
@@ -253,10 +269,11 @@ def choose_join(call: Call, settings: Settings, *, on_terminal: bool) -> str:
     options = call.options
     given = options.given("join")
     choice = settings.join if given is None else given.value or "auto"
-    if given is None:
-        captured = any(options.flag(name) for name in ("parsable", "wait", "json"))
-        if captured or not on_terminal:
-            return "never"
+    is_always = has_links or (given is None and choice == JOIN_ALWAYS)
+    if is_captured(call, on_terminal=on_terminal) and not is_always:
+        return "never"
+    if given is None and choice == JOIN_ALWAYS:
+        choice = "auto"
     if choice not in JOIN_CHOICES:
         raise UsageProblem(
             f"{options.origin('join')}: --join={choice} is neither auto, pending nor never"
