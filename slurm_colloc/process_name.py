@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+
 def name_process(name: str) -> None:
     """Give this process a name; until then it has that of its interpreter.
 
