@@ -1,4 +1,4 @@
-"""A script that ends all Python of its user ends its own, as under sbatch, and nothing of csub's."""
+"""A script that ends all Python of its user ends its own, as under sbatch, and none of csub's."""
 
 from __future__ import annotations
 

@@ -226,9 +226,9 @@ def test_a_directory_on_the_way_that_the_group_can_change_is_refused(victim: Vic
     folder = victim.home / "state"
     folder.chmod(0o2775)
     told = (
-        f"csub: error: {victim.state} {IN_ITS_PLACE}: {folder} can be changed by the group {GROUP}: "
-        f"chmod go-w {folder}, or set state_dir in the settings, or XDG_STATE_HOME, to another "
-        "place\n"
+        f"csub: error: {victim.state} {IN_ITS_PLACE}: {folder} can be changed by the group "
+        f"{GROUP}: chmod go-w {folder}, or set state_dir in the settings, or XDG_STATE_HOME, to "
+        "another place\n"
     )
     ended = victim.csub("queue")
     assert (ended.stderr, ended.returncode) == (told, 6)
