@@ -1,7 +1,8 @@
 """Whose a directory is: what belongs to somebody else is read, and never written.
 
 Root reads it with its owner's rights alone: what that user has put there (a link to a file of
-root's, a pipe, a device) then leads no further than it leads the user.
+root's, a pipe, a device) then leads no further than it leads the user. Of the caller's own state
+nothing is used that another user could have put there: csub submits what it finds in it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,3 +185,233 @@ def build_refusal(root: Path | str, owner: str) -> StateError:
         hint=f"you can read it, and only {owner} can change it; for jobs of your own, set "
         "state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
     )
+
+
+# ---- What another user could have changed --------------------------------------------------------
+#
+# As with sshd's StrictModes: users who can write into a directory can rename what is in it away and
+# put something else there; in one with the sticky bit only what is theirs.
+
+_OTHERS_WRITE = 0o022
+_OTHERS_PASS = 0o011
+_LINKS_MOST = 40
+"""As many links one after the other the kernel follows, see path_resolution(7)."""
+
+_ELSEWHERE = "set state_dir in the settings, or XDG_STATE_HOME, to another place"
+
+
+def secure_state(root: Path | str) -> None:
+    """See to it that none but the caller, and root, can change the caller's own state directory.
+
+    Where its mode lets others write into it, that is changed, and said.
+
+    Args:
+        root: The directory; it need not exist.
+
+    Raises:
+        StateError: Another user could put something else in its place, or has put something into
+            it, or it belongs to another user.
+    """
+    caller = find_caller()
+    try:
+        place, status = _go_to(root, root, caller)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            # What reads it says so.
+            return
+        if status.st_uid != caller:
+            raise StateError(
+                f"the state directory {root} belongs to {name_user(status.st_uid)}, you are "
+                f"{name_user(caller)}",
+                hint="set state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
+            )
+        if status.st_mode & _OTHERS_WRITE:
+            _close_to_others(root, Path(place))
+        with os.scandir(place) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    _refuse_planted(root, entry.path, caller)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot look at {error.filename or root}: {reason}") from error
+
+
+def refuse_planted_pack(path: Path | str, owner: int) -> None:
+    """Refuse a pack that is not its user's own, or that others can change.
+
+    Args:
+        path: Its directory; it need not exist.
+        owner: The user's uid.
+
+    Raises:
+        StateError: It is such a pack, or cannot be looked at.
+    """
+    try:
+        _refuse_planted(path, path, owner, is_pack=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise StateError(f"cannot look at {path}: {reason}") from error
+
+
+def _refuse_planted(
+    root: Path | str, path: Path | str, owner: int, *, is_pack: bool = False
+) -> None:
+    status, place = os.lstat(path), os.fspath(path)
+
+    # Root may keep something here, as `lost+found`, but has no packs in it.
+    def is_trusted(uid: int) -> bool:
+        return uid == owner or (not is_pack and _is_root(uid))
+
+    if stat.S_ISLNK(status.st_mode) and is_trusted(status.st_uid):
+        place, found = _go_to(root, path, owner)
+        if found is None:
+            return
+        status = found
+    problem = ""
+    if not is_trusted(status.st_uid):
+        problem = f"belongs to {name_user(status.st_uid)}, not to {name_user(owner)}"
+        hint = "look at what is in it, and move it away"
+    elif writers := _find_writers(status, owner):
+        problem = f"can be changed by {writers}"
+        hint = f"look at what is in it, then chmod go-w {place}"
+    if problem:
+        what = f"{'the pack ' if is_pack else ''}{path}"
+        what += "" if place == os.fspath(path) else f", which leads to {place},"
+        raise StateError(f"{what} {problem}, and csub does not use it", hint=hint)
+
+
+def _go_to(root: Path | str, path: Path | str, owner: int) -> tuple[str, os.stat_result | None]:
+    """Go to a path, and look at each directory and link on the way to it.
+
+    Returns:
+        Where it leads, without links, and what is there; None for nothing.
+
+    Raises:
+        OSError: One of them cannot be looked at.
+        StateError: Another user could put something else in the place of one of them.
+    """
+    here, links, closed = "", 0, ""
+    status = os.lstat("/")
+    # Not what _make_absolute makes of it: behind a link, `..` is not the directory of the link.
+    name = os.fspath(path)
+    left = (name if name.startswith("/") else f"{Path.cwd()}/{name}").split("/")[::-1]
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if closed and not f"{here}/".startswith(f"{closed}/"):
+            closed = ""
+        if not closed:
+            _refuse_weak(root, here or "/", status, owner)
+            # Others do not get to what is below.
+            closed = here if status.st_uid == owner and not status.st_mode & _OTHERS_PASS else ""
+        if name == "..":
+            here = here.rpartition("/")[0]
+            status = os.lstat(here or "/")
+            continue
+        try:
+            found = os.lstat(f"{here}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{here}/{name}", None
+        if not stat.S_ISLNK(found.st_mode):
+            here, status = f"{here}/{name}", found
+            continue
+        if not closed:
+            _refuse_weak(root, f"{here}/{name}", found, owner)
+        links += 1
+        if links > _LINKS_MOST:
+            return f"{here}/{name}", None
+        target = str(Path(here, name).readlink())
+        if target.startswith("/"):
+            here, status = "", os.lstat("/")
+        left += target.split("/")[::-1]
+    return here or "/", status
+
+
+def _refuse_weak(root: Path | str, path: str, status: os.stat_result, owner: int) -> None:
+    """Refuse a directory, or a link, in whose place another user could put something else.
+
+    Raises:
+        StateError: It is one.
+    """
+    is_link = stat.S_ISLNK(status.st_mode)
+    if status.st_uid != owner and not _is_root(status.st_uid):
+        problem = f"{'the link ' if is_link else ''}{path} belongs to {name_user(status.st_uid)}"
+        hint = f"{_ELSEWHERE}, on the way to which all directories are yours or root's"
+    elif is_link or status.st_mode & stat.S_ISVTX:
+        return
+    elif writers := _find_writers(status, owner):
+        problem = f"{path} can be changed by {writers}"
+        command = f"chmod go-w {path}"
+        own = command if status.st_uid == owner else f"have root call {command}"
+        hint = f"{own}, or {_ELSEWHERE}"
+    else:
+        return
+    raise StateError(
+        f"{root} is not used, because another user could put something else in its place: "
+        f"{problem}",
+        hint=hint,
+    )
+
+
+def _is_root(uid: int) -> bool:
+    """Whether a file with this owner is root's, as far as this process can tell.
+
+    In a user namespace without root, such as a member's with a /tmp of its own, root's files have
+    the owner that stands for all who are not mapped. What is opened there its runner has looked at
+    from outside.
+    """
+    if uid == 0:
+        return True
+    try:
+        text = Path("/proc/self/uid_map").read_text(encoding="ascii")
+        mapped = [int(line.split()[1]) for line in text.splitlines()]
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    except (OSError, ValueError, IndexError):
+        return False
+    return 0 not in mapped and uid == overflow
+
+
+def _close_to_others(root: Path | str, place: Path) -> None:
+    """Take from all others the right to write into the state directory, and say so."""
+    from slurm_colloc.model.printable import escape_controls
+
+    mode = stat.S_IMODE(place.stat().st_mode)
+    with contextlib.suppress(OSError):
+        place.chmod(mode & ~_OTHERS_WRITE)
+    # A file system without modes takes the call, and changes nothing.
+    if (now := stat.S_IMODE(place.stat().st_mode)) & _OTHERS_WRITE:
+        raise StateError(
+            f"others than you can write into the state directory {root} (mode {now:04o}), and it "
+            "cannot be changed",
+            hint=_ELSEWHERE,
+        )
+    told = f"the state directory {root} had mode {mode:04o}, by which others could write into it"
+    sys.stderr.write(f"csub: {escape_controls(told)}: it has {now:04o} now\n")
+
+
+def _find_writers(status: os.stat_result, owner: int) -> str:
+    """Who but its owner and root can write into a directory or file; empty for none."""
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    if not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid, owner):
+        return ""
+    import grp
+
+    try:
+        return f"the group {grp.getgrgid(status.st_gid).gr_name}"
+    except KeyError:
+        return f"the group {status.st_gid}"
+
+
+def _is_private_group(gid: int, uid: int) -> bool:
+    """Whether a group has been made for one user, as Debian and Red Hat do, and has no other."""
+    import grp
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    is_own = user.pw_gid == gid and group.gr_name == user.pw_name
+    return is_own and set(group.gr_mem) <= {user.pw_name}

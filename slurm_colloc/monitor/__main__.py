@@ -16,6 +16,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurm_colloc.process_name import name_process
+
+if __name__ == "__main__":
+    # Before all that takes its time to load.
+    name_process("csub-monitor")
+
 from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.member_progress import Following, Members
 from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment

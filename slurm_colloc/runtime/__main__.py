@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from slurm_colloc.process_name import name_process
 from slurm_colloc.runtime.guard import GuardPipe, stand_guard
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Run the pack; the exit status is its worst member's."""
+    name_process("csub-guard")
     pack = argv[0]
     local = argv[2] if len(argv) > 2 and argv[1] == "--local" else ""
     if not local and read_plan(pack).get("chain"):
@@ -30,9 +32,11 @@ def main(argv: Sequence[str]) -> int:
             return 0
     guard = None if local else put_under_guard(pack, read_plan(pack))
     if guard is not None and has_several_sets(read_plan(pack)):
+        name_process("csub-starter")
         from slurm_colloc.runtime.start_runners import become_runner
 
         pack = become_runner(pack, guard)
+    name_process("csub-runner")
     from slurm_colloc.runtime.attempt import run_attempt
 
     return run_attempt(pack, local, None if guard is None else guard.announce)

@@ -53,6 +53,7 @@ from slurm_colloc.store.pack_directory import (
     list_members,
     read_ended,
     read_moved,
+    read_own_pack,
     read_pack,
     read_slurm_job_id,
     write_record,
@@ -87,7 +88,7 @@ def run_pack(pack: Path, local: str, announce: Callable[[str], None] | None) -> 
     Raises:
         StateError: The pack's directory is not there or damaged.
     """
-    record = insist("reading the pack", lambda: read_pack(pack))
+    record = insist("reading the pack", lambda: read_own_pack(pack))
     if record is None:
         raise StateError(
             f"{pack} is not on this node",

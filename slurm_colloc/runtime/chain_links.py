@@ -50,7 +50,7 @@ from slurm_colloc.store.pack_directory import (
     PackRecord,
     list_members,
     read_chain,
-    read_pack,
+    read_own_pack,
     read_slurm_job_id,
     write_chain,
     write_ended,
@@ -92,7 +92,7 @@ def await_turn(path: str) -> bool:
     """
     pack = Path(path)
     allocation = read_allocation(read_given_environment())
-    record = insist("reading the pack", lambda: read_pack(pack))
+    record = insist("reading the pack", lambda: read_own_pack(pack))
     if record is None:
         # Told where all is read.
         return True

@@ -213,7 +213,8 @@ class StepProcesses:
     def _is_exempt(self, process: Process) -> bool:
         if process.name in _SLURMS or process.id in self._shims:
             return True
-        if process.name.startswith("python"):
+        # The second is the name that it gives itself.
+        if process.name.startswith(("python", "csub-command")):
             words = read_command_line(process.id.pid)
             if any(word.endswith(_SHIM) for word in words[1:4]):
                 # It soon becomes the command that it stands for.

@@ -28,6 +28,7 @@ from slurm_colloc.store.all_packs import list_gpu_set_packs
 from slurm_colloc.store.pack_directory import (
     GpuDivision,
     PackRecord,
+    read_own_pack,
     read_pack,
 )
 
@@ -73,7 +74,7 @@ def _start_runners(path: str, guard: GuardPipe) -> str:
         StateError: The pack cannot be read.
         OSError: There are not as many processes to be had; those that were are ended again.
     """
-    record = insist("reading the pack", lambda: read_pack(Path(path)))
+    record = insist("reading the pack", lambda: read_own_pack(Path(path)))
     if record is None:
         raise StateError(f"{path} is not on this node")
     packs = [Path(path).parent / name for name in list_gpu_set_packs(record)]

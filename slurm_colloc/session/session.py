@@ -81,20 +81,22 @@ class Session:
 
         Raises:
             SlurmUnreachable: The settings demand pyslurm, and it cannot be used.
-            StateError: The state directory of that user may not be read.
+            StateError: The state directory of that user may not be read, or the caller's own could
+                be changed by another user.
             UsageProblem: The settings are wrong, or there is no such user.
         """
         give_rights_back()
         settings = load_settings(warn=note)
         from slurm_colloc.submission.plan.target_nodes import find_cluster
 
-        cluster = find_cluster(settings.state_path)
         if user:
             from slurm_colloc.session.selection import open_state_of
 
-            state = open_state_of(user, settings, cluster)
+            state = open_state_of(user, settings, find_cluster(settings.state_path))
         else:
-            state = open_state(settings.state_path, cluster)
+            # The answer is kept in the state, which has to be looked at before.
+            state = open_state(settings.state_path)
+            state.cluster = find_cluster(settings.state_path)
         uid = None if isinstance(state, State) else state.owner_uid
         if uid is not None and user is not None:
             take_rights_of(uid)

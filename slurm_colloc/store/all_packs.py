@@ -26,7 +26,15 @@ from slurm_colloc.errors import NotFound, SlurmNoAnswer, StateError
 from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.member import Selection
-from slurm_colloc.ownership import build_refusal, find_caller, find_owner, name_user, protect
+from slurm_colloc.ownership import (
+    build_refusal,
+    find_caller,
+    find_owner,
+    find_protected_owner,
+    name_user,
+    protect,
+    secure_state,
+)
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_locked,
@@ -53,7 +61,7 @@ from slurm_colloc.store.pack_directory import (
     ENTRY,
     NewPack,
     PackRecord,
-    read_pack,
+    read_own_pack,
     read_slurm_job_id,
     write_pack,
     write_record,
@@ -78,12 +86,13 @@ class StateReader:
     Args:
         root: Its path.
         cluster: Name of the Slurm cluster that job ids are of; empty where it is not known.
-        owner_uid: Whose it is; None for the caller's.
+        owner_uid: Whose it is; None for the caller's, or whose it was as it was opened.
     """
 
     def __init__(self, root: Path, cluster: str = "", owner_uid: int | None = None) -> None:
         self.root = root
-        self.owner_uid = find_caller() if owner_uid is None else owner_uid
+        known = find_protected_owner(root) if owner_uid is None else owner_uid
+        self.owner_uid = find_caller() if known is None else known
         self.cluster = cluster
         self.packs = root / "packs"
         self.open = root / "open"
@@ -161,8 +170,12 @@ class StateReader:
         return record.cluster.lower() != self.cluster.lower()
 
     def read_pack(self, pack_id: str) -> PackRecord | None:
-        """Read pack.json; None if there is no such pack."""
-        return read_pack(self.packs / pack_id)
+        """Read pack.json; None if there is no such pack.
+
+        Raises:
+            StateError: It is damaged, or the pack is not the owner's alone.
+        """
+        return read_own_pack(self.packs / pack_id, self.owner_uid)
 
     def _list_indexes(self, job_id: str) -> Iterator[Path]:
         """Where the packs of a job id may be written down, the surest place first."""
@@ -411,18 +424,13 @@ class State(StateReader):
         """Make the directories.
 
         Raises:
-            StateError: They cannot be made, or belong to another user.
+            StateError: They cannot be made, or another user could change them.
         """
         if not self.making.is_dir() or not self.open.is_dir():
             for path in (self.root, self.packs, self.open, self.jobs, self.making):
                 make_directory(path)
-        with explain_os_errors("look at", self.root):
-            owner = self.root.stat().st_uid
-        if owner != find_caller():
-            raise StateError(
-                f"the state directory {self.root} belongs to uid {owner}, you are {find_caller()}",
-                hint="set state_dir in the settings, or XDG_STATE_HOME, to a directory of yours",
-            )
+        # It may have come just now, made by another user.
+        secure_state(self.root)
 
     def drop_making(self, submission: str) -> None:
         """Remove what an interrupted csub left half-written; last the lock that names it."""
@@ -632,9 +640,13 @@ def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> S
         root: Its path; it need not exist.
         cluster: Name of the Slurm cluster; empty where it is not known.
         owner_uid: Whose it is; None for the owner of the directory.
+
+    Raises:
+        StateError: It is the caller's own, and another user could change it.
     """
     owner_uid = find_owner(root) if owner_uid is None else owner_uid
     if owner_uid in (None, find_caller()):
+        secure_state(root)
         return State(root, cluster)
     state = StateReader(root, cluster, owner_uid)
     protect(root, owner_uid)
@@ -650,7 +662,7 @@ def open_own_state(root: Path, cluster: str = "", owner_uid: int | None = None) 
         owner_uid: Whose it is; None for the owner of the directory.
 
     Raises:
-        StateError: It is another user's.
+        StateError: It is another user's, or another user could change it.
     """
     state = open_state(root, cluster, owner_uid)
     if not isinstance(state, State):

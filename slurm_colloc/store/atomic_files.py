@@ -285,7 +285,7 @@ def read_file_clock(folder: Path | str) -> float:
 
 
 def make_directory(path: Path | str) -> None:
-    """Make a private directory and its parents; one that exists is left as it is.
+    """Make a private directory and its parents, whatever the umask; one that exists stays as it is.
 
     Raises:
         StateError: It cannot be made, or belongs to another user whose state is only read.
@@ -293,11 +293,27 @@ def make_directory(path: Path | str) -> None:
     refuse_protected(path)
     with explain_os_errors("make directory", path):
         try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
+            _make_private(os.fspath(path))
         except FileExistsError:
-            # So it says, too, where it could not see that it is a directory.
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise
+        except OSError:
+            # A file system may say this first of one that is there.
+            if not os.path.isdir(path):
+                raise
+
+
+def _make_private(path: str) -> None:
+    """As os.makedirs, which gives the parents the mode of the umask: others might write there."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        parent = path.rstrip("/").rpartition("/")[0]
+        if not parent:
+            raise
+        with contextlib.suppress(FileExistsError):
+            _make_private(parent)
+        os.mkdir(path, 0o700)
 
 
 # ---- Locks of files, held by a process and by those that inherit them ----------------------------

@@ -19,6 +19,7 @@ from slurm_colloc.model.late_definitions import asdict, dataclass, fields
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode, SharingReasons
 from slurm_colloc.model.setting_values import RunnerSettings
+from slurm_colloc.ownership import find_caller, refuse_planted_pack
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_locked,
@@ -248,6 +249,20 @@ def read_pack(path: Path) -> PackRecord | None:
         StateError: It is damaged.
     """
     return read_record(f"{path}/pack.json", PackRecord)
+
+
+def read_own_pack(path: Path, owner: int | None = None) -> PackRecord | None:
+    """The same of a pack that must be a user's own, and that no other user can change.
+
+    Args:
+        path: Its directory.
+        owner: The user's uid; None for the caller's.
+
+    Raises:
+        StateError: It is damaged, or no such pack.
+    """
+    refuse_planted_pack(path, find_caller() if owner is None else owner)
+    return read_pack(path)
 
 
 def read_spec(pack: Path, number: int) -> MemberSpec:

@@ -267,7 +267,7 @@ def test_a_state_directory_that_the_nodes_do_not_see_is_said_on_the_node(
     put_state_at(scripts, mount / "state")
     # All of csub's calls see a file system that slurmd does not.
     steps = (
-        f"mount -t tmpfs -o mode=0777 none {mount} || exit 99\n"
+        f"mount -t tmpfs -o mode=1777 none {mount} || exit 99\n"
         f"exec setpriv --reuid={scripts.uid} --regid={scripts.gid} --clear-groups bash -c '\n"
         "lone=$(csub --parsable ok.sh); csub wait $lone; echo lone=$lone status=$?\n"
         f"pack=$(csub {' '.join(PACK)} --parsable ok.sh ok.sh); csub wait $pack\n"

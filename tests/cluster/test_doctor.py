@@ -150,7 +150,7 @@ def test_a_state_directory_that_the_node_does_not_see_is_red(mps_user: CsubUser)
     mount.mkdir()
     # All that csub does here is on a file system that slurmd does not see.
     steps = (
-        f"mount -t tmpfs -o mode=0777 none {mount} || exit 99\n"
+        f"mount -t tmpfs -o mode=1777 none {mount} || exit 99\n"
         f"exec setpriv --reuid={user.uid} --regid={user.gid} --clear-groups csub doctor --json\n"
     )
     ended = subprocess.run(

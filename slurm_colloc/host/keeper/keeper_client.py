@@ -32,6 +32,7 @@ _ROOT = os.path.dirname(os.path.dirname(slurm_colloc.__file__))
 # runtime.step_command.
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop()); "
+    "from slurm_colloc.process_name import name_process; name_process('csub-keeper'); "
     "from slurm_colloc.host.keeper.keeper import main; sys.exit(main())"
 )
 _READ_BYTES = 65536

@@ -30,6 +30,12 @@ _KILL = 9
 
 def main(argv: list[str]) -> int:
     """Answer once, or for each line."""
+    # See slurm_colloc.process_name, which this file does without.
+    try:
+        with open("/proc/self/comm", "wb", buffering=0) as file:
+            file.write(b"csub-nvml")
+    except OSError:
+        pass
     options = [word.split("=") for word in argv[1:] if word.startswith("--")]
     changes = [words for words in options if words[0] in ("--compute-mode", "--power-limit")]
     wanted = {words[1] for words in options if words[0] in ("--uuid", "--minor")}

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.process_name import name_process
 from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
 from slurm_colloc.runtime.programs.wrapper import SCHEMA
 
@@ -54,6 +55,7 @@ class Inside:
 
 def main(argv: Sequence[str]) -> int:
     """Run a command, or the member's shell; the command's exit status."""
+    name_process("csub-enter")
     words = list(argv)
     term = ""
     if words[0].startswith("--term="):

@@ -38,6 +38,7 @@ from slurm_colloc.model.examination import (
     TmpdirLook,
 )
 from slurm_colloc.model.late_definitions import asdict, replace
+from slurm_colloc.process_name import name_process
 from slurm_colloc.runtime.discover_gpus import judge_finding
 from slurm_colloc.runtime.guard import GuardPipe, stand_guard
 from slurm_colloc.runtime.member_environment import build_step_environment
@@ -58,6 +59,7 @@ _POLICY = "/etc/slurm_colloc/node.toml"
 
 def main(directory: str) -> int:
     """Look, and write down what was seen."""
+    name_process("csub-doctor")
     asked = read_json(f"{directory}/asked.json") or {}
     # A cancelled job leaves no MPS daemon: see runtime.guard.
     guarded = stand_guard()

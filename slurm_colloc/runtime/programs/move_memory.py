@@ -22,6 +22,12 @@ import signal
 import sys
 import time
 
+from slurm_colloc.process_name import name_process
+
+if __name__ == "__main__":
+    # Before all that takes its time to load.
+    name_process("csub-mover")
+
 from slurm_colloc.host.nvml.nvml_query import probe_gpus
 from slurm_colloc.host.system.node_processes import ProcessId, identify
 from slurm_colloc.runtime.programs.pause_lease import LEASE_S

@@ -12,6 +12,9 @@ import sys
 if __name__ == "__main__":
     # The package lies four directories up; -I keeps even this file's own off the path.
     sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
+    from slurm_colloc.process_name import name_process
+
+    name_process("csub-command")
     from slurm_colloc.runtime.programs.member_commands import main
 
     status = main(sys.argv[1], sys.argv[2:])

@@ -25,6 +25,9 @@ import time
 if __name__ == "__main__":
     # The package lies four directories up; -I keeps even this file's own off the path.
     sys.path.insert(0, __file__.rsplit(os.sep, 4)[0])
+    from slurm_colloc.process_name import name_process
+
+    name_process("csub-member")
 
 from slurm_colloc.runtime.programs.own_processes import (
     count_oom_kills,
