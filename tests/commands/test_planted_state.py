@@ -366,13 +366,34 @@ def test_a_runner_does_not_run_a_pack_that_another_user_could_have_put_there(
     assert not (pack / "attempt").exists()
 
 
-def test_the_doctor_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory of the caller's own to which every user gets."""
+    folder = Path(tempfile.mkdtemp(prefix="planted", dir="/var/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_doctor_says_so(reachable: Path) -> None:
+    folder = reachable / "open"
     folder.mkdir()
     folder.chmod(0o777)
     trouble = try_state(Settings(state_dir=str(folder / "state")))
     assert IN_ITS_PLACE in trouble.message
     assert trouble.hint.startswith(f"chmod go-w {folder}, or set state_dir")
+
+
+def test_what_lies_below_a_directory_that_others_cannot_enter_is_used(reachable: Path) -> None:
+    folder = reachable / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    reachable.chmod(0o700)
+    assert not try_state(Settings(state_dir=str(folder / "state"))).message
+    reachable.chmod(0o711)
+    assert IN_ITS_PLACE in try_state(Settings(state_dir=str(folder / "state"))).message
 
 
 def test_parents_that_csub_makes_are_private_whatever_the_umask(tmp_path: Path) -> None:
