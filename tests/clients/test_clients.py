@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,33 @@ def test_tasks_of_a_client_share_a_gpu(user: CsubUser, clients_python: Path, cli
     assert len(list(user.state.glob("packs/*"))) == len(rows) - len(shared) + 1
     assert sorted(row["state"] for row in shared)[:1] == ["CANCELLED"]
     assert len(shared) == 4
+
+
+SINGLE = ("submitit", "snakemake", "parsl", "psij-python")
+"""Those that submit one job at a time; each of their programs has several at once."""
+
+
+@pytest.mark.parametrize("client", SINGLE)
+def test_single_jobs_of_a_client_share(user: CsubUser, clients_python: Path, client: str) -> None:
+    path = f"{put_csub_in_place(user)}:{clients_python.parent}:{user.environment['PATH']}"
+    run_client(user, clients_python, CLIENTS[client], "with-csub", path=path)
+    packs, rows = list_packs_of_jobs(user)
+    assert max(packs.values()) > 1, rows
+
+
+def test_small_rules_of_a_workflow_run_side_by_side(user: CsubUser, clients_python: Path) -> None:
+    path = f"{put_csub_in_place(user)}:{clients_python.parent}:{user.environment['PATH']}"
+    found = run_client(user, clients_python, ("with_many_rules.py",), "with-csub", path=path)
+    assert found == {"numbers": [str(number) for number in range(20)], "ids": 20}
+    packs, rows = list_packs_of_jobs(user)
+    assert sum(count for count in packs.values() if count > 1) >= 15, rows
+
+
+def list_packs_of_jobs(user: CsubUser) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """How many jobs each pack has had, and all that have ended."""
+    rows = json.loads(user.csub("history", "--json").stdout)
+    members = [path.parts[-3] for path in user.state.glob("packs/*/members/*")]
+    return Counter(members), rows
 
 
 def test_gnu_parallel_with_csub_by_its_own_name(user: CsubUser, clients_python: Path) -> None:

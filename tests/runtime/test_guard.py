@@ -231,7 +231,8 @@ print([name for name in sys.modules if name.split(".")[0] in ("slurm_colloc", "t
     argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
     told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(
-        ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.runtime.guard",
+        ["slurm_colloc", "slurm_colloc.runtime", "slurm_colloc.process_name",
+         "slurm_colloc.runtime.guard",
           "slurm_colloc.runtime.__main__"]
     )  # fmt: skip
 

@@ -157,7 +157,8 @@ def test_what_root_has_cut_is_read_and_what_it_has_not_is_said() -> None:
 
 def test_an_srun_inside_a_member_stays_on_its_instance() -> None:
     member = OwnMember(
-        "/p/members/0003", {"job_id": "4711", "member": "4711/3", "prefix": "/p/run"}
+        "/p/members/0003",
+        {"job_id": "1795491552", "real_id": "4711", "member": "4711/3", "prefix": "/p/run"},
     )
     for device, named in ((name_instance(1), True), ("0", False)):
         arguments, _ = rewrite_srun(["python", "x"], {"CUDA_VISIBLE_DEVICES": device}, member)
