@@ -71,8 +71,9 @@ class Settings:
         launcher: `srun` (job steps), `process` (plain processes) or `auto` (steps, and plain
             processes where steps fail).
         gpu_memory: Memory of one GPU by its Slurm type, `any` where the site has one type.
-        join: Which packs a single script may join: `auto` (pending and running ones), `pending`
-            or `never`.
+        join: Which packs a single script may join: `auto` (pending and running ones; where a
+            program reads the answer, only in the place of all Slurm's commands), `always`,
+            `pending` or `never`.
         open: Whether a single job asks for more than it needs, so that others can join it while it
             runs: `auto` (where Slurm starts it as soon and charges no more), `always` or `never`.
         job_id: What SLURM_JOB_ID is in a member: `own`, a number of its own; `pack`, the id of its
@@ -234,8 +235,8 @@ def compute_capped(settings: Settings) -> dict[str, Any]:
     for name in ("degree", "pack_size"):
         if most and getattr(settings, name) > most:
             capped[name] = most
-    order = ("never", "pending", "auto")
-    if order.index(settings.join) > order.index(settings.caps.join):
+    reach = {choice: place for place, choice in enumerate(("never", "pending", "auto"))}
+    if reach.get(settings.join, reach["auto"]) > reach.get(settings.caps.join, reach["auto"]):
         capped["join"] = settings.caps.join
     return capped
 

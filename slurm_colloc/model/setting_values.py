@@ -63,6 +63,10 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_CAP_CHOICES: Mapping[str, tuple[str, ...]] = {"join": JOIN_CHOICES}
+"""Of `[caps]`, where they differ."""
+
+
 def check_values(path: str, values: Mapping[str, Any]) -> None:
     """Check ranges.
 
@@ -115,7 +119,7 @@ def _check_ranges(path: str, values: Mapping[str, Any], prefix: str) -> None:
             raise UsageProblem(
                 f"{path}: {prefix}{name} = {values[name]} must be from {least:g} to {most:g}"
             )
-    for name, choices in _CHOICES.items():
+    for name, choices in {**_CHOICES, **(_CAP_CHOICES if prefix else {})}.items():
         if name in values and values[name] not in choices:
             raise UsageProblem(
                 f"{path}: {prefix}{name} = {values[name]!r} must be "

@@ -12,6 +12,9 @@ from typing import Protocol
 from slurm_colloc.model.late_definitions import late_pattern, replace
 from slurm_colloc.model.plan import Policy
 
+_COMMENT = "comment"
+"""Each member keeps its own: workflow managers write there which rule a job is."""
+
 _WITH_A_DATE = late_pattern(r"(?a)\d{4}-\d\d-\d\d.*")
 
 
@@ -30,11 +33,9 @@ class Asked(Protocol):
 def find_difference(own: Asked, other: Asked) -> str:
     """Say what another submission asked Slurm for that this one did not; empty where they agree."""
     ours, theirs = dict(own.group), dict(other.group)
-    for name in sorted(ours.keys() | theirs.keys()):
+    for name in sorted((ours.keys() | theirs.keys()) - {_COMMENT}):
         if ours.get(name) != theirs.get(name):
             return _tell_option(name, ours.get(name), theirs.get(name))
-    if own.group != other.group:
-        return "its Slurm options differ"
     if own.gpu_type != other.gpu_type:
         return f"its GPU type is {other.gpu_type or 'any'}, not {own.gpu_type or 'any'}"
     return ""

@@ -111,7 +111,7 @@ def test_a_link_to_the_settings_stays_a_link(person: UserOfSite) -> None:
         (("slowdown_bound", "0.5"), "slowdown_bound = 0.5 must be from 1 to 100"),
         (("monitor", "perhaps"), "it must be true or false"),
         (("state_shared", "false"), "the setting 'state_shared' was removed: set state_dir to"),
-        (("join", "always"), "join = 'always' must be auto, pending or never"),
+        (("join", "sometimes"), "join = 'sometimes' must be auto, pending, never or always"),
         (("slurm_access", "rest"), "must be auto, commands or pyslurm"),
         (("launcher", "ssh"), "must be auto, srun or process"),
         (("gpu_memory", "80G"), "gpu_memory is a table"),

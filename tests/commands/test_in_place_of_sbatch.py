@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from slurm_colloc.model.job_ids import is_own_number
 
 from ..bed import CsubUser
 
@@ -202,3 +205,89 @@ def test_under_the_name_sbatch_a_subcommand_is_a_script(linked: CsubUser, script
     job_id = linked.run(["sbatch", "--parsable", script]).stdout.strip()
     assert job_id.isdigit()
     assert linked.members(job_id)[1]["name"] == script
+
+
+ALL = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
+TRAIN = """
+#SBATCH --gres=gpu:1 --cpus-per-task=1 --mem=700M --time=5
+sleep 60
+"""
+
+
+def set_up(user: CsubUser, settings: str) -> None:
+    folder = user.home / ".config" / "slurm_colloc"
+    folder.mkdir(parents=True)
+    (folder / "settings.toml").write_text(f"{settings}\n")
+
+
+def submit_twice(user: CsubUser, links: Sequence[str], *words: str) -> tuple[str, str]:
+    """What sbatch prints of two jobs of a user for whom some of Slurm's commands are csub."""
+    folder = user.home / "mybin"
+    folder.mkdir()
+    for name in links:
+        (folder / name).symlink_to(CSUB)
+    user.extra["PATH"] = f"{folder}:{user.environment['PATH']}"
+    user.script("train.sh", TRAIN)
+    answers = [user.run(["sbatch", *words, "train.sh"]).stdout for _ in range(2)]
+    first, second = (re.fullmatch(r"(?:Submitted batch job )?(\d+)\n", text) for text in answers)
+    assert first is not None
+    assert second is not None
+    return first[1], second[1]
+
+
+@pytest.mark.parametrize("words", [(), ("--parsable",)])
+def test_single_jobs_join_where_slurms_other_commands_are_csub(
+    user: CsubUser, words: tuple[str, ...]
+) -> None:
+    set_up(user, 'open = "always"')
+    first, second = submit_twice(user, ALL, *words)
+    assert not is_own_number(first)
+    assert is_own_number(second)
+    assert second in user.csub("show", second).stdout
+    user.run(["scancel", second])
+    user.csub("wait", second, check=False)
+    assert "CANCELLED" in user.csub("why", second).stdout
+    assert "CANCELLED" not in user.csub("why", first).stdout
+    user.run(["scancel", first])
+
+
+@pytest.mark.parametrize(
+    ("links", "words", "settings"),
+    [
+        (("sbatch",), (), 'open = "always"'),
+        (("sbatch", "squeue", "sacct", "scontrol"), (), 'open = "always"'),
+        (ALL, ("--join=never",), 'open = "always"'),
+        (ALL, ("--open=never",), 'open = "always"'),
+        (ALL, ("--job-id=pack",), 'open = "always"'),
+        (ALL, (), 'open = "always"\njoin = "never"'),
+        (ALL, (), 'open = "never"'),
+        (ALL, (), 'open = "always"\njob_id = "pack"'),
+    ],
+)
+def test_otherwise_each_has_a_slurm_job_of_its_own(
+    user: CsubUser, links: tuple[str, ...], words: tuple[str, ...], settings: str
+) -> None:
+    set_up(user, settings)
+    assert not any(map(is_own_number, submit_twice(user, links, *words)))
+
+
+def test_with_join_always_a_program_that_calls_csub_has_jobs_that_join(user: CsubUser) -> None:
+    set_up(user, 'join = "always"\nopen = "always"')
+    user.script("train.sh", TRAIN)
+    first, second = (user.csub("--parsable", "train.sh").stdout.strip() for _ in range(2))
+    assert not is_own_number(first)
+    assert is_own_number(second)
+
+
+def test_jobs_with_comments_of_their_own_share_and_keep_them(user: CsubUser) -> None:
+    set_up(user, 'join = "always"\nopen = "always"')
+    user.script("train.sh", TRAIN)
+    first, second = (
+        user.csub("--parsable", f"--comment=rule {number}", "train.sh").stdout.strip()
+        for number in (1, 2)
+    )
+    assert is_own_number(second)
+    records = [
+        json.loads(path.read_text()) for path in user.state.glob("packs/*/members/*/spec.json")
+    ]
+    assert sorted(dict(spec["job"]["group"])["comment"] for spec in records) == ["rule 1", "rule 2"]

@@ -278,5 +278,5 @@ def choose_join(
         raise UsageProblem(
             f"{options.origin('join')}: --join={choice} is neither auto, pending nor never"
         )
-    order = ("never", "pending", "auto")
+    order = ("never", "pending", "auto", JOIN_ALWAYS)
     return min(choice, settings.caps.join, key=order.index)
