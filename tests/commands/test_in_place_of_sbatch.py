@@ -282,7 +282,7 @@ def test_with_join_always_a_program_that_calls_csub_has_jobs_that_join(user: Csu
 def test_jobs_with_comments_of_their_own_share_and_keep_them(user: CsubUser) -> None:
     set_up(user, 'join = "always"\nopen = "always"')
     user.script("train.sh", TRAIN)
-    first, second = (
+    _, second = (
         user.csub("--parsable", f"--comment=rule {number}", "train.sh").stdout.strip()
         for number in (1, 2)
     )
