@@ -111,7 +111,9 @@ def test_only_words_that_are_ids_change(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.sampled_from(["-Q", "-v", "-s", "-b", "-n"]), max_size=2), LIST)
-def test_a_job_alone_has_its_id_translated_for_scancel(options: list[str], ids: Pair) -> None:
+def test_a_job_alone_has_its_id_translated_for_scancel(
+    options: list[str], ids: tuple[str, str]
+) -> None:
     words = [word for one in options for word in ([one, OWN] if one in ("-s", "-n") else [one])]
     call, _ = translate_call(ALONE, ["scancel", *words, ids[0]], {})
     assert call[-1] == ids[1]

@@ -285,7 +285,7 @@ def _act(
 
         answer = own_rows.answer_show_job if shows_jobs else own_rows.answer_squeue
         status = answer(member, real, arguments, environment)
-        if status is not None or name == "scontrol" or member.is_alone:
+        if status is not None or name == "scontrol":
             return status
     from slurm_colloc.errors import CollocError
 
@@ -308,7 +308,7 @@ def _act_on_jobs(
         from slurm_colloc.runtime.programs.member_requests import submit_waiting
 
         return submit_waiting(member, call, environment)
-    if member.is_alone or not arguments:
+    if not arguments:
         return None
     if name in ("squeue", "sattach", "sstat") or (name == "scontrol" and len(arguments) > 1):
         from slurm_colloc.runtime.programs.own_steps import answer_about_steps
@@ -316,7 +316,7 @@ def _act_on_jobs(
         status = answer_about_steps(member, real, call, environment)
         if status is not None:
             return status
-    if name in ("scontrol", "scancel"):
+    if name in ("scontrol", "scancel") and not member.is_alone:
         from slurm_colloc.runtime.programs.member_requests import ask_for
 
         return ask_for(member, call, environment)

@@ -31,7 +31,12 @@ from slurm_colloc.runtime.programs.member_commands import (
 )
 from slurm_colloc.runtime.programs.own_steps import find_steps
 from slurm_colloc.settings_files import STATE_VARIABLE
-from slurm_colloc.slurm.options import OptionWord, parse_command_line, parse_words
+from slurm_colloc.slurm.options import (
+    OptionWord,
+    parse_command_line,
+    parse_words,
+    render_arguments,
+)
 from slurm_colloc.slurm.scontrol_records import CommandOptions, parse_scontrol
 from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.runner_requests import Action, Request, write_request
@@ -80,32 +85,50 @@ def submit_waiting(
         call: The command's name and arguments.
         environment: The environment.
     """
-    arguments = list(call[1:])
+    name, *arguments = call
     try:
         line = parse_command_line(arguments)
     except UsageProblem:
         # An option of the site's, or one that sbatch refuses: csub says so, too.
-        names, values, script = {"wait"}, arguments, ""
+        names, script = {"wait"}, ""
+        values = [word for word in arguments if word.partition("=")[2].startswith("after")]
+        kept, words = [word for word in arguments if word not in values], []
+        values = [word.partition("=")[2] for word in values]
     else:
         names = {given.option.canonical_name for given in line.values}
         values = [g.value or "" for g in line.values if g.option.canonical_name == "dependency"]
-        script = "" if "wrap" in names else next(iter(line.words), "")
+        kept = render_arguments(g for g in line.values if g.option.canonical_name != "dependency")
+        words = list(line.words)
+        script = "" if "wrap" in names else next(iter(words), "")
     text = _read_script(script, environment)
     if not values:
         variable = environment.get("SBATCH_DEPENDENCY")
         values = _list_dependencies(text) if variable is None else [variable]
-    if not any(_names_members(value, member) for value in values):
+    if not values or not _names_members(values[-1], member):
         return None
-    own = [] if _shares_by_wish(text, environment) else [f"--share={_ALONE}"]
-    asked = [] if names & {"parsable", "quiet", "wait"} else ["--parsable"]
-    program, words, outer = build_call(member, ["sbatch", *own, *asked, *arguments], environment)
-    if not asked:
-        pid = spawn(program, words, outer)
+    options = [f"--dependency={_name_own(values[-1], member)}"]
+    if not _shares_by_wish(text, environment):
+        options.append(f"--share={_ALONE}")
+    is_told = not names & {"parsable", "quiet", "wait"}
+    options += ["--parsable"] if is_told else []
+    program, call, outer = build_call(member, [name, *options, *kept, *words], environment)
+    if not is_told:
+        pid = spawn(program, call, outer)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    status, told = read_output(program, words, outer)
+    status, told = read_output(program, call, outer)
     if told:
         write_output(f"Submitted batch job {told}")
     return status
+
+
+def _name_own(dependency: str, member: OwnMember) -> str:
+    """A dependency in which the own job goes by its name: its id may be its submission's, too."""
+    own = member.ids - {member.values.get("array_id", "")}
+
+    def replace(match: re.Match[str]) -> str:
+        return member.name if match[0] in own else match[0]
+
+    return re.sub(r"[0-9][0-9_/]*", replace, dependency)
 
 
 def _read_script(script: str, environment: Mapping[str, str]) -> str:

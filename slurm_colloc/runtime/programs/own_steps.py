@@ -45,12 +45,11 @@ class OwnSteps:
 
     def __init__(self, member: OwnMember, names: Mapping[str, str]) -> None:
         self._member = member
-        labels = {step: label_step(member, name) for step, name in names.items()}
-        self._shown = {
-            step: _SCRIPT if names[step] == member.name else step
-            for step, label in labels.items()
-            if label is not None
+        own = {
+            step: name_step(member, f"{member.real_id}.{step}", name)
+            for step, name in names.items()
         }
+        self._shown = {step: named[0] for step, named in own.items() if named is not None}
 
     def show(self, step: str) -> str | None:
         """What one of Slurm's steps is called; None where it is not the member's."""
@@ -81,10 +80,11 @@ class OwnSteps:
     def choose_for_sstat(self, word: str, *, all_steps: bool) -> str:
         """What sstat is asked instead of a job or step: without a step it takes the first."""
         job, dot, _ = word.partition(".")
-        if dot or job not in self._member.ids or not self.numbers:
+        member = self._member
+        if dot or job not in member.ids or not self.numbers or member.is_alone:
             return self.translate("sstat", word)
         chosen = self.numbers if all_steps else self.numbers[:1]
-        return ",".join(f"{self._member.real_id}.{step}" for step in chosen)
+        return ",".join(f"{member.real_id}.{step}" for step in chosen)
 
     def show_id(self, word: str) -> str:
         """The member's id of a step, in the place of Slurm's."""
@@ -94,6 +94,9 @@ class OwnSteps:
         return f"{self._member.job_id}.{own}" if is_own else word
 
     def _find(self, command: str, job: str, step: str) -> str:
+        if self._member.is_alone:
+            # All steps of the job are its own, also those that are not there.
+            return step
         is_known = job in self._member.ids or step != _SCRIPT
         found = [number for number, shown in self._shown.items() if is_known and shown == step]
         if not found:
@@ -115,15 +118,24 @@ class OwnSteps:
         )
 
 
-def label_step(member: OwnMember, name: str) -> str | None:
-    """What a step is called in a job of its own, by its name in Slurm; None where it is another's.
+def name_step(member: OwnMember, step_id: str, name: str) -> tuple[str, str] | None:
+    """What a step is called in a job of the member's own: its number and name.
 
-    The runner finds steps by the same names.
+    Args:
+        member: The member.
+        step_id: Slurm's id, `4711.5`.
+        name: Its name in Slurm; the runner finds steps by the same names.
+
+    Returns:
+        None where it is another's.
     """
+    job, _, number = step_id.rpartition(".")
+    if member.is_alone:
+        return (number, name) if job == member.real_id else None
     owner, colon, label = name.partition(":")
     if owner != member.name:
         return None
-    return label if colon else _SCRIPT
+    return (number, label) if colon else (_SCRIPT, _SCRIPT)
 
 
 def find_steps(member: OwnMember, environment: Mapping[str, str]) -> OwnSteps:
@@ -213,14 +225,13 @@ def tell_rows(
     """
     lines = []
     for row in rows:
-        label = label_step(member, row.head[1]) if row.head else None
-        if label is None:
+        named = name_step(member, row.head[0], row.head[1]) if row.head else None
+        if named is None:
             if not (row.head and is_own_alone):
                 lines.append(row.text())
             continue
-        number = row.head[0].rpartition(".")[2]
-        step = _SCRIPT if label == _SCRIPT and row.head[1] == member.name else number
-        own = {"stepid": f"{member.job_id}.{step}", "stepname": label, "jobid": member.job_id}
+        step_id = f"{member.job_id}.{named[0]}"
+        own = {"stepid": step_id, "stepname": named[1], "jobid": member.job_id}
         cells = [
             field.render(own[field.name]) if field.name in own else cell
             for cell, field in zip(row.cells, fields, strict=True)
@@ -267,12 +278,11 @@ def tell_records(text: str, member: OwnMember, *, asks_own: bool, is_one_line: b
     told = []
     for record in split_records(text):
         name = record.partition(" Name=")[2].partition(" Network=")[0]
-        label = label_step(member, name)
-        if label is not None:
-            head, space, rest = record.partition(" ")
-            step = _SCRIPT if name == member.name else head.rpartition(".")[2]
-            rest = rest.replace(f" Name={name} ", f" Name={label} ", 1)
-            told.append(f"StepId={member.job_id}.{step}{space}{rest}")
+        head, space, rest = record.partition(" ")
+        named = name_step(member, head.partition("=")[2], name)
+        if named is not None:
+            rest = rest.replace(f" Name={name} ", f" Name={named[1]} ", 1)
+            told.append(f"StepId={member.job_id}.{named[0]}{space}{rest}")
         elif not (asks_own and record.startswith("StepId=")):
             told.append(record)
     return join_records(told, is_one_line=is_one_line)
