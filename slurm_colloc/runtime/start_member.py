@@ -250,7 +250,7 @@ class MemberStarter:
             job,
             plan,
             real_id=self._real_id,
-            submit_directory=submitted.submit_directory,
+            submit_directory=member.spec.submit_directory or submitted.submit_directory,
             outputs=outputs,
         )
         give_shims(
@@ -340,11 +340,10 @@ class MemberStarter:
 
 def _describe_submission(member: Member, added: Mapping[str, str]) -> dict[str, str]:
     """What Slurm says of the submission of a member that is not the pack's own."""
-    if member.home is None:
-        return {}
+    home = member.home
     values = {
-        "SLURM_SUBMIT_DIR": member.home.submit_directory,
-        "SLURM_SUBMIT_HOST": member.home.submit_host,
+        "SLURM_SUBMIT_DIR": member.spec.submit_directory or (home.submit_directory if home else ""),
+        "SLURM_SUBMIT_HOST": home.submit_host if home else "",
     }
     return {variable: text for variable, text in values.items() if variable in added and text}
 
