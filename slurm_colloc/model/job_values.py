@@ -578,21 +578,31 @@ def expand_pattern(pattern: str, values: PatternValues) -> str:
 
 def expand_array_id(pattern: str, job_id: str) -> str:
     """Expand `%A` alone, and leave the rest to Slurm."""
-    return _expand_some(pattern, {"A": job_id}, job_id)
+    return _expand_some(pattern, {"A": job_id})
 
 
-def expand_own_id(pattern: str, own_id: str) -> str:
-    """Expand `%j` and `%J` of a step with a member's SLURM_JOB_ID, and leave the rest to Slurm."""
-    return _expand_some(pattern, {"j": own_id, "J": f"{own_id}.%s"}, own_id)
+def expand_own_ids(pattern: str, own_id: str, task: tuple[str, str] | None) -> str:
+    """Expand what a step's file has of a job's ids, and leave the rest to Slurm.
+
+    Args:
+        pattern: With `%j`, `%J`, `%A`, `%a`.
+        own_id: The member's SLURM_JOB_ID.
+        task: Its array and number there; None where it is in none.
+    """
+    texts = {"j": own_id, "J": own_id, "A": own_id}
+    return _expand_some(pattern, texts if task is None else texts | {"A": task[0], "a": task[1]})
 
 
-def _expand_some(pattern: str, texts: Mapping[str, str], padded: str) -> str:
+def _expand_some(pattern: str, texts: Mapping[str, str]) -> str:
     if "\\" in pattern:
         return pattern
 
     def replace(match: re.Match[str]) -> str:
-        text = texts.get(match[2], match[0])
-        return text.zfill(_read_width(match[1])) if text == padded else text
+        text = texts.get(match[2])
+        if text is None:
+            return match[0]
+        # Of `%J` the width is the job's; the step's number is known to Slurm alone.
+        return text.zfill(_read_width(match[1])) + (".%s" if match[2] == "J" else "")
 
     return _SPECIFIER.sub(replace, pattern)
 

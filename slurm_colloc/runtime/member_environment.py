@@ -276,23 +276,24 @@ def compute_own_resources(
         plan: Its place in the plan.
         place: Where it runs.
     """
-    if not place.shared:
-        return {}
-    # A TMPDIR that Slurm or the site set is the whole job's.
-    known = captured.keys() | (added.keys() - {"TMPDIR"})
-    own = {"OMP_NUM_THREADS": str(plan.cpus)}
-    if place.tmpdir:
-        own["TMPDIR"] = place.tmpdir
-    if place.port is not None:
-        own["MASTER_PORT"] = own["PET_MASTER_PORT"] = str(place.port)
-    own = {name: value for name, value in own.items() if name not in known}
+    own: dict[str, str] = {}
+    if place.shared:
+        # A TMPDIR that Slurm or the site set is the whole job's.
+        known = captured.keys() | (added.keys() - {"TMPDIR"})
+        own["OMP_NUM_THREADS"] = str(plan.cpus)
+        if place.tmpdir:
+            own["TMPDIR"] = place.tmpdir
+        if place.port is not None:
+            own["MASTER_PORT"] = own["PET_MASTER_PORT"] = str(place.port)
+        own = {name: value for name, value in own.items() if name not in known}
     if not place.shims:
         return own
-    # For an srun that does not come through the shim (called by its absolute path): it runs
-    # alongside the neighbours, on this member's CPUs.
-    own["SLURM_OVERLAP"] = "1"
-    if place.cpus:
-        own["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
+    if place.shared:
+        # For an srun that does not come through the shim: should it find the job, it runs alongside
+        # the neighbours, on this member's CPUs.
+        own["SLURM_OVERLAP"] = "1"
+        if place.cpus:
+            own["SLURM_CPU_BIND"] = f"mask_cpu:{format_cpu_mask(place.cpus)}"
     own["SLURM_COLLOC_PACK"] = place.pack
     own["SLURM_COLLOC_START"] = place.run
     path = environment.get("PATH", "/usr/local/bin:/usr/bin:/bin")

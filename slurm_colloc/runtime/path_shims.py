@@ -99,6 +99,8 @@ def build_inside(
         "directory": os.path.normpath(job.directory),
         "started_at": str(place.started_at),
     }
+    if not place.shared:
+        inside["alone"] = "yes"
     if plan.host_memory_mb is not None:
         inside["host_memory_mb"] = str(plan.host_memory_mb)
     if plan.wall_limit_s is not None:
@@ -159,12 +161,26 @@ def give_shims(folder: Path, inside: Mapping[str, str], bash_env: str) -> None:
 # A login shell sets PATH anew (`#!/bin/bash -l` with Debian's /etc/profile), and so does
 # `module load` or the script itself. bash reads BASH_ENV after the login files and in every script
 # (bash(1), INVOCATION): there PATH is put back, and commands that are called by their path become
-# functions. Where the site's profile sets BASH_ENV itself, exported functions are left. srun and
-# salloc get none: `srun ... & kill $!` must find srun itself.
+# functions. Where the site's profile sets BASH_ENV itself, exported functions are left.
+#
+# srun becomes one by its paths alone, where Slurm's own would not know the member's id. By its
+# name it stays a program, and `srun ... & kill $!` ends srun itself; by a path `$!` is a shell that
+# hands on the usual signals.
 #
 # A job that `/usr/bin/sbatch` submits inherits all of it, and takes it back: it has another id.
 
-_AS_FUNCTIONS = ("scancel", "scontrol", "squeue", "sbatch")
+_AS_FUNCTIONS = tuple(name for name in SHIMMED if name not in ("srun", "salloc"))
+_BY_PATH = (*_AS_FUNCTIONS, "srun")
+_SRUN_BY_PATH = """\
+    csub_srun() {
+        if [ "$BASHPID" = $$ ]; then SHIM "$@"; return; fi
+        SHIM "$@" <&0 &
+        local step=$! status name
+        for name in TERM INT HUP USR1 USR2; do trap "kill -$name $step" $name; done
+        while wait $step; status=$?; kill -0 $step 2>/dev/null; do :; done
+        trap - TERM INT HUP USR1 USR2
+        return $status
+    }"""
 _FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
 
 
@@ -203,12 +219,13 @@ def render_bash_env(
         shims: The directory of its shims.
         real: Paths of the real commands, as far as they are known.
     """
-    paths = {*real, *(f"{folder}/{name}" for folder in _FOLDERS for name in _AS_FUNCTIONS)}
-    by_path = [
-        f'    function {path} {{ {shlex.quote(f"{shims}/{name}")} "$@"; }}'
-        for path in sorted(paths)
-        if (name := path.rpartition("/")[2]) in _AS_FUNCTIONS and shlex.quote(path) == path
-    ]
+    paths = {*real, *(f"{folder}/{name}" for folder in _FOLDERS for name in _BY_PATH)}
+    by_path = [_SRUN_BY_PATH.replace("SHIM", shlex.quote(f"{shims}/srun"))]
+    for path in sorted(paths):
+        name = path.rpartition("/")[2]
+        if name in _BY_PATH and shlex.quote(path) == path:
+            call = "csub_srun" if name == "srun" else shlex.quote(f"{shims}/{name}")
+            by_path.append(f'    function {path} {{ {call} "$@"; }}')
     folders = sorted({path.rpartition("/")[0] for path in paths})
     behind = "|".join(f"*:{shlex.quote(folder)}:*" for folder in folders)
     is_own = (
@@ -267,8 +284,9 @@ def _render_users_own(environment: Mapping[str, str]) -> list[str]:
 
 # ---- Notices members whose programs do not find csub's own commands any more ---------------------
 #
-# A shell other than bash, or a program, may set PATH anew; its `scancel $SLURM_JOB_ID` would then
-# end the whole pack. Nothing can be done about it there, so the pack's log says it while it runs.
+# A shell other than bash, or a program, may set PATH anew; Slurm's own commands then do not know
+# `$SLURM_JOB_ID`, or take it for the whole pack. Nothing can be done about it there, so the pack's
+# log says it while it runs.
 
 LOOKS_S = (5.0, 60.0)
 """How long after it was first seen running a member is looked at."""
@@ -326,8 +344,8 @@ class PathWatch:
                     "path_lost",
                     member=member.number,
                     programs=sorted(names),
-                    effect="their scancel or scontrol requeue of the own job is Slurm's, and "
-                    "concerns the whole pack",
+                    effect="their srun, scancel and scontrol are Slurm's, which knows the pack's "
+                    "job and not the member's",
                 )
 
 

@@ -98,6 +98,7 @@ class MemberStarter:
         self._has_shims = not self.lone and not self.pack.record.local
         if self._has_shims:
             write_shims(self.pack.path, sys.executable)
+        self._real_id = self.pack.allocation.environment.get("SLURM_JOB_ID", "")
         self._ports: dict[int, int] = {}
 
     def start(self, member: Member, place: PackPlace, share: GpuShare = AS_PLANNED) -> bool:
@@ -121,10 +122,19 @@ class MemberStarter:
         name = member.name(self.pack.shown_id)
         added = self._added | _describe_submission(member, self._added)
         shared = not self.lone and self.pack.record.degree > 1
+        job_id = self._choose_job_id(member)
+        if self.lone and job_id != self._real_id and not self.pack.record.local:
+            # Its commands know the id that it had in its first Slurm job.
+            self._has_shims = True
+            write_shims(self.pack.path, sys.executable)
         where = environments.MemberContext(
             # A batch script's own array may be another than the one its members are named after.
-            array_id=self.pack.allocation.job_id.partition("_")[0] if self.lone else name.job,
-            job_id=self._choose_job_id(member),
+            array_id=(
+                self.pack.allocation.job_id.partition("_")[0]
+                if self.lone and not self._has_shims
+                else name.job
+            ),
+            job_id=job_id,
             member=str(name),
             pack=str(self.pack.path),
             run=member.prefix,
@@ -192,13 +202,13 @@ class MemberStarter:
 
         A chain keeps the id of its first link, as a job that Slurm requeues does.
         """
-        real = self.pack.allocation.environment.get("SLURM_JOB_ID", "")
         job = member.spec.job
-        is_chain = self.lone and self.pack.record.chain > 0
-        if job.job_id == REAL_ID or (self.lone and not is_chain):
-            return real
+        if job.job_id == REAL_ID:
+            return self._real_id
         if job.own_id:
             return job.own_id
+        if self.lone and not self.pack.record.chain:
+            return self._real_id
         return member.name(self.pack.shown_id).job
 
     def begin_time(self, member: Member, at: float) -> dict[str, str]:
@@ -239,8 +249,8 @@ class MemberStarter:
             where,
             job,
             plan,
-            real_id=self.pack.allocation.environment.get("SLURM_JOB_ID", ""),
-            submit_directory=submitted.submit_directory,
+            real_id=self._real_id,
+            submit_directory=member.spec.submit_directory or submitted.submit_directory,
             outputs=outputs,
         )
         give_shims(
@@ -330,11 +340,10 @@ class MemberStarter:
 
 def _describe_submission(member: Member, added: Mapping[str, str]) -> dict[str, str]:
     """What Slurm says of the submission of a member that is not the pack's own."""
-    if member.home is None:
-        return {}
+    home = member.home
     values = {
-        "SLURM_SUBMIT_DIR": member.home.submit_directory,
-        "SLURM_SUBMIT_HOST": member.home.submit_host,
+        "SLURM_SUBMIT_DIR": member.spec.submit_directory or (home.submit_directory if home else ""),
+        "SLURM_SUBMIT_HOST": home.submit_host if home else "",
     }
     return {variable: text for variable, text in values.items() if variable in added and text}
 

@@ -22,10 +22,12 @@ _DEFAULT_LONG = (
 """squeue(1), --format and --long; the same from 22.05 to 26.05. --long excludes --format, and goes
 before SQUEUE_FORMAT."""
 
+_DEFAULT_OF_STEPS = "%.15i %.8j %.9P %.8u %.9M %N"
+
 _WIDTH = 20
 """Of a field of --Format that names none."""
 
-_QUEUE_OPTIONS = CommandOptions(
+QUEUE_OPTIONS = CommandOptions(
     "A:ahi:j::lL:n:M:O:o:p:Pq:R:rs::S:t:u:U:vVw:",
     {
         "account": "A", "accounts": "A", "all": "a", "array": "r", "cluster": "M",
@@ -52,6 +54,7 @@ _LETTERS = {
     "t": "statecompact", "T": "state", "r": "reason", "R": "reasonlist", "N": "nodelist",
     "D": "numnodes", "c": "mincpus", "k": "comment",
 }  # fmt: skip
+_LETTERS_OF_STEPS = {"i": "stepid", "j": "stepname"}
 
 
 class QueueField:
@@ -119,8 +122,8 @@ class QueueQuestion:
         """
         words = [*more]
         for key, value, shown in self.options:
-            if key == "j" and value is not None:
-                words.append(f"--jobs={translate(value)}")
+            if key in ("j", "s") and value is not None:
+                words.append(f"--{'jobs' if key == 'j' else 'steps'}={translate(value)}")
             elif key not in left_out:
                 words += shown
         operands = [translate(word) for word in self.operands]
@@ -147,7 +150,11 @@ class QueueRow:
 
 
 def build_queue_question(
-    arguments: Sequence[str], environment: Mapping[str, str], head: Mapping[str, str]
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    head: Mapping[str, str],
+    *,
+    of_steps: bool = False,
 ) -> QueueQuestion | None:
     """The question that asks for the same, with marks.
 
@@ -155,16 +162,18 @@ def build_queue_question(
         arguments: squeue's arguments.
         environment: Its environment.
         head: The fields that come before each row: letters of --format, and names of --Format.
+        of_steps: What is asked for are steps (--steps).
 
     Returns:
         None where the question is none that can be followed.
     """
-    split = _QUEUE_OPTIONS.split(arguments)
+    split = QUEUE_OPTIONS.split(arguments)
     if split is None:
         return None
     options, operands = split
     kinds = [key for key, _, _ in options]
-    if _QUEUE_LEFT_ALONE.intersection(kinds) or ("o" in kinds and "O" in kinds):
+    left_alone = _QUEUE_LEFT_ALONE - {"s"} | {"l"} if of_steps else _QUEUE_LEFT_ALONE
+    if left_alone.intersection(kinds) or ("o" in kinds and "O" in kinds):
         return None
     formats = {key: value or "" for key, value, _ in options if key in ("o", "O")}
     if "l" in kinds:
@@ -176,18 +185,21 @@ def build_queue_question(
             key: environment[name]
             for key, name in (("o", "SQUEUE_FORMAT"), ("O", "SQUEUE_FORMAT2"))
             if name in environment
-        } or {"o": _QUEUE_DEFAULT}
+        } or {"o": _DEFAULT_OF_STEPS if of_steps else _QUEUE_DEFAULT}
     if len(formats) > 1:
         return None
     kind, text = next(iter(formats.items()))
-    marked = _mark_letters(text, head) if kind == "o" else _mark_names(text, head)
+    letters = _LETTERS_OF_STEPS if of_steps else _LETTERS
+    marked = _mark_letters(text, head, letters) if kind == "o" else _mark_names(text, head)
     if marked is None:
         return None
     kept = [option for option in options if option[0] not in ("o", "O")]
     return QueueQuestion(kept, operands, [f"-{kind}", marked[0]], marked[1])
 
 
-def _mark_letters(text: str, head: Mapping[str, str]) -> tuple[str, list[QueueField]] | None:
+def _mark_letters(
+    text: str, head: Mapping[str, str], letters: Mapping[str, str]
+) -> tuple[str, list[QueueField]] | None:
     """`--format` with marks: `%[[.]width]letter[suffix]`, one after the other."""
     prefix, *parts = text.split("%")
     fields = []
@@ -201,7 +213,7 @@ def _mark_letters(text: str, head: Mapping[str, str]) -> tuple[str, list[QueueFi
         width = size.lstrip(".")
         if width and not width.isdigit():
             return None
-        name = _LETTERS.get(spec[0], "")
+        name = letters.get(spec[0], "")
         fields.append(QueueField(name, int(width or 0), size.startswith("."), suffix))
         marked += f"%{size}{spec[0]}{suffix}{_MARK}"
     return (marked, fields) if fields else None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 _INDENT = "\n   "
@@ -161,6 +161,28 @@ class CommandOptions:
                 return None
         return options, operands
 
+    def rewrite(
+        self, words: Sequence[str], keys: Collection[str], change: Callable[[str], str]
+    ) -> list[str] | None:
+        """The words with other values of some options.
+
+        Args:
+            words: The words.
+            keys: The options, by letter or name; `""` for all words that are none.
+            change: Makes the values of the values.
+
+        Returns:
+            None where a word is not an option of this command.
+        """
+        split = self.split(words)
+        if split is None:
+            return None
+        rewritten: list[str] = []
+        for key, value, shown in split[0]:
+            rewritten += [f"-{key}{change(value)}"] if key in keys and value else shown
+        operands = [change(word) for word in split[1]] if "" in keys else split[1]
+        return [*rewritten, *(["--", *operands] if operands else [])]
+
     def _split_long(self, word: str, rest: list[str]) -> tuple[str, str | None, list[str]] | None:
         name, equals, value = word[2:].partition("=")
         fitting = {self._names[name]} if name in self._names else set()
@@ -262,6 +284,14 @@ class ScontrolCall:
             return [*self.words, self.verb, f"JobId={','.join(ids)}", *self.rest]
         head = ["show", "job"] if self.verb == "show" else [self.verb]
         return [*self.words, *head, *self.rest, *ids]
+
+
+def split_scontrol(arguments: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """Options as they stood, and all other words; None where an option is not known."""
+    split = _OPTIONS.split(arguments)
+    if split is None:
+        return None
+    return [word for _, _, shown in split[0] for word in shown], split[1]
 
 
 def parse_scontrol(arguments: Sequence[str]) -> ScontrolCall | None:

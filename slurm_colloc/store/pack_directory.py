@@ -155,6 +155,7 @@ class MemberSpec:
         names_alone: Its output is named as sbatch names that of a job: `%j` alone is enough.
         joined: The submission by which it joined the pack; empty for a first member.
         joined_at: When it joined, in seconds since the epoch; 0 for a first member.
+        submit_directory: Where csub was called for it, where it joined; empty for a first member.
     """
 
     job: Job
@@ -163,6 +164,7 @@ class MemberSpec:
     names_alone: bool = False
     joined: str = ""
     joined_at: float = 0.0
+    submit_directory: str = ""
 
     def name_files_after(self, job_id: str) -> str:
         """What `%A` is in the names of its files.

@@ -125,6 +125,7 @@ def test_what_an_inner_srun_sees_and_hands_back(user: CsubUser) -> None:
     user.script(
         "see.sh",
         """unset LANG LC_ALL
+echo $SLURM_JOB_ID >id.${SLURM_COLLOC_MEMBER#*/}
 echo to err >&2
 printf 'a\\nb' | srun cat; echo
 srun bash -c 'echo "$SLURM_CPUS_PER_TASK|$FOO|$SLURM_JOB_ID|$SLURM_NTASKS|$LC_CTYPE"'
@@ -144,12 +145,14 @@ srun echo "two words" '$(three)' 'fo"ur'
             "to err",
             "a",
             "b",
-            f"2|a b; c|{job_id}|1|",
+            f"2|a b; c|{user.output(f'id.{number}').strip()}|1|",
             "1",
             "signal 137",
             'two words $(three) fo"ur',
         ]
         assert user.output(f"inner.{number}.txt") == "into a file\n"
+    assert user.output("id.1").strip() == job_id
+    assert user.output("id.2").strip() not in ("", job_id)
 
 
 def test_inner_steps_that_a_script_leaves_end_with_the_member(user: CsubUser) -> None:

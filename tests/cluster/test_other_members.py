@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ..bed import CsubUser
@@ -73,7 +75,7 @@ def test_scontrol_and_squeue_know_other_tasks(user: CsubUser) -> None:
     job_id = submit(user, orders, "--requeue")
     held, requeued, record, shown, row, last = let_ask(user)[:6]
     assert (held, requeued, shown, last) == ("rc 0",) * 4
-    assert record.startswith(f"JobId={job_id}_4 ArrayJobId={job_id} ArrayTaskId=4 ")
+    assert re.match(rf"JobId=\d+ ArrayJobId={job_id} ArrayTaskId=4 ", record)
     assert " JobState=PENDING Reason=JobHeldUser " in record
     assert row == f"{job_id}_3 RUNNING"
     user.wait_for_rows(job_id, lambda rows: rows[2]["starts"] == 2, "task 2 starts again")

@@ -83,7 +83,7 @@ def test_questions_about_the_own_job_get_the_member_s_answer(user: CsubUser) -> 
 
 def test_rows_and_formats_that_are_not_its_own_are_slurm_s(user: CsubUser) -> None:
     user.run([user.find("sbatch"), "--hold", "-J", "a  b|c", "--wrap=exit"])
-    forms = ["", "-l", "-o '%.5i %10j|%o'", "-O jobid,name:5x", "-h -o x%i%%", "--start", "-s"]
+    forms = ["", "-l", "-o '%.5i %10j|%o'", "-O jobid,name:5x", "-h -o x%i%%", "--start"]
     # Of --long the first line is the time.
     asks = "".join(f"squeue -t PD {form} >shim.{n} 2>&1\n" for n, form in enumerate(forms))
     real = asks.replace("squeue", user.find("squeue")).replace("shim.", "real.")

@@ -12,13 +12,18 @@ from slurm_colloc.runtime.programs.member_requests import (
     Division,
     divide_scancel,
     divide_scontrol,
-    refuse_other_steps,
 )
 from slurm_colloc.store.runner_requests import Action, Request
 
 MEMBER = OwnMember(
     "/state/packs/p/members/0003",
-    {"job_id": "4713", "member": "4711/3", "task_id": "4711_3", "name": "train"},
+    {
+        "job_id": "4713",
+        "real_id": "4713",
+        "member": "4711/3",
+        "task_id": "4711_3",
+        "name": "train",
+    },
 )
 REQUEUE = Request(Action.REQUEUE, 3, reason="scontrol requeue from inside")
 CANCEL = Request(Action.CANCEL, 3, reason="scancel from inside")
@@ -26,7 +31,8 @@ CANCEL = Request(Action.CANCEL, 3, reason="scancel from inside")
 
 def test_the_ids_by_which_a_script_means_itself() -> None:
     assert MEMBER.ids == {"4713", "4711_3", "4711/3"}
-    assert OwnMember("/x", {"job_id": "4713", "member": "4713/1"}).ids == {"4713", "4713/1"}
+    values = {"job_id": "4713", "real_id": "4713", "member": "4713/1"}
+    assert OwnMember("/x", values).ids == {"4713", "4713/1"}
 
 
 @pytest.mark.parametrize(
@@ -126,16 +132,3 @@ def test_an_option_that_is_not_known_never_takes_the_own_job_to_slurm() -> None:
 def test_a_signal_that_does_not_exist_is_told(arguments: list[str]) -> None:
     with pytest.raises(UsageProblem, match="scancel: there is no signal"):
         divide_scancel(arguments, MEMBER)
-
-
-STEPS = {"0": "4711/1", "1": "4711/3", "4": "4711/3:python", "5": "4711/30:python"}
-
-
-def test_own_steps_are_those_that_the_script_has_started() -> None:
-    refuse_other_steps(["4"], MEMBER, STEPS)
-    for step in ("0", "1", "5", "9", "extern"):
-        with pytest.raises(UsageProblem, match=f"4713.{step} is no step that this job has started"):
-            refuse_other_steps(["4", step], MEMBER, STEPS)
-    # Where Slurm does not tell, none is.
-    with pytest.raises(UsageProblem, match="its steps are: none"):
-        refuse_other_steps(["4"], MEMBER, {})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurm_colloc.errors import UsageProblem
 from slurm_colloc.runtime.programs import member_step
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.programs.member_step import rewrite_srun
@@ -21,6 +23,7 @@ INSIDE = {
 }
 KNOWN = {
     "job_id": "4713",
+    "real_id": "4713",
     "member": "4711/3",
     "task_id": "4711_3",
     "cpus": "0,2",
@@ -81,12 +84,98 @@ def test_a_member_that_is_not_bound_binds_no_step() -> None:
     assert "--cpu-bind=none" in rewritten
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--jobid=99", "x"], ["-p", "gpu", "x"], ["-A", "lab", "x"], ["--qos=high", "x"]],
-)
+@pytest.mark.parametrize("arguments", [["--jobid=99", "x"], ["--test-only", "x"]])
 def test_an_srun_for_another_job_stays_as_it_is(arguments: list[str]) -> None:
     assert rewrite_srun(arguments, INSIDE, MEMBER)[0] is None
+
+
+def test_without_the_variable_srun_asks_for_a_job_of_its_own() -> None:
+    assert rewrite_srun(["x"], {"SLURM_JOBID": "4713"}, MEMBER)[0] is None
+    assert rewrite_srun(["--jobid=4713", "x"], {}, MEMBER)[0] is not None
+
+
+# As in a job of its own, where srun starts a step whatever these say.
+@pytest.mark.parametrize("option", ["-pgpu", "-Alab", "--qos=high", "--reservation=r"])
+def test_a_partition_or_account_makes_no_other_job(option: str) -> None:
+    assert rewrite(option, "x")[0][:5] == RECIPE
+
+
+OWN = OwnMember(
+    MEMBER.folder, KNOWN | {"job_id": "134217730", "real_id": "4711", "task_id": "4711_3"}
+)
+OWN_INSIDE = INSIDE | {"SLURM_JOB_ID": "134217730", "SLURM_JOBID": "134217730"}
+
+
+@pytest.mark.parametrize("asked", [[], ["--jobid=134217730"], ["--jobid", "4711"]])
+def test_slurm_gets_its_own_id_and_the_tasks_the_members(asked: list[str]) -> None:
+    rewritten, environment = rewrite_srun([*asked, "x"], OWN_INSIDE, OWN)
+    assert rewritten is not None
+    assert ("--jobid=4711" in rewritten) == bool(asked)
+    assert (environment["SLURM_JOB_ID"], environment["SLURM_JOBID"]) == ("4711", "4711")
+    assert rewritten[-4:] == [
+        "/usr/bin/env", "SLURM_JOBID=134217730", "SLURM_JOB_ID=134217730", "x"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("job", ["134217731", "4711_4", "4711/4"])
+def test_no_step_starts_in_another_member(job: str) -> None:
+    with pytest.raises(UsageProblem, match=f"csub shell {job} -- COMMAND"):
+        rewrite_srun([f"--jobid={job}", "x"], OWN_INSIDE, OWN)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    # As srun of 22.05 names them in a job of this id; %s, %t and %n are for Slurm.
+    [
+        ("%j", "134217730"),
+        ("%12j", "0134217730"),
+        ("%J_%s", "134217730.%s_%s"),
+        ("%12J", "0134217730.%s"),
+        ("%%j", "%%j"),
+        ("x\\%j", "x\\%j"),
+        ("%A_%a", "4711_3"),
+        ("%4a-%t", "0003-%t"),
+    ],
+)
+def test_files_of_a_step_are_named_after_the_member(pattern: str, expected: str) -> None:
+    for option in ("output", "error", "input"):
+        rewritten, _ = rewrite_srun([f"--{option}={pattern}", "x"], OWN_INSIDE, OWN)
+        assert rewritten is not None
+        assert f"--{option}={expected}" in rewritten
+
+
+@pytest.mark.parametrize("option", ["--multi-prog", "--bcast=/tmp/x"])
+@pytest.mark.parametrize("how", ["", "option", "variable"])
+def test_where_srun_reads_the_command_a_prolog_gives_the_tasks_their_id(
+    tmp_path: Path, option: str, how: str
+) -> None:
+    theirs = tmp_path / "my prolog"
+    theirs.write_text("#!/bin/sh\necho print saw $SLURM_JOB_ID\n")
+    theirs.chmod(0o700)
+    member = OwnMember(str(tmp_path), {**OWN.values, "prefix": str(tmp_path / "run.1.1")})
+    asked = [f"--task-prolog={theirs}"] if how == "option" else []
+    environment = OWN_INSIDE | ({"SLURM_TASK_PROLOG": str(theirs)} if how == "variable" else {})
+    rewritten, environment = rewrite_srun([option, *asked, "x"], environment, member)
+    assert rewritten is not None
+    assert rewritten[-1] == "x"
+    assert "/usr/bin/env" not in rewritten
+    assert "SLURM_TASK_PROLOG" not in environment
+    (prolog,) = [word for word in rewritten if word.startswith("--task-prolog=")]
+    said = subprocess.run(
+        [prolog.partition("=")[2]], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {"export SLURM_JOB_ID=134217730", "export SLURM_JOBID=134217730"} <= set(said)
+    assert ("print saw 134217730" in said) == bool(how)
+
+
+def test_a_job_alone_under_another_id_starts_steps_as_slurm_does() -> None:
+    alone = OwnMember(OWN.folder, {**OWN.values, "alone": "yes"})
+    rewritten, environment = rewrite_srun(["--exact", "-c2", "x"], OWN_INSIDE, alone)
+    assert rewritten == [
+        "--exact", "--cpus-per-task=2",
+        "/usr/bin/env", "SLURM_JOBID=134217730", "SLURM_JOB_ID=134217730", "x",
+    ]  # fmt: skip
+    assert environment == OWN_INSIDE | {"SLURM_JOB_ID": "4711", "SLURM_JOBID": "4711"}
 
 
 def test_an_srun_into_the_own_job_is_the_members() -> None:

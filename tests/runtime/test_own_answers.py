@@ -23,6 +23,7 @@ from slurm_colloc.slurm.marked_tables import QueueField, build_queue_question, s
 NOW = 1_000_000.0
 KNOWN = {
     "job_id": "4713",
+    "real_id": "4713",
     "member": "4711/3",
     "name": "train",
     "command": "/home/ada/train.sh 7",

@@ -68,7 +68,12 @@ class Inside:
             "SLURM_COLLOC_START": str(self.folder / "run.1.1"),
             **{name: ours for name, (ours, _) in LEAKS.items() if ours},
         }
-        known = {"job_id": "4713", "member": "4711/3", "prefix": str(self.folder / "run.1.1")}
+        known = {
+            "job_id": "4713",
+            "real_id": "4713",
+            "member": "4711/3",
+            "prefix": str(self.folder / "run.1.1"),
+        }
         bash_env = str(self.folder / "bash_env")
         functions = build_bash_variables(self.environment, self.shims, bash_env)
         self.environment |= functions
@@ -159,7 +164,7 @@ def test_of_the_steps_of_its_job_only_a_member_s_own_reach_slurm(inside: Inside)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr == (
             f"csub: error: scancel: 4713.{step} is no step that this job has started: its steps "
-            "are: 4713.4; others of 4713 are of other jobs in its pack\n"
+            "are: 4713.4; others are of other jobs in its pack\n"
         )
     assert inside.take_requests() == []
     assert inside.run("scancel", "4713.batch").stdout == ""

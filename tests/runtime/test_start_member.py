@@ -198,7 +198,7 @@ def test_one_of_another_submission_sees_its_own_submission(
     wait_until(lambda: process.poll() is not None, "it has ended")
     assert (tmp_path / "slurm-9_5.out").read_text() == "9/5 9_5 /there h2\n"
     # What asks its runner for something names it as the pack does.
-    own = OwnMember(str(bed.folder(2)), {"job_id": "7", "member": "9/5"})
+    own = OwnMember(str(bed.folder(2)), {"job_id": "7", "real_id": "7", "member": "9/5"})
     assert own.number == 2
 
 

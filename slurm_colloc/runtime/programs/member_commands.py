@@ -61,9 +61,32 @@ class OwnMember:
         return int(self.folder.rpartition("/")[2])
 
     @property
+    def is_alone(self) -> bool:
+        """It has its Slurm job to itself, which goes by another id: Slurm's words are right."""
+        return "alone" in self.values
+
+    @property
     def ids(self) -> frozenset[str]:
         """The ids by which a script means its own job; another's may be that of the pack."""
         return frozenset({self.job_id, self.name, self.values.get("task_id", "")} - {""})
+
+    @property
+    def task(self) -> tuple[str, str] | None:
+        """The user's array in which it is, and its number there; None where it is in none."""
+        array, _, index = self.values.get("task_id", "").partition("_")
+        return (array, index) if index else None
+
+    def translate(self, text: str) -> str:
+        """Ids of jobs and steps as Slurm knows them, where they are the own one's.
+
+        Args:
+            text: With commas between them: `4711_3`, `134217728.0`, `134217728+0`.
+        """
+        return ",".join(map(self._translate_one, text.split(",")))
+
+    def _translate_one(self, word: str) -> str:
+        job = word.partition(".")[0].partition("+")[0]
+        return self.real_id + word[len(job) :] if job in self.ids else word
 
 
 def find_member(shim: str, environment: Mapping[str, str]) -> OwnMember | None:
@@ -131,13 +154,28 @@ def is_inside(member: OwnMember, environment: Mapping[str, str]) -> bool:
 
 
 def is_other_task(word: str, member: OwnMember) -> bool:
-    """A word of a command that names another job of csub's: `4711_3`, a number, the own array."""
-    array = member.values.get("array_id")
+    """A word of a command that names another job of csub's: `4711_3`, a number, the own array.
+
+    The id of the pack's Slurm job, too: it means what the call submitted that printed it.
+    """
+    array, ids = member.values.get("array_id"), member.ids
+    pack = "" if member.is_alone else member.real_id
     return any(
         one[:1].isdecimal()
-        and (one == array or (one not in member.ids and ("_" in one or is_own_number(one))))
+        and (one == array or (one not in ids and (one == pack or "_" in one or is_own_number(one))))
         for one in word.rpartition("=")[2].split(",")
     )
+
+
+def names_others(call: Sequence[str], member: OwnMember) -> bool:
+    """Whether a question of squeue or `scontrol show job` names other jobs of csub's."""
+    from slurm_colloc.slurm.marked_tables import QUEUE_OPTIONS
+
+    name, *words = call
+    split = QUEUE_OPTIONS.split(words) if name == "squeue" else None
+    if split is not None:
+        words = [value or "" for key, value, _ in split[0] if key == "j"] + split[1]
+    return any(is_other_task(word, member) for word in words)
 
 
 def read_control_group_job() -> str | None:
@@ -209,6 +247,9 @@ def main(shim: str, arguments: Sequence[str]) -> int:
         status = _act(inside, real, call, environment)
         if status is not None:
             return status
+        from slurm_colloc.runtime.programs.translate_calls import translate_call
+
+        call, environment = translate_call(inside, call, environment)
     if name in _SUBMITTING:
         from slurm_colloc.model.job_values import remove_member_variables
 
@@ -231,39 +272,55 @@ def become(real: str, call: Sequence[str], environment: Mapping[str, str]) -> No
 def _act(
     member: OwnMember, real: str, call: Sequence[str], environment: dict[str, str]
 ) -> int | None:
-    """Do what the command means for a member; None where the real one is meant as it is."""
+    """Do what the command means for a member; None where Slurm's is meant, about Slurm's ids."""
     name, *arguments = call
-    is_question = name == "squeue" or (name == "scontrol" and is_show_job(arguments))
-    if is_question and any(is_other_task(word, member) for word in arguments):
+    shows_jobs = name == "scontrol" and is_show_job(arguments)
+    is_question = name == "squeue" or shows_jobs
+    if name == "sacct" or (is_question and names_others(call, member)):
         from slurm_colloc.runtime.programs.member_requests import build_call
 
         become(*build_call(member, call, environment))
-    if name == "squeue":
-        from slurm_colloc.runtime.programs.own_rows import answer_squeue
-
-        return answer_squeue(member, real, arguments, environment)
     if is_question:
-        from slurm_colloc.runtime.programs.own_rows import answer_show_job
+        from slurm_colloc.runtime.programs import own_rows
 
-        return answer_show_job(member, real, arguments, environment)
-    # A step needs the job's variables: without them srun asks for a job, as it does under sbatch.
-    is_step = name == "srun" and "SLURM_JOB_ID" in environment
-    is_request = name in ("scontrol", "scancel") and bool(arguments)
-    if not is_step and not is_request:
-        return None
+        answer = own_rows.answer_show_job if shows_jobs else own_rows.answer_squeue
+        status = answer(member, real, arguments, environment)
+        if status is not None or name == "scontrol":
+            return status
     from slurm_colloc.errors import CollocError
 
     try:
-        if is_request:
-            from slurm_colloc.runtime.programs.member_requests import ask_for
-
-            return ask_for(member, call, environment)
-        from slurm_colloc.runtime.programs.member_step import start_step
-
-        return start_step(member, real, call, environment)
+        return _act_on_jobs(member, real, call, environment)
     except CollocError as error:
         sys.stderr.write(f"csub: error: {error}\n")
         return error.exit_code
+
+
+def _act_on_jobs(
+    member: OwnMember, real: str, call: Sequence[str], environment: dict[str, str]
+) -> int | None:
+    name, *arguments = call
+    if name == "srun":
+        from slurm_colloc.runtime.programs.member_step import start_step
+
+        return start_step(member, real, call, environment)
+    if name == "sbatch":
+        from slurm_colloc.runtime.programs.member_requests import submit_waiting
+
+        return submit_waiting(member, call, environment)
+    if not arguments:
+        return None
+    if name in ("squeue", "sattach", "sstat") or (name == "scontrol" and len(arguments) > 1):
+        from slurm_colloc.runtime.programs.own_steps import answer_about_steps
+
+        status = answer_about_steps(member, real, call, environment)
+        if status is not None:
+            return status
+    if name in ("scontrol", "scancel") and not member.is_alone:
+        from slurm_colloc.runtime.programs.member_requests import ask_for
+
+        return ask_for(member, call, environment)
+    return None
 
 
 def is_show_job(arguments: Sequence[str]) -> bool:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,11 +24,19 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.quantities import parse_signal
 from slurm_colloc.runtime.programs.member_commands import (
     OwnMember,
+    is_other_task,
     read_output,
     spawn,
+    write_output,
 )
+from slurm_colloc.runtime.programs.own_steps import find_steps
 from slurm_colloc.settings_files import STATE_VARIABLE
-from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.slurm.options import (
+    OptionWord,
+    parse_command_line,
+    parse_words,
+    render_arguments,
+)
 from slurm_colloc.slurm.scontrol_records import CommandOptions, parse_scontrol
 from slurm_colloc.store.pack_directory import read_spec
 from slurm_colloc.store.runner_requests import Action, Request, write_request
@@ -54,6 +65,115 @@ def build_call(
     root = member.pack.rsplit("/", 2)[0]
     words = [sys.executable, "-IBc", _PROGRAM.format(name), *arguments]
     return sys.executable, words, {**remove_member_variables(environment), STATE_VARIABLE: root}
+
+
+# ----
+# sbatch with a dependency on members: csub submits the job, and holds it until they have ended.
+#
+# Slurm takes ids that it does not know as satisfied, and the id of a pack for all its members.
+
+_ALONE = "exclusive"
+
+
+def submit_waiting(
+    member: OwnMember, call: Sequence[str], environment: Mapping[str, str]
+) -> int | None:
+    """Submit a job that waits for members, and answer as sbatch does; None where it waits for none.
+
+    Args:
+        member: The caller.
+        call: The command's name and arguments.
+        environment: The environment.
+    """
+    name, *arguments = call
+    try:
+        line = parse_command_line(arguments)
+    except UsageProblem:
+        # An option of the site's, or one that sbatch refuses: csub says so, too.
+        names, script = {"wait"}, ""
+        values = [word for word in arguments if word.partition("=")[2].startswith("after")]
+        kept, words = [word for word in arguments if word not in values], []
+        values = [word.partition("=")[2] for word in values]
+    else:
+        names = {given.option.canonical_name for given in line.values}
+        values = [g.value or "" for g in line.values if g.option.canonical_name == "dependency"]
+        kept = render_arguments(g for g in line.values if g.option.canonical_name != "dependency")
+        words = list(line.words)
+        script = "" if "wrap" in names else next(iter(words), "")
+    text = _read_script(script, environment)
+    if not values:
+        variable = environment.get("SBATCH_DEPENDENCY")
+        values = _list_dependencies(text) if variable is None else [variable]
+    if not values or not _names_members(values[-1], member):
+        return None
+    options = [f"--dependency={_name_own(values[-1], member)}"]
+    if not _shares_by_wish(text, environment):
+        options.append(f"--share={_ALONE}")
+    is_told = not names & {"parsable", "quiet", "wait"}
+    options += ["--parsable"] if is_told else []
+    program, call, outer = build_call(member, [name, *options, *kept, *words], environment)
+    if not is_told:
+        pid = spawn(program, call, outer)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status, told = read_output(program, call, outer)
+    if told:
+        write_output(f"Submitted batch job {told}")
+    return status
+
+
+def _name_own(dependency: str, member: OwnMember) -> str:
+    """A dependency in which the own job goes by its name: its id may be its submission's, too."""
+    own = member.ids - {member.values.get("array_id", "")}
+
+    def replace(match: re.Match[str]) -> str:
+        return member.name if match[0] in own else match[0]
+
+    return re.sub(r"[0-9][0-9_/]*", replace, dependency)
+
+
+def _read_script(script: str, environment: Mapping[str, str]) -> str:
+    path = script if os.path.isfile(script) else shutil.which(script, path=environment.get("PATH"))
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape") if path else ""
+    except OSError:
+        return ""
+
+
+def _list_dependencies(text: str) -> list[str]:
+    """The dependencies in a script's #SBATCH lines; sbatch says what is wrong with them."""
+    try:
+        words = [
+            OptionWord(word, "")
+            for line in text.split("\n")
+            if line.startswith("#SBATCH")
+            for word in shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        ]
+        givens = parse_words(words, own=False).values
+    except (UsageProblem, ValueError):
+        return []
+    return [given.value or "" for given in givens if given.option.canonical_name == "dependency"]
+
+
+def _names_members(dependency: str, member: OwnMember) -> bool:
+    """One of its jobs is one of csub's."""
+    jobs = Path(member.pack).parents[1] / "jobs"
+    for word in re.split(r"[,?:]", dependency):
+        target = word.partition("+")[0].strip()
+        job = re.split(r"[_/]", target)[0]
+        if not job.isdecimal():
+            continue
+        if target in member.ids or job == member.real_id or is_other_task(target, member):
+            return True
+        if "/" in target or any(jobs.glob(f"*.{job}.json")) or (jobs / f"{job}.json").exists():
+            return True
+    return False
+
+
+def _shares_by_wish(text: str, environment: Mapping[str, str]) -> bool:
+    """The user's settings, or lines of the script for csub, say how the job shares a GPU."""
+    from slurm_colloc.settings import Settings, load_settings
+
+    return "\n#CSUB" in text or load_settings(environment).share != Settings().share
 
 
 # ---- `scontrol requeue` and `scancel` of the own job: requests to the runner about this member ---
@@ -96,7 +216,10 @@ def ask_for(member: OwnMember, call: Sequence[str], environment: Mapping[str, st
     if division is None:
         return None
     if division.steps:
-        refuse_other_steps(division.steps, member, find_steps(member, environment))
+        own = find_steps(member, environment)
+        others = [step for step in division.steps if own.show(step) != step]
+        if others:
+            own.refuse("scancel", [f"{member.job_id}.{step}" for step in others])
     status = 0
     if division.request is not None:
         check_allowed(Path(member.pack), division.request)
@@ -188,9 +311,9 @@ def _divide_steps(
         ids = []
         for one in word.split(","):
             job_id, _, step = one.rpartition(".")
-            if job_id not in member.ids:
+            if job_id not in (*member.ids, member.real_id):
                 ids.append(one)
-            elif step == "batch":
+            elif step == "batch" and job_id in member.ids:
                 is_batch = True
             else:
                 steps.append(step)
@@ -198,34 +321,6 @@ def _divide_steps(
         if ids:
             kept.append(",".join(ids))
     return kept, tuple(steps), is_batch
-
-
-def find_steps(member: OwnMember, environment: Mapping[str, str]) -> dict[str, str]:
-    """The names of the steps of the pack's job, by number; empty where Slurm does not tell."""
-    real = find_real_command("squeue", environment.get("PATH"))
-    if real is None:
-        return {}
-    words = ["squeue", "--noheader", "--steps", f"--jobs={member.real_id}", "--format=%i|%j"]
-    _, text = read_output(real, words, environment)
-    rows = [line.strip().partition("|") for line in text.split("\n")]
-    return {step.rpartition(".")[2]: name for step, bar, name in rows if bar}
-
-
-def refuse_other_steps(steps: Sequence[str], member: OwnMember, names: Mapping[str, str]) -> None:
-    """Refuse steps that are not the member's: those of its neighbours run in the same job.
-
-    Raises:
-        UsageProblem: One is another's, or Slurm does not know it.
-    """
-    # See member_step._step_name.
-    own = [step for step, name in names.items() if name.startswith(f"{member.name}:")]
-    others = [step for step in steps if step not in own]
-    if others:
-        known = ", ".join(f"{member.job_id}.{step}" for step in own) or "none"
-        raise UsageProblem(
-            f"scancel: {member.job_id}.{others[0]} is no step that this job has started",
-            hint=f"its steps are: {known}; others of {member.job_id} are of other jobs in its pack",
-        )
 
 
 def _is_meant(given: Mapping[str, str], member: OwnMember) -> bool:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.job_values import expand_own_id
+from slurm_colloc.model.job_ids import is_own_number
+from slurm_colloc.model.job_values import expand_own_ids
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.planning.hard_limits import format_cpu_mask
 from slurm_colloc.runtime.member_environment import STEP_SCRUB, build_step_environment
 from slurm_colloc.runtime.programs.member_commands import OwnMember, become
+from slurm_colloc.runtime.programs.translate_calls import IDS
 from slurm_colloc.slurm.option_table import ask_argument
 from slurm_colloc.slurm.options import (
     Concern,
     Given,
     Option,
+    ParsedLine,
     UnknownOption,
     parse_srun_line,
     render_arguments,
 )
+from slurm_colloc.store.atomic_files import write_atomic
 
 # What an overlapping step must not have: each makes Slurm hand out cores of its own choice, or
 # fails alongside the job's own GPU request (srun(1); seen on 22.05 and 26.05).
@@ -50,14 +56,12 @@ _DROPPED = frozenset(
     }
 )
 _PATIENCE_S = 10.0
-# An srun with one of these asks for an allocation of its own, or steps into another one.
-_OTHER_JOB = frozenset({"jobid", "account", "partition", "qos", "reservation", "test-only"})
 
-_IDS = ("SLURM_JOB_ID", "SLURM_JOBID")
-"""srun goes by the former, and slurmstepd sets both anew in each task."""
+_TASK_PROLOG = "SLURM_TASK_PROLOG"
+_READ_BY_SRUN = frozenset({"multi-prog", "bcast"})
+"""With these the command is a file that srun reads: nothing can stand before it."""
 
 _OF_THE_MEMBER = (
-    *_IDS,
     *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
     "SLURM_CPUS_ON_NODE",
     "SLURM_JOB_END_TIME",
@@ -89,7 +93,8 @@ def start_step(
             site_options.append(Option(problem.name, None, argument, Concern.STEP))
     if rewritten is None:
         return None
-    note_steps(member)
+    if not member.is_alone:
+        note_steps(member)
     become(real, ["srun", *rewritten], step_environment)
 
 
@@ -124,15 +129,22 @@ def rewrite_srun(
         None instead of arguments where srun means another job and must stay as it is.
     """
     line = parse_srun_line(arguments, site_options=site_options)
-    for given in line.values:
-        if given.option.canonical_name in _OTHER_JOB and given.value not in member.ids:
-            return None, dict(environment)
+    names = {given.option.canonical_name for given in line.values}
+    if not _is_step(_last_value(line.values, "jobid"), names, environment, member):
+        return None, dict(environment)
     kept = [
         _translate(given, member)
         for given in line.values
-        if given.option.canonical_name not in _DROPPED
+        if given.option.canonical_name != "task-prolog"
     ]
-    names = {given.option.canonical_name for given in line.values}
+    if member.is_alone:
+        # Only its id is another than Slurm's.
+        values = _choose_ids(member)
+        step = {**environment, **{name: member.real_id for name in IDS if name in environment}}
+        step.pop(_TASK_PROLOG, None)
+        placed = _place_values(values, line, environment, member)
+        return [*render_arguments(kept), *placed], step
+    kept = [given for given in kept if given.option.canonical_name not in _DROPPED]
     options = ["--overlap"]
     if not names & {"nodes"}:
         options.append("--nodes=1")
@@ -150,21 +162,47 @@ def rewrite_srun(
     options.append(f"--job-name={_step_name(kept, line.words, member)}")
     job_name = _last_value(kept, "job-name")
     kept = [given for given in kept if given.option.canonical_name != "job-name"]
-    command = list(line.words)
-    if command and "multi-prog" not in names:
-        asked = {
-            "SLURM_CPUS_PER_TASK": _last_value(line.values, "cpus-per-task"),
-            "SLURM_JOB_NAME": job_name,
-        }
-        command = [*_build_env_prefix(environment, asked), *command]
+    asked = {
+        "SLURM_CPUS_PER_TASK": _last_value(line.values, "cpus-per-task"),
+        "SLURM_JOB_NAME": job_name,
+    }
+    values = _choose_values(environment, asked) | _choose_ids(member)
     step = build_step_environment(environment)
-    step |= {name: member.real_id for name in _IDS if name in environment}
+    step |= {name: member.real_id for name in IDS if name in environment}
     if "SLURM_EXPORT_ENV" in environment:
         # As in a batch script of sbatch: --export of the job is the default of its steps.
         step["SLURM_EXPORT_ENV"] = environment["SLURM_EXPORT_ENV"]
-    for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND"):
+    for name in ("SLURM_OVERLAP", "SLURM_CPU_BIND", _TASK_PROLOG):
         step.pop(name, None)
-    return [*options, *render_arguments(kept), *command], step
+    placed = _place_values(values, line, environment, member)
+    return [*options, *render_arguments(kept), *placed], step
+
+
+def _is_step(
+    job: str | None,
+    names: Collection[str],
+    environment: Mapping[str, str],
+    member: OwnMember,
+) -> bool:
+    """Whether srun starts a step of the member; --partition and the like make it no other job.
+
+    Raises:
+        UsageProblem: The job that it names is another member.
+    """
+    if "test-only" in names:
+        return False
+    if job is None:
+        # Without the variable srun asks for a job, as it does under sbatch.
+        return "SLURM_JOB_ID" in environment
+    job = job.partition("+")[0]
+    if job in (*member.ids, member.real_id):
+        return True
+    if is_own_number(job) or "_" in job or "/" in job:
+        raise UsageProblem(
+            f"srun: no step of job {job} can be started from another job",
+            hint=f"csub shell {job} -- COMMAND runs a command there",
+        )
+    return False
 
 
 def _translate(given: Given, member: OwnMember) -> Given:
@@ -173,7 +211,7 @@ def _translate(given: Given, member: OwnMember) -> Given:
     if name == "jobid":
         return replace(given, value=member.real_id)
     if name in ("output", "error", "input") and value is not None:
-        return replace(given, value=expand_own_id(value, member.job_id))
+        return replace(given, value=expand_own_ids(value, member.job_id, member.task))
     return given
 
 
@@ -186,10 +224,17 @@ def _choose_memory_mb(asked: str | None, limit_mb: int) -> int:
     return min(wanted or limit_mb, limit_mb)
 
 
-def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | None]) -> list[str]:
-    """What stands before a step's command, so that it sees the member's values.
+def _choose_ids(member: OwnMember) -> dict[str, str]:
+    """What stands in the place of Slurm's id in the tasks of a step."""
+    return {} if member.job_id == member.real_id else dict.fromkeys(IDS, member.job_id)
 
-    srun must not see some of them, and slurmstepd sets others from the pack's allocation and
+
+def _choose_values(
+    environment: Mapping[str, str], asked: Mapping[str, str | None]
+) -> dict[str, str]:
+    """What a step's tasks are to see of the member's environment.
+
+    srun must not see some of it, and slurmstepd sets other values from the pack's allocation and
     from the step's name.
     """
     values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
@@ -198,10 +243,52 @@ def _build_env_prefix(environment: Mapping[str, str], asked: Mapping[str, str | 
         # slurmstepd names all GPUs of the job, of which others have some, or the whole GPU in place
         # of the member's instance.
         values["CUDA_VISIBLE_DEVICES"] = device
-    values |= {name: value for name, value in asked.items() if value}
-    if not values:
-        return []
-    return ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(values.items()))]
+    return values | {name: value for name, value in asked.items() if value}
+
+
+def _place_values(
+    values: Mapping[str, str],
+    line: ParsedLine,
+    environment: Mapping[str, str],
+    member: OwnMember,
+) -> list[str]:
+    """The command of a step whose tasks see these values, and options before it.
+
+    The values stand before the command. Where srun reads the command itself, a task prolog sets
+    them; the user's own runs after it, and sees them, too.
+    """
+    command = list(line.words)
+    theirs = _last_value(line.values, "task-prolog") or environment.get(_TASK_PROLOG, "")
+    if values and command:
+        if any(given.option.canonical_name in _READ_BY_SRUN for given in line.values):
+            theirs = write_task_prolog(member, values, theirs)
+        else:
+            pairs = sorted(values.items())
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in pairs), *command]
+    return [*([f"--task-prolog={theirs}"] if theirs else []), *command]
+
+
+def write_task_prolog(member: OwnMember, values: Mapping[str, str], theirs: str) -> str:
+    """Write a task prolog that sets values; its path.
+
+    Args:
+        member: The member.
+        values: The values.
+        theirs: The user's own task prolog; empty for none.
+
+    Raises:
+        StateError: It cannot be written.
+    """
+    # What slurmstepd reads ends with the line.
+    pairs = [(name, value) for name, value in sorted(values.items()) if "\n" not in value]
+    lines = ["#!/bin/sh", *(f"export {name}={shlex.quote(value)}" for name, value in pairs)]
+    lines += [f"echo {shlex.quote(f'export {name}={value}')}" for name, value in pairs]
+    lines += [f"exec {shlex.quote(theirs)}"] if theirs else []
+    text = "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+    # The same for the same values.
+    path = Path(f"{member.values['prefix']}.task_prolog.{zlib.crc32(text):08x}")
+    write_atomic(path, text, 0o700)
+    return str(path)
 
 
 def _step_name(kept: Sequence[Given], words: Sequence[str], member: OwnMember) -> str:

@@ -15,6 +15,7 @@ from slurm_colloc.runtime.programs.member_commands import (
     read_output,
     write_output,
 )
+from slurm_colloc.runtime.programs.translate_calls import translate_call
 from slurm_colloc.slurm.marked_tables import (
     QueueField,
     QueueQuestion,
@@ -39,6 +40,8 @@ def answer_show_job(
     member: OwnMember, real: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> int | None:
     """Ask scontrol; its exit status, or None where the real one is to answer alone."""
+    if "--json" in arguments:
+        return _answer_json(member, real, ["scontrol", *arguments], environment)
     asked = build_question(arguments, member)
     if asked is None:
         return None
@@ -67,7 +70,7 @@ def build_question(arguments: Sequence[str], member: OwnMember) -> tuple[list[st
             words += [kept] if (kept := word.replace("o", "")) != "-" else []
         else:
             key, equals, value = word.rpartition("=")
-            words.append(f"{key}{equals}{member.real_id}" if value in member.ids else word)
+            words.append(f"{key}{equals}{member.translate(value)}")
     return words, is_one_line
 
 
@@ -125,6 +128,8 @@ def answer_squeue(
     member: OwnMember, real: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> int | None:
     """Ask squeue; its exit status, or None where the real one is to answer alone."""
+    if "--json" in arguments:
+        return _answer_json(member, real, ["squeue", *arguments], environment)
     question = build_queue_question(arguments, environment, HEAD)
     if question is None:
         return None
@@ -140,11 +145,7 @@ def answer_squeue(
 
 def build_own_words(question: QueueQuestion, member: OwnMember) -> list[str]:
     """The arguments of squeue, in which the member's own ids are Slurm's."""
-    return question.build_words(
-        lambda ids: ",".join(
-            member.real_id if word in member.ids else word for word in ids.split(",")
-        )
-    )
+    return question.build_words(member.translate)
 
 
 def choose_answers(rows: Sequence[QueueRow], member: OwnMember, time_format: str) -> OwnAnswers:
@@ -191,7 +192,7 @@ def _choose_value(name: str, answers: OwnAnswers) -> str | None:
         "starttime": answers.moment(answers.started_at),
         "jobid": answers.text("job_id"),
         "jobarrayid": answers.task("whole") or answers.text("job_id"),
-        "arrayjobid": answers.task("job"),
+        "arrayjobid": answers.task("job") or answers.text("job_id"),
         "arraytaskid": answers.task("index"),
         "mincpus": answers.text("cpu_count"),
         "minmemory": answers.host_memory,
@@ -201,3 +202,48 @@ def _choose_value(name: str, answers: OwnAnswers) -> str | None:
         "workdir": answers.text("directory"),
     }
     return choices.get(name)
+
+
+# ---- --json of both: the member's values in the record of its Slurm job --------------------------
+
+
+def _answer_json(
+    member: OwnMember, real: str, call: Sequence[str], environment: Mapping[str, str]
+) -> int | None:
+    call, _ = translate_call(member, call, environment)
+    status, text = read_output(real, call, environment)
+    is_written = write_output(tell_json(text, member, time.time()))
+    return status if is_written else status or 1
+
+
+def tell_json(text: str, member: OwnMember, now: float) -> str:
+    """What was answered; unchanged where it is none of Slurm's records."""
+    import json
+
+    try:
+        told = json.loads(text)
+        jobs = [job for job in told["jobs"] if str(job["job_id"]) == member.real_id]
+    except (KeyError, TypeError, ValueError):
+        return text
+    answers = OwnAnswers(member, now)
+    new = {
+        "job_id": int(member.job_id) if member.job_id.isdecimal() else None,
+        "array_job_id": member.task and int(member.task[0]),
+        "array_task_id": member.task and int(member.task[1]),
+        "name": answers.text("name"),
+        "command": answers.text("command"),
+        "current_working_directory": answers.text("directory"),
+        "standard_output": answers.text("output"),
+        "standard_error": answers.text("error"),
+        "start_time": answers.started_at,
+        "end_time": answers.ends_at,
+        "time_limit": None if answers.limit_s is None else -(-answers.limit_s // 60),
+    }
+    for job in jobs:
+        for name, value in new.items():
+            if value is not None and name in job:
+                # From 23.11 on numbers are objects.
+                is_object = isinstance(job[name], dict)
+                told_as = {"set": True, "infinite": False, "number": value}
+                job[name] = {**job[name], **told_as} if is_object else value
+    return json.dumps(told, indent=2) + "\n"

@@ -599,6 +599,7 @@ class _Join(Prospect):
                 names_alone=bool(job.own_id) and other is None,
                 joined=make_submission_id(),
                 joined_at=time.time(),
+                submit_directory=os.getcwd(),  # a str, as the records want it
             )
             write_joiner(self.path, NewMember(spec, self.joiner.candidate.script, environment))
         except BaseException:

@@ -73,7 +73,8 @@ class OwnIds:
     def number_packs(self, packs: Sequence[NewPack]) -> list[NewPack]:
         """The packs of a Slurm job with a number for each of their members that is to have one.
 
-        The first job of a submission goes by the id that Slurm gives it.
+        The first job of a submission goes by the id that Slurm gives it; of an array it is the last
+        task, as under Slurm: what that says of its id is about the whole array.
 
         Raises:
             StateError: The numbers cannot be claimed.
@@ -81,6 +82,9 @@ class OwnIds:
         if len(packs) == 1 == len(packs[0].members) and not packs[0].record.shown_id:
             return list(packs)
         first = None if packs[0].record.shown_id else packs[0].members[0]
+        if first is not None and first.spec.job.array_task is not None:
+            tasks = (member for pack in packs for member in pack.members)
+            first = max(tasks, key=lambda member: member.spec.job.number)
         wanted: dict[str, list[int]] = {}
         for pack in packs:
             for member in pack.members:
