@@ -95,9 +95,8 @@ class SlurmTask:
         """Whether a selection names it."""
         if selection.job != self.address.job:
             return False
-        if selection.ranges is None:
-            return not self.address.joined_as
-        return (self.is_alone and not self.address.joined_as) or selection.includes(self.index)
+        is_whole_job = self.is_alone and not self.address.joined_as
+        return is_whole_job or selection.means(self.address)
 
     @property
     def own_id(self) -> str | None:

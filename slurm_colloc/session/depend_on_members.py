@@ -166,9 +166,15 @@ class DependencyTargets:
         # No Slurm job can wait for what runs without Slurm; it is refused as it stands.
         if found is None or not found[0].isdecimal():
             return "", None
-        with contextlib.suppress(NotFound):
-            named = self._session.state.resolve(Selection(*found))
-            found = named.job, named.ranges
+        state = self._session.state
+        try:
+            named = state.resolve(Selection(*found))
+        except NotFound:
+            # To Slurm an id that it does not know is satisfied.
+            if state.has_given_numbers():
+                raise
+            return "", None
+        found = named.job, named.ranges
         return found if self._find_slurm_jobs(found[0]) else ("", None)
 
     def _find_slurm_jobs(self, job: str) -> tuple[str, ...]:
