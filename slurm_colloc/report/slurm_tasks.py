@@ -93,10 +93,7 @@ class SlurmTask:
 
     def is_meant(self, selection: Selection) -> bool:
         """Whether a selection names it."""
-        if selection.job != self.address.job:
-            return False
-        is_whole_job = self.is_alone and not self.address.joined_as
-        return is_whole_job or selection.means(self.address)
+        return selection.job == self.address.job and selection.means(self.address)
 
     @property
     def own_id(self) -> str | None:

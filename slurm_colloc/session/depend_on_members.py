@@ -359,10 +359,11 @@ class _Resolution:
         outlook, rest = reduce_dependency(dependency, judge)
         if outlook is ConditionOutlook.NEVER:
             first = never[0]
-            state = views[first.target][1].state.value
+            member = views[first.target][1]
             return UsageProblem(
-                f"--dependency={text} can never be satisfied: {first.target} is {state}",
-                hint=f"csub show {first.target} tells how it ended",
+                f"--dependency={text} can never be satisfied: {member.member} is "
+                f"{member.state.value}",
+                hint=f"csub show {member.member} tells how it ended",
             )
         group = tuple(pair for pair in job.group if pair[0] != _OPTION)
         if outlook is ConditionOutlook.SATISFIED:
