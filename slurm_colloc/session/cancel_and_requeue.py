@@ -106,8 +106,10 @@ def tell_done(what: str, members: Iterable[MemberView]) -> None:
     """Say on a terminal what a command has done, as in `cancelled: 4711/1-4`."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
-    if chosen := Selection.of_each(member.member for member in members):
-        note(f"{what}: {', '.join(map(str, chosen))}")
+    names = [member.member for member in members]
+    chosen = Selection.of_each(name for name in names if not name.joined_as)
+    if told := [*map(str, chosen), *(name.joined_as for name in names if name.joined_as)]:
+        note(f"{what}: {', '.join(told)}")
 
 
 class Problems:
