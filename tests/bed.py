@@ -220,8 +220,9 @@ class CsubUser:
             time.sleep(POLL_S)
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
-        """Wait until all members have ended (csub wait); their rows."""
-        self.run(["csub", "wait", job_id], check=False, timeout_s=patience_s)
+        """Wait until all members have ended (csub wait), those that joined, too; their rows."""
+        names = [job_id, *self.list_joined(job_id)]
+        self.run(["csub", "wait", *names], check=False, timeout_s=patience_s)
         return self.members(job_id)
 
     def index(self, job_id: str) -> Path:

@@ -16,6 +16,7 @@ from slurm_colloc.cli.admin_hooks import need_root, say
 from slurm_colloc.errors import CollocError, NotFound, UsageProblem
 from slurm_colloc.model.job_ids import is_own_number, parse_job_id
 from slurm_colloc.model.member import Selection
+from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import give_rights_back, take_rights_of
 
 _USERS_MOST = 5000
@@ -63,7 +64,7 @@ def show_job(options: argparse.Namespace) -> int:
                 return 0
     give_rights_back()
     raise NotFound(
-        f"{options.job} is in none of {looked_at} states of csub's",
+        f"{options.job} was not found in the states of {format_count(looked_at, 'user')}",
         hint="states outside the usual place: csub show --user NAME, or XDG_STATE_HOME",
     )
 

@@ -125,6 +125,6 @@ def test_a_number_that_was_not_given_never_reaches_slurm_as_a_dependency(
     bed: Bed, step: int
 ) -> None:
     unknown = str(int(bed.joined) + 3 + step)
-    text = f"afterok:99:{unknown}"
+    text, job = f"afterok:99:{unknown}", build_member(1).spec.job
     with pytest.raises(NotFound, match=f"csub has no job {unknown}"):
-        DependencyTargets(bed.session).expand(parse_dependency(text), build_member(1).spec.job, text)
+        DependencyTargets(bed.session).expand(parse_dependency(text), job, text)

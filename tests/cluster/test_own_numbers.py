@@ -1,4 +1,4 @@
-"""Scripts that take SLURM_JOB_ID for a name of their own, typed one by one; sbatch is the control."""
+"""Scripts that take SLURM_JOB_ID for a name of their own; sbatch is the control."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 
 CSUB = Path(sys.executable).parent / "csub"
 DIRECTIVES = "#SBATCH --gres=gpu:1 --cpus-per-task=1 --mem=100M --time=5"
-JOIN = ("--join", "--open=never", "--share=timeslice")
+JOIN = ("--join", "--open=2", "--share=timeslice")
 
 # Row by row what a training does with its id, and what is left of it where each has its own.
 RESUMES = """
@@ -68,9 +68,7 @@ def is_shared(user: CsubUser, printed: list[str]) -> bool:
     return is_own_number(printed[1]) and user.find_address(printed[1]).startswith(f"{printed[0]}/")
 
 
-@pytest.mark.parametrize(
-    "way", ["sbatch", pytest.param("csub", marks=pytest.mark.smoke), "link"]
-)
+@pytest.mark.parametrize("way", ["sbatch", pytest.param("csub", marks=pytest.mark.smoke), "link"])
 def test_a_training_typed_twice_gives_two_models(user: CsubUser, way: str) -> None:
     printed, inside = type_two(user, RESUMES, way)
     assert way == "sbatch" or is_shared(user, printed)

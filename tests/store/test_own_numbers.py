@@ -67,7 +67,8 @@ def test_numbers_follow_each_other_and_lead_to_their_members(tmp_path: Path) -> 
 
 
 def test_two_clusters_with_one_home_count_by_themselves(tmp_path: Path) -> None:
-    here, there = (claim_numbers(tmp_path, name, [(f"{name}.0", [1])]) for name in ("here", "there"))
+    clusters = ("here", "there")
+    here, there = (claim_numbers(tmp_path, name, [(f"{name}.0", [1])]) for name in clusters)
     assert here != there
     assert find_member(tmp_path, "there", here) is None
     # Where the cluster is not known, any may have given it.
@@ -131,7 +132,7 @@ def test_a_window_that_is_used_up_is_said(tmp_path: Path) -> None:
     first = claim_numbers(tmp_path, "here", [("a.0", [1])])
     folder = tmp_path / "numbers" / "here"
     (folder / str(first)).rename(folder / str(first + WINDOW - 1))
-    with pytest.raises(StateError, match='no number is left .*job_id = "pack"'):
+    with pytest.raises(StateError, match=r'no number is left .*job_id = "pack"'):
         claim_numbers(tmp_path, "here", [("b.0", [1])])
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
@@ -181,9 +182,8 @@ def test_numbers_typed_wrongly(tmp_path: Path) -> None:
     state.prepare()
     write_packs(state, build_pack("20260901-100000-00000001", cluster="here"), job_id="11")
     number = next(state.claim_numbers([("20260901-100000-00000001.0", [2])]))
-    typed = f"{number[:-2]}{number[-1]}{number[-2]}" if number[-1] != number[-2] else f"{number[:-1]}0"
     with pytest.raises(NotFound) as problem:
-        state.resolve(Selection(typed if typed != number else f"{number[:-1]}1"))
+        state.resolve(Selection(f"{number[:-1]}{(int(number[-1]) + 1) % 10}"))
     assert f"did you mean {number}?" in str(problem.value.hint)
     with pytest.raises(NotFound, match=f"{number} is one job, which has no members"):
         state.resolve(Selection.parse(f"{number}/2"))
