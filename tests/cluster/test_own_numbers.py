@@ -81,11 +81,18 @@ def test_a_training_typed_twice_gives_two_models(user: CsubUser, way: str) -> No
 
 
 @pytest.mark.parametrize("way", ["sbatch", "csub"])
-def test_ports_and_names_of_a_meeting_differ(user: CsubUser, way: str) -> None:
+def test_ports_differ(user: CsubUser, way: str) -> None:
     printed, _ = type_two(user, PORT, way)
     assert way == "sbatch" or is_shared(user, printed)
-    assert user.output("port.a") != user.output("port.b") != ""
+    ports = [20000 + int(job_id) % 20000 for job_id in printed]
+    assert [user.output(f"port.{name}") for name in "ab"] == [f"{port}\n" for port in ports]
+    assert len(set(ports)) == 2
+
+
+@pytest.mark.parametrize("way", ["sbatch", "csub"])
+def test_two_trainings_meet_under_names_of_their_own(user: CsubUser, way: str) -> None:
     printed, _ = type_two(user, RENDEZVOUS, way)
+    assert way == "sbatch" or is_shared(user, printed)
     assert [user.output(f"meet.{name}") for name in "ab"] == [
         f"rdzv {job_id} wandb {job_id}\n" for job_id in printed
     ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.model.job_values import PatternValues, choose_output_paths, expand_pattern
 
-VALUES = PatternValues("4711", 3, True, "train", "node1", "ada")
+VALUES = PatternValues("4711", "4711", False, 3, True, "train", "node1", "ada")
 
 
 # sbatch(1), FILENAME PATTERN; the batch script is task 0 on node 0.
@@ -78,6 +78,15 @@ def test_a_members_files(
 def test_a_lone_job_writes_where_sbatch_would() -> None:
     assert choose_output_paths(None, None, VALUES, alone=True) == ("slurm-4711.out", None)
     assert choose_output_paths("run.log", "e", VALUES, alone=True) == ("run.log", "e")
+
+
+def test_a_number_of_its_own_tells_a_member_apart() -> None:
+    own = dataclasses.replace(VALUES, own_id="1795491553", is_alone_in_it=True)
+    assert expand_pattern("%A %j %J", own) == "4711 1795491553 1795491553"
+    assert choose_output_paths("log.%j", "run.err", own, alone=False) == (
+        "log.1795491553",
+        "run_3.err",
+    )
 
 
 PIECES = st.sampled_from(
