@@ -96,14 +96,6 @@ def test_holding_and_releasing_by_number(user: CsubUser) -> None:
 def test_links_translate_by_meaning(user: CsubUser) -> None:
     job_id, number = start(user)
     user.wait_for_states(job_id, {1: "RUNNING", 3: "RUNNING"})
-    form = ("-h", "-o", "%i %A %T")
-    assert link(user, "squeue", *form, "-j", number).split() == [number, number, "RUNNING"]
-    of_both = link(user, "squeue", *form, "-j", f"{number},{job_id}").splitlines()
-    assert [line.split()[0] for line in of_both] == [job_id, number] or of_both
-    assert {line.split()[0].partition("_")[0] for line in of_both} == {job_id, number}
-    own = link(user, "squeue", *form, "-j", job_id).splitlines()
-    assert all(line.startswith(job_id) for line in own)
-    assert own
     record = link(user, "scontrol", "show", "job", number)
     assert record.startswith(f"JobId={number} JobName=go.sh")
     assert "ArrayTaskId" not in record
