@@ -107,3 +107,30 @@ def test_each_task_of_an_array_writes_its_own_file(user: CsubUser) -> None:
     assert sorted(path.read_text() for path in files) == ["0\n", "1\n", "2\n", "3\n"]
     inside = {path.stem.partition("_")[2] for path in files}
     assert inside == {row["job_id"] or job_id for row in rows.values()}
+
+
+def test_links_show_a_joined_job_under_its_number(user: CsubUser) -> None:
+    user.script("t.sh", "until [ -e go ]; do sleep 0.1; done", directives=DIRECTIVES)
+    first, second = (
+        user.csub("--parsable", *JOIN, "t.sh", name).stdout.strip() for name in ("a", "b")
+    )
+    assert is_shared(user, [first, second])
+    user.wait_for_states(first, "RUNNING")
+    folder = user.home / "mybin"
+    folder.mkdir()
+    for name in ("squeue", "scontrol", "sstat"):
+        (folder / name).symlink_to(CSUB)
+    form = ("-h", "-o", "%i %A")
+    for ids, shown in (
+        (second, [second]),
+        (first, [first]),
+        (f"{first},{second}", [first, second]),
+    ):
+        told = user.run([str(folder / "squeue"), *form, "-j", ids]).stdout.splitlines()
+        assert told == [f"{one} {one}" for one in shown]
+    record = user.run([str(folder / "scontrol"), "show", "job", second]).stdout
+    assert record.startswith(f"JobId={second} JobName=t.sh")
+    told = user.run([str(folder / "sstat"), "-nP", "-o", "JobID", "-j", second], check=False)
+    assert told.stdout in (f"{second}.batch\n", ""), told
+    user.run(["touch", "go"])
+    user.finish(first)
