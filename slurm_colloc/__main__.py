@@ -45,8 +45,8 @@ _SUBMIT_OTHERS = {
 }  # fmt: skip
 """Those of such commands that submit something else than scripts."""
 _OF_SLURM = {
-    "sacct": "tasks_listed", "scancel": "tasks_changed",
-    "scontrol": "tasks_changed", "squeue": "tasks_listed",
+    "sacct": "tasks_listed", "sattach": "steps_of_tasks", "scancel": "tasks_changed",
+    "scontrol": "tasks_changed", "squeue": "tasks_listed", "sstat": "steps_of_tasks",
 }  # fmt: skip
 """Those of commands of Slurm's whose name csub may have."""
 _LINE_BREAK = "\n"

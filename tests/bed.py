@@ -148,9 +148,26 @@ class CsubUser:
         return path
 
     def members(self, job_id: str) -> dict[int, dict[str, Any]]:
-        """`csub show --json` of a submission, by member number."""
-        rows = json.loads(self.csub("show", "--json", job_id).stdout)
+        """`csub show --json` of a submission and of those that have joined it, by number."""
+        names = [job_id, *self.list_joined(job_id)]
+        rows = json.loads(self.csub("show", "--json", *names).stdout)
         return {int(row["member"].partition("/")[2]): row for row in rows}
+
+    def list_joined(self, job_id: str) -> list[str]:
+        """The numbers of the jobs that have joined the pack of a job."""
+        found = []
+        for path in self.state.glob("packs/*"):
+            with contextlib.suppress(OSError, ValueError):
+                if (path / "slurm_job_id").read_text().strip() == job_id:
+                    specs = [json.loads(p.read_bytes()) for p in path.glob("members/*/spec.json")]
+                    jobs = [spec["job"] for spec in specs]
+                    found += [job["own_id"] for job in jobs if job.get("has_joined")]
+        return found
+
+    def find_address(self, number: str) -> str:
+        """The member as which a job is in a pack, `4711/2`, by the number that was printed."""
+        (row,) = json.loads(self.csub("show", "--json", number).stdout)
+        return str(row["member"])
 
     def wait_for_states(
         self, job_id: str, wanted: str | dict[int, str], *, patience_s: float = PATIENCE_S
@@ -203,8 +220,9 @@ class CsubUser:
             time.sleep(POLL_S)
 
     def finish(self, job_id: str, *, patience_s: float = PATIENCE_S) -> dict[int, dict[str, Any]]:
-        """Wait until all members have ended (csub wait); their rows."""
-        self.run(["csub", "wait", job_id], check=False, timeout_s=patience_s)
+        """Wait until all members have ended (csub wait), those that joined, too; their rows."""
+        names = [job_id, *self.list_joined(job_id)]
+        self.run(["csub", "wait", *names], check=False, timeout_s=patience_s)
         return self.members(job_id)
 
     def index(self, job_id: str) -> Path:

@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_show_config(commands)
     _add_log(commands)
     _add_status(commands)
+    _add_job(commands)
     _add_recover(commands)
     _add_metrics(commands)
     _add_mig(commands)
@@ -188,6 +189,19 @@ def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--file", metavar="FILE", default="", help="another log")
     parser.add_argument("--json", action="store_true", help="print one JSON value a line")
     parser.set_defaults(run=show_log)
+
+
+def _add_job(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from slurm_colloc.cli.admin_job import show_job
+
+    parser = commands.add_parser(
+        "job",
+        help="whose a number is: its user, pack and Slurm job, as root",
+        description="Look for a number that csub has given, or for a Slurm job, in the states of "
+        "all users, with the rights of each.",
+    )
+    parser.add_argument("job", metavar="NUMBER", help="as squeue, a script or a user names it")
+    parser.set_defaults(run=show_job)
 
 
 def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -156,6 +156,10 @@ def _list_ids(root: Path | None, typed: str) -> Iterator[str]:
     job, slash, _ = typed.partition("/")
     if not slash:
         yield from sorted(names, key=_order, reverse=True)[:_IDS_MOST]
+        with contextlib.suppress(Exception):
+            from slurm_colloc.store.own_numbers import list_joined
+
+            yield from map(str, list_joined(root, _IDS_MOST))
         return
     for pack in _list_packs(root, names.get(job)):
         for number in _list_numbers(pack):

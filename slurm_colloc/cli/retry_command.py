@@ -1,6 +1,7 @@
 """`csub retry ID [--failed|--timeout|--oom] [OPTIONS]`: what did not complete, once more.
 
-New members of the same submission: 4711/3 becomes 4711/41. What they run is what was stored at
+New members of the same submission: 4711/3 becomes 4711/41. A job that has joined a pack is by
+itself again at its next try, with the id that Slurm gives it. What they run is what was stored at
 submission: the script, its arguments and its environment.
 """
 
@@ -14,7 +15,7 @@ from slurm_colloc.cli.answer import build_answer_json, tell_id
 from slurm_colloc.cli.batch_and_sweep import render_jobs
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import ALL, EndCause, MemberState, Selection
+from slurm_colloc.model.member import ALL, EndCause, MemberId, MemberState, Selection
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.session.selection import Choice
@@ -71,11 +72,15 @@ class RetryRequest:
             return True
         if any(member.state in _ENDS[flag] for flag in ends):
             return True
-        is_named = any(
+        is_cancelled = member.state is MemberState.CANCELLED
+        return is_cancelled and not self.ends and self.names(member)
+
+    def names(self, member: MemberView) -> bool:
+        """It names a member by its number."""
+        return any(
             s.names(member.member.number) and s.job == member.member.job
             for s in self.choice.selections
         )
-        return is_named and member.state is MemberState.CANCELLED and not self.ends
 
 
 def run_retry(argv: Sequence[str]) -> int:
@@ -143,10 +148,18 @@ def parse_retry(argv: Sequence[str]) -> RetryRequest:
 
 def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
     """Try the members of each submission again; the names of the new ones."""
-    found = session.survey(request.choice)
+    choice = request.choice
+    resolved = tuple(session.state.resolve(selection) for selection in choice.selections)
+    request = replace(request, choice=replace(choice, selections=resolved))
+    found = [(view, m) for view, members in session.survey(request.choice) for m in members]
+    joined = [(view, member) for view, member in found if member.member.joined_as]
+    again = _find_tries(session, [member for _, member in joined])
+    request = replace(request, choice=_name_tries(request.choice, again))
     wanted: dict[str, set[int]] = {}
-    for member in (member.member for _, members in found for member in members):
-        wanted.setdefault(member.job, set()).add(member.number)
+    for _, member in found:
+        name = again.get(str(member.member), member.member)
+        if not name.joined_as:
+            wanted.setdefault(name.job, set()).add(name.number)
     is_all = any(selection.job == ALL for selection in request.choice.selections)
     ready = []
     # Before the first is submitted.
@@ -165,8 +178,47 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
             ready.append((job_id, views, chosen))
     if session.unreachable is not None:
         raise session.unreachable
+    for view, member in _choose_joined(joined, again, request):
+        yield from _retry(session, request, member.member.job, [view], [(view, member)])
     for job_id, views, chosen in ready:
         yield from _retry(session, request, job_id, views, chosen)
+
+
+def _choose_joined(
+    joined: Sequence[tuple[PackView, MemberView]],
+    again: Mapping[str, MemberId],
+    request: RetryRequest,
+) -> list[tuple[PackView, MemberView]]:
+    """The joined jobs to try again that were not tried again yet."""
+    chosen = []
+    for view, member in joined:
+        if str(member.member) in again:
+            continue
+        if request.wants(view, member):
+            _refuse_elsewhere([view])
+            chosen.append((view, member))
+        elif request.names(member):
+            note(f"{member.member} is {member.state.value}: not tried again")
+    return chosen
+
+
+def _find_tries(session: Session, joined: Sequence[MemberView]) -> dict[str, MemberId]:
+    """The newest try of each job that has joined a pack; it is in a submission of its own."""
+    tries: dict[str, tuple[float, MemberView]] = {}
+    wanted = {str(member.member) for member in joined}
+    if wanted:
+        since = min(member.spec.joined_at for member in joined)
+        for view in session.survey_changed_since(since):
+            for member in view.members:
+                of, at = member.retry_of, view.record.created_at
+                if of in wanted and (of not in tries or tries[of][0] <= at):
+                    tries[of] = (at, member)
+    return {of: member.member for of, (_, member) in tries.items()}
+
+
+def _name_tries(choice: Choice, again: Mapping[str, MemberId]) -> Choice:
+    """What was named, with the later tries of joined jobs in it."""
+    return replace(choice, selections=(*choice.selections, *Selection.of_each(again.values())))
 
 
 def _refuse_elsewhere(views: Sequence[PackView]) -> None:
@@ -190,6 +242,8 @@ def _choose(
         for member in view.members:
             # Another submission's pack may have members of this one among its own.
             if member.state is MemberState.REQUEUED or member.member.job != job_id:
+                continue
+            if member.member.joined_as:
                 continue
             first = member.retry_of or str(member.member)
             tries.setdefault(first, set()).add(member.member.number)
@@ -217,11 +271,14 @@ def _retry(
     chosen: Sequence[tuple[PackView, MemberView]],
 ) -> list[str]:
     is_dry = request.options.flag("dry-run")
-    if not is_dry:
+    # One that has joined a pack was a submission of its own, and becomes one again.
+    is_part = not chosen[0][1].member.joined_as
+    if is_part and not is_dry:
         _close_to_joiners(session, [view for view in views if view.shown_id == job_id])
         # Once more: a job may have joined until a moment ago.
         views = [view for view, _ in session.survey([Selection(job_id)], follow_all=False)]
-    number = max(m.member.number for view in views for m in view.members if m.member.job == job_id)
+    used = (m.member.number for view in views for m in view.members if m.member.job == job_id)
+    number = max(used) if is_part else 0
     candidates, names, missing = [], {}, []
     for view, member in chosen:
         number += 1
@@ -236,6 +293,8 @@ def _retry(
             number=number,
             retry_of=old.retry_of or str(member.member),
             came_together=len(chosen) > 1,
+            own_id="",
+            has_joined=False,
             depends=(),
             depends_on_any=False,
             slurm_dependency="",
@@ -244,7 +303,7 @@ def _retry(
         script = read_stored_script(path, member.files.number)
         job = change_job(job, request.options.givens)
         candidates.append(Candidate(job, script, environment))
-        names[f"{job_id}/{number}"] = str(member.member)
+        names[f"{job_id}/{number}" if is_part else ""] = str(member.member)
     if missing:
         shown = ", ".join(str(member.member) for member in missing)
         note(f"{shown}: the environment was not kept; the present one is used instead")
@@ -255,6 +314,10 @@ def _retry(
     policy = read_stored_policy(session.state, job_id) or choose_policy(call, session.settings)
 
     def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
+        nonlocal job_id, names
+        if not is_part:
+            job_id = submitted[0].job_id
+            names = {job_id: names[""]}
         if request.options.flag("json"):
             value = build_answer_json(made, submitted, job_id=job_id)
             say(json.dumps({**value, "retries": names}))
@@ -269,7 +332,7 @@ def _retry(
         session.slurm,
         directory=os.getcwd(),  # noqa: PTH109  # a str, as the records want it
         answer=answer,
-        part_of=job_id,
+        part_of=job_id if is_part else "",
     )
     return list(names)
 
@@ -305,7 +368,7 @@ Usage: csub retry ID... [--failed] [--timeout] [--oom] [--where NAME=VALUE] [OPT
 Submits members that did not complete again, as new members of the same submission: 4711/3 may
 become 4711/41. The script, its arguments and its environment are those of the first submission,
 whatever has changed since then. The last try of each member counts: a member that completed at its
-second try is not tried a third time.
+second try is not tried a third time. A job that has joined a pack gets an id of its own by that.
 
   ID           4711 for all of a submission, 4711/3 or 4711/2-5,8 for some, last for the newest
   --failed     only members that failed, or whose node failed

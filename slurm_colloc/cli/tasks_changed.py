@@ -30,7 +30,7 @@ from slurm_colloc.cli.tasks_listed import (
     is_shared,
 )
 from slurm_colloc.errors import CollocError, NotFound, SlurmRefused, UsageProblem
-from slurm_colloc.model.job_ids import parse_job_id
+from slurm_colloc.model.job_ids import is_own_number, parse_job_id
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ALL, MemberState, Selection
 from slurm_colloc.model.quantities import parse_signal
@@ -234,7 +234,7 @@ def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     known: dict[str, Selection] = {}
     for word in ids:
         with contextlib.suppress(NotFound, ValueError):
-            named = parse_job_id(word)
+            named = parse_job_id(_name_script_job(word))
             if named and named[0].isdigit():
                 selection = session.state.resolve(Selection(*named))
                 if session.state.find_packs(selection.job):
@@ -248,6 +248,15 @@ def find_named(session: Session, ids: Sequence[str]) -> tuple[Found, list[str]]:
     return found, [word for word in ids if word not in known]
 
 
+_SCRIPT_STEP = ".batch"
+
+
+def _name_script_job(word: str) -> str:
+    """The task whose script a word names, `4711_3.batch`; other words as they are."""
+    task = word.removesuffix(_SCRIPT_STEP)
+    return word if task.isdigit() and not is_own_number(task) else task
+
+
 class _StepRefused(UsageProblem):
     """A step of a task in a pack is named."""
 
@@ -259,10 +268,13 @@ def _refuse_steps(session: Session, ids: Sequence[str]) -> None:
         _StepRefused: One is named.
     """
     for word in ids:
-        task, dot, _ = word.partition(".")
+        task, dot, _ = _name_script_job(word).partition(".")
         with contextlib.suppress(NotFound, ValueError):
-            named = parse_job_id(task) if dot and not task.isdigit() else None
-            if named is None or not session.state.find_packs(named[0]):
+            is_task = not task.isdigit() or is_own_number(task)
+            named = parse_job_id(task) if dot and is_task else None
+            if named is None:
+                continue
+            if not session.state.find_packs(session.state.resolve(Selection(*named)).job):
                 continue
             if any(is_shared(view) for view, _ in session.survey([Selection(*named)])):
                 raise _StepRefused(
@@ -300,7 +312,8 @@ def _signal(session: Session, order: CancelOrder, found: Found) -> int:
         CollocError: It could not be asked for; all others were.
     """
     problems = Problems()
-    steps_only = not order.given.keys() & {"b", "f"}
+    names_script = any(one.endswith(_SCRIPT_STEP) for one in order.ids)
+    steps_only = not names_script and not order.given.keys() & {"b", "f"}
     for view, members in found:
         running = [member for member in members if member.state is MemberState.RUNNING]
         with problems.noted():
@@ -323,7 +336,7 @@ def _tell(found: Found, number: int) -> None:
         for member in members:
             job, number = member.member.job, member.member.number
             name = job if member.names_alone else f"{job}_{number}"
-            note(f"{what} job {name}", "scancel")
+            note(f"{what} job {member.member.joined_as or name}", "scancel")
 
 
 # ---- `scontrol show job` with tasks of packs: each has a record, all else is as scontrol says ----

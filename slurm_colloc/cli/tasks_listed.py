@@ -287,7 +287,7 @@ def is_shared(view: PackView) -> bool:
     """Slurm's row of a pack stands for other jobs than the one that it names."""
     if view.is_numbered_pack or len(view.members) > 1:
         return True
-    return any(is_guest(member.place) for member in view.members)
+    return any(is_guest(member.place) or member.member.joined_as for member in view.members)
 
 
 # ----

@@ -212,7 +212,8 @@ def tell_why(session: Session, choice: Choice, *, as_json: bool) -> str:
         return json.dumps(
             [
                 {
-                    "member": str(line.member.member),
+                    "member": line.member.member.address,
+                    "job_id": line.member.own_id or None,
                     "state": line.member.state.value,
                     "reason": line.member.reason or None,
                     "why": line.join(),

@@ -48,6 +48,7 @@ from slurm_colloc.store.all_packs import open_own_state
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
 from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.submission.packs.call_batches import join_constraint
+from slurm_colloc.submission.packs.own_ids import ask_for_large_ids
 from slurm_colloc.submission.packs.submit_batch import build_batch_environment, build_environment
 
 # ----
@@ -409,6 +410,7 @@ def ask_login() -> tuple[LoginFacts, Settings]:
             state_path=str(settings.state_path),
             state_trouble=try_state(settings),
             paces=tuple(read_paces(settings.state_path)),
+            job_id=settings.job_id,
         )
     except CollocError as error:
         facts = replace(facts, settings_trouble=_explain(error))
@@ -443,6 +445,7 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
         answer_ms = (time.monotonic() - started) * 1000
         facts = replace(facts, config=config, answer_ms=round(answer_ms, 1))
         facts = replace(facts, nodes=tuple(list_node_states()))
+        facts = replace(facts, large_ids=ask_for_large_ids(SlurmAccess()))
     except CollocError as error:
         return replace(facts, config=None, controller_trouble=_explain(error))
     try:

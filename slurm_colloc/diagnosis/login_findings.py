@@ -14,6 +14,7 @@ from typing import Any
 
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.model.gpu_pace import GpuPace
+from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.late_definitions import asdict, dataclass, field
 from slurm_colloc.report.waiting_reasons import find_reason, normalise_reason
 from slurm_colloc.slurm.slurm_nodes import NodeState
@@ -268,6 +269,9 @@ class LoginFacts:
         state_path: The state directory.
         state_trouble: Why it cannot be written.
         paces: How fast GPUs are, by the user's own packs.
+        job_id: What the settings say of SLURM_JOB_ID in members.
+        large_ids: Why Slurm's ids may be as large as csub's own; empty where they cannot be, None
+            where Slurm did not say.
     """
 
     version: str
@@ -287,6 +291,8 @@ class LoginFacts:
     state_path: str = ""
     state_trouble: AskProblem = NO_ASK_PROBLEM
     paces: tuple[GpuPace, ...] = ()
+    job_id: str = ""
+    large_ids: str | None = None
 
 
 def judge_login(facts: LoginFacts, partition: Partition | None) -> list[Finding]:
@@ -312,8 +318,30 @@ def judge_login(facts: LoginFacts, partition: Partition | None) -> list[Finding]
         judge_nodes(facts.nodes, partition),
         judge_gres(facts.config, partition),
         judge_cgroup(facts.config),
+        judge_numbers(facts),
         *judge_gpus(facts.paces),
     ]
+
+
+_ONE_ID = "scripts that name files, ports or seeds after SLURM_JOB_ID collide in a pack"
+
+
+def judge_numbers(facts: LoginFacts) -> Finding:
+    """What SLURM_JOB_ID is for members."""
+    check = "numbers"
+    if facts.job_id == REAL_ID:
+        what = "SLURM_JOB_ID is one for all members of a pack (job_id in the settings)"
+        return yellow(check, what, _ONE_ID, 'job_id = "auto"', own=False)
+    if facts.large_ids is None and facts.job_id != OWN_ID:
+        return unknown(check, "Slurm did not say how large its ids are")
+    if not facts.large_ids:
+        return green(check, "each member has a SLURM_JOB_ID of its own", own=True)
+    if facts.job_id == OWN_ID:
+        what = f"members have numbers of their own, which Slurm may give, too: {facts.large_ids}"
+        lost = "a number may mean a job of Slurm's and a member"
+        return yellow(check, what, lost, 'job_id = "auto"', own=True)
+    what = f"SLURM_JOB_ID is one for all members of a pack: {facts.large_ids}"
+    return yellow(check, what, _ONE_ID, "name files after SLURM_COLLOC_NAME", own=False)
 
 
 def judge_gpus(paces: Sequence[GpuPace]) -> list[Finding]:

@@ -24,6 +24,7 @@ from slurm_colloc.executor.submit_calls import (
     submit_functions,
     submit_script,
 )
+from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, Selection
 
@@ -134,7 +135,7 @@ class Job(concurrent.futures.Future[T], Generic[T]):
     script is 0; every other exit status is an exception.
 
     Args:
-        job_id: A job that was submitted before, `4711`, `4711_3` or `4711/3`.
+        job_id: A job that was submitted before, as `job_id` had it, or `4711/3`.
         folder: The folder of the Executor that submitted it; None for a script.
 
     Raises:
@@ -145,14 +146,18 @@ class Job(concurrent.futures.Future[T], Generic[T]):
     def __init__(self, job_id: str, folder: str | Path | None = None) -> None:
         self._prepare()
         job, number = _parse_one(job_id)
+        is_own = is_own_number(job)
         if folder is None:
             self._tell(_find_member(job, number), None, 0)
         else:
             from slurm_colloc.executor.calls import find_calls
 
+            known = _find_member(job, number) if is_own else None
+            if known is not None:
+                job, number = known.job, known.number
             directory, place, found = find_calls(Path(folder), job, number)
-            self._tell(MemberId(job, found), directory, place)
-        self._is_task = number is not None
+            self._tell(known or MemberId(job, found), directory, place)
+        self._is_task = is_own or number is not None
         follower.follow([self])
 
     @classmethod
@@ -173,7 +178,7 @@ class Job(concurrent.futures.Future[T], Generic[T]):
 
     def note_submitted(self, submitted: SubmittedCalls, place: int) -> None:
         """Tell it which member it is; for the executor alone."""
-        member = MemberId(submitted.job_id, submitted.numbers[place])
+        member = MemberId(submitted.job_id, submitted.numbers[place], submitted.joined_as)
         self._tell(member, submitted.directory, place)
         self._is_task = submitted.is_array or member.number != 1
 
@@ -193,8 +198,13 @@ class Job(concurrent.futures.Future[T], Generic[T]):
 
     @property
     def job_id(self) -> str:
-        """`4711_3` for a task of an array, `4711` for a job by itself; csub takes both."""
+        """`4711_3` for a task of an array, `4711` for a job by itself; csub takes both.
+
+        A job that has joined a pack has a number of its own.
+        """
         member = self.member
+        if member.joined_as:
+            return member.joined_as
         return f"{member.job}_{member.number}" if self._is_task else member.job
 
     @property

@@ -74,12 +74,14 @@ class SubmittedCalls:
         numbers: Its members' numbers, one a call.
         directory: Where results are written; None for a script.
         is_array: The members are tasks of an array.
+        joined_as: The number of its own of a job that has joined a pack; empty for others.
     """
 
     job_id: str
     numbers: tuple[int, ...]
     directory: Path | None
     is_array: bool
+    joined_as: str = ""
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -138,13 +140,13 @@ def submit_functions(calls: Sequence[PythonCall], setup: CallSetup) -> Submitted
         if any(candidate.script != script for candidate in call.candidates):
             raise StateError(f"somebody has put another directory in the place of {directory}")
         call = _with_calls(call, calls, directory / ("%a" if is_array else "0"))
-        job_id, numbers = _place(call)
+        job_id, numbers, joined_as = _place(call)
     except BaseException:
         # An interrupt, too: what was submitted is never taken for the calls of this directory.
         shutil.rmtree(directory, ignore_errors=True)
         raise
     note_submitted(directory, job_id, numbers)
-    return SubmittedCalls(job_id, numbers, directory, is_array)
+    return SubmittedCalls(job_id, numbers, directory, is_array, joined_as)
 
 
 def submit_script(script: str, arguments: Sequence[object], setup: CallSetup) -> SubmittedCalls:
@@ -154,8 +156,8 @@ def submit_script(script: str, arguments: Sequence[object], setup: CallSetup) ->
         CollocError: Nothing was submitted.
     """
     words = [*build_words(setup.options), script, *(str(argument) for argument in arguments)]
-    job_id, numbers = _place(_collect(words))
-    return SubmittedCalls(job_id, numbers, None, len(numbers) > 1)
+    job_id, numbers, joined_as = _place(_collect(words))
+    return SubmittedCalls(job_id, numbers, None, len(numbers) > 1, joined_as)
 
 
 def _collect(words: Sequence[str]) -> Call:
@@ -182,8 +184,12 @@ def _with_calls(call: Call, calls: Sequence[PythonCall], path: Path) -> Call:
     return replace(call, candidates=tuple(candidates))
 
 
-def _place(call: Call) -> tuple[str, tuple[int, ...]]:
-    """Plan and submit, or join a pack where the options ask for that; the id and the numbers."""
+def _place(call: Call) -> tuple[str, tuple[int, ...], str]:
+    """Plan and submit, or join a pack where the options ask for that.
+
+    Returns:
+        The submission's id, its members' numbers, and the number as which it has joined.
+    """
     from slurm_colloc.session.depend_on_members import tell_packs
     from slurm_colloc.session.place_call import place_call, prepare_call
     from slurm_colloc.session.session import Session
@@ -198,12 +204,13 @@ def _place(call: Call) -> tuple[str, tuple[int, ...]]:
 
     placed = place_call(call, policy, session, os.getcwd(), joins=joins, tell=tell)  # noqa: PTH109
     if placed.joined is not None:
-        return placed.joined.member.job, (placed.joined.member.number,)
+        member = placed.joined.member
+        return member.job, (member.number,), member.joined_as
     entries = placed.submitted
     numbers = sorted(number for entry in entries for pack in entry.members for number in pack)
     if not numbers:
         raise CollocError("nothing was submitted")
-    return entries[0].job_id, tuple(numbers)
+    return entries[0].job_id, tuple(numbers), ""
 
 
 # ---- What csub's state and Slurm say of the members of jobs from Python --------------------------
@@ -266,7 +273,7 @@ def read_states(members: Iterable[MemberId]) -> dict[MemberId, SeenMember]:
     wanted = set(members)
     session = open_session()
     found: dict[MemberId, SeenMember] = {}
-    for view, member in _survey(session, sorted({member.job for member in wanted})):
+    for view, member in _survey(session, Selection.of_each(sorted(wanted))):
         if member.member not in wanted:
             continue
         if member.moved_to is None:
@@ -278,15 +285,15 @@ def read_states(members: Iterable[MemberId]) -> dict[MemberId, SeenMember]:
     return found
 
 
-def _survey(session: Session, jobs: Sequence[str]) -> list[tuple[PackView, MemberView]]:
-    """All members of submissions, under the names that they were submitted with."""
+def _survey(session: Session, wanted: Sequence[Selection]) -> list[tuple[PackView, MemberView]]:
+    """Members of submissions, under the names that they were submitted with."""
     try:
-        views = session.survey([Selection(job) for job in jobs], follow_all=False)
+        views = session.survey(wanted, follow_all=False)
     except NotFound:
-        if len(jobs) == 1:
+        if len(wanted) == 1:
             return []
         # One of them is not kept any more.
-        return [pair for job in jobs for pair in _survey(session, [job])]
+        return [pair for one in wanted for pair in _survey(session, [one])]
     return [(view, member) for view, members in views for member in members]
 
 

@@ -217,6 +217,10 @@ class Selection:
         """It names this member of the submission."""
         return self.ranges is None or any(first <= number <= last for first, last in self.ranges)
 
+    def means(self, member: MemberId) -> bool:
+        """It means this member of the submission: a bare id means none that has joined its pack."""
+        return self.includes(member.number) and (self.ranges is not None or not member.joined_as)
+
     def names(self, number: int) -> bool:
         """It names this number by itself, and not in a range."""
         return (number, number) in (self.ranges or ())

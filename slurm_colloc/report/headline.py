@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from slurm_colloc.metrics.sharing_cost import complete_solo_times
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, is_guest
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.summary_file import Summary, SummaryMember
 from slurm_colloc.report.terminal_tables import format_figure, format_share, format_span
@@ -58,8 +58,9 @@ def tell_guests(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> s
     for summary in summaries:
         host = str(summary["submission"] or "")
         for member in summary["members"]:
-            is_guest = host and member["id"].partition("/")[0] != host
-            if is_guest and member["started_at"] is not None and member["id"] in ids:
+            home, _, number = member["id"].partition("/")
+            is_elsewhere = host and (home != host if number else is_guest(member["member"]))
+            if is_elsewhere and member["started_at"] is not None and member["id"] in ids:
                 hosts.setdefault(host, []).append(member["id"])
     told = []
     for host, guests in hosts.items():

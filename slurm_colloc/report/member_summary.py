@@ -85,6 +85,7 @@ def build_member(
     return {
         "member": member.number,
         "id": str(view.member),
+        "job_id": view.own_id or None,
         "name": view.name,
         "parameters": dict(view.parameters),
         "retry_of": view.retry_of or None,

@@ -251,7 +251,8 @@ def _build_member(
 
 def _name(path: str, shown_id: str, number: int, value: Mapping[str, Any]) -> MemberId:
     """As `name_member`, from a spec.json that was read already."""
-    joined_as = value["job"].get("own_id", "") if value.get("joined") else ""
+    job = value["job"]
+    joined_as = job.get("own_id", "") if job.get("has_joined") else ""
     home = read_home(path, number)
     if home is None:
         return MemberId(shown_id, number, joined_as)

@@ -101,6 +101,12 @@ class MemberView:
         return self._value.get("names_alone") is True
 
     @property
+    def own_id(self) -> str:
+        """The number that csub has given it; empty for none."""
+        number = self._value["job"].get("own_id")
+        return number if isinstance(number, str) else ""
+
+    @property
     def retry_of(self) -> str:
         """The member that it tries again; empty for none."""
         name = self._value["job"].get("retry_of")

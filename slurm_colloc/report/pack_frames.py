@@ -184,16 +184,17 @@ def _find(
         return [(view, None) for view in survey_packs(state, known, None, damaged)]
     chosen: dict[str, tuple[PackView, set[int] | None]] = {}
     for text in ids:
-        selection = find_last(state) if text == LAST else Selection.parse(text)
+        selection = state.resolve(find_last(state) if text == LAST else Selection.parse(text))
         pack_ids = [pack_id for pack_id in state.find_packs(selection.job) if pack_id in set(known)]
         for view in survey_packs(state, pack_ids, None, damaged):
             numbers = {
                 member.place
                 for member in view.members
-                if member.member.job == selection.job and selection.includes(member.member.number)
+                if member.member.job == selection.job and selection.means(member.member)
             }
+            is_shared = any(member.member.joined_as for member in view.members)
             _, before = chosen.get(view.record.pack_id, (view, set()))
-            is_whole = selection.ranges is None or before is None
+            is_whole = before is None or (selection.ranges is None and not is_shared)
             numbers |= before or set()
             if is_whole or numbers:
                 chosen[view.record.pack_id] = (view, None if is_whole else numbers)

@@ -191,7 +191,8 @@ def build_member_json(view: PackView, member: MemberView, now: float) -> dict[st
     code = record.exit_code if record else None
     use = record.gpu if record else None
     return {
-        "member": str(member.member),
+        "member": member.member.address,
+        "job_id": member.own_id or None,
         "name": member.name,
         "state": member.state.value,
         "reason": member.reason or None,

@@ -188,8 +188,7 @@ def build_sentences(
         lines += _tell_gpu_memory(chosen)
         lines += _tell_stalls(chosen)
         lines += _tell_interference(window["from"], chosen)
-        job = chosen[0]["id"].partition("/")[0] if chosen else summary["job"]
-        return [*lines, ("Pack", f"csub report {job} shows all {pack['members']} members")]
+        return [*lines, ("Pack", _tell_whole(summary))]
     if pack["members"] > 1:
         lines.append(("Together", _tell_speed(pack)))
         if pack["prediction"] is not None:
@@ -205,6 +204,18 @@ def build_sentences(
     lines += _tell_interference(window["from"], summary["members"])
     lines.append(("Monitor", _tell_coverage(summary["coverage"])))
     return lines
+
+
+_SUBMISSIONS_NAMED = 4
+
+
+def _tell_whole(summary: Summary) -> str:
+    """Where the rest of a pack is shown: by the ids of all that are in it."""
+    jobs = dict.fromkeys(member["id"].partition("/")[0] for member in summary["members"])
+    count = format_count(len(summary["members"]), "member")
+    if len(jobs) > _SUBMISSIONS_NAMED:
+        return f"it has {count}, of {len(jobs)} submissions"
+    return f"csub report {' '.join(jobs)} shows all {count}"
 
 
 def _tell_nothing(summary: Summary, members: Sequence[SummaryMember]) -> str:

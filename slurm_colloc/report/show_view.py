@@ -253,7 +253,8 @@ def render_member(view: PackView, member: MemberView, state: StateReader, now: f
         ("Starts", str(record.starts) if record else "0"),
         ("Step", (record.step or "plain process") if record and record.started_at else ""),
     ]
-    lines = [f"Member {member.member}"]
+    address = f" ({member.member.address})" if member.member.joined_as else ""
+    lines = [f"Member {member.member}{address}"]
     lines += [f"  {name + ':':<12} {value}" for name, value in fields if value]
     lines += [view.pack_name, *_render_pack_fields(view, state)]
     return _join(lines)
@@ -320,9 +321,11 @@ def _choose_pattern_values(view: PackView, member: MemberView) -> PatternValues:
     is_own = member.member.job == (view.shown_id or "?")
     # A job alone has its file from Slurm, which knows no submission.
     job_id = (view.own_id if is_own and member.spec.names_alone else member.member.job) or "%j"
+    # Slurm writes the output of a pack of one.
+    is_lone = view.record.request is None and not view.record.chain
     return PatternValues(
-        job_id=member.spec.name_files_after(job_id),
-        own_id=job.own_id or job_id,
+        job_id=job_id if is_lone else member.spec.name_files_after(job_id),
+        own_id=job_id if is_lone else job.own_id or job_id,
         is_alone_in_it=job.is_alone_in_its_id,
         number=member.member.number,
         is_array=job.array_task is not None,

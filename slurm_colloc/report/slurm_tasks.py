@@ -93,11 +93,7 @@ class SlurmTask:
 
     def is_meant(self, selection: Selection) -> bool:
         """Whether a selection names it."""
-        if selection.job != self.address.job:
-            return False
-        if selection.ranges is None:
-            return not self.address.joined_as
-        return (self.is_alone and not self.address.joined_as) or selection.includes(self.index)
+        return selection.job == self.address.job and selection.means(self.address)
 
     @property
     def own_id(self) -> str | None:

@@ -146,6 +146,7 @@ class SummaryMember(TypedDict):
 
     member: Count
     id: str
+    job_id: NotRequired[object]
     name: str
     parameters: dict[str, str]
     retry_of: str | None

@@ -412,7 +412,7 @@ class MemberMails:
             shown = f"Array Summary Job_id={job_id}_* ({raw})"
             time_text = "" if once else time_text
         elif job.array_task is not None:
-            shown = f"Array Task Job_id={job_id}_{name.number} ({raw})"
+            shown = f"Array Task Job_id={job_id}_{name.number} ({job.own_id or raw})"
         else:
             shown = f"Job_id={name}"
         mail = Mail(
@@ -444,6 +444,8 @@ class MemberMails:
         environment = {name: batch[name] for name in _PASSED_ON if name in batch}
         environment |= {name: batch[name] for name in _OF_THE_PACK if name in batch}
         name = member.name(self.pack.shown_id)
+        if own_id := member.spec.job.own_id:
+            environment |= {"SLURM_JOB_ID": own_id, "SLURM_JOBID": own_id}
         environment |= {
             "SLURM_JOB_NAME": member.spec.job.name,
             "SLURM_JOB_WORK_DIR": member.spec.job.directory,

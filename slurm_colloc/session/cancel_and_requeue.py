@@ -35,7 +35,7 @@ from slurm_colloc.store.member_states import (
     remove_environment,
     was_left,
 )
-from slurm_colloc.store.pack_directory import list_members
+from slurm_colloc.store.pack_directory import list_members, read_spec
 from slurm_colloc.store.runner_requests import Action, Request, write_request
 from slurm_colloc.store.written_ends import is_of_another_host, read_runner
 from slurm_colloc.submission.upkeep.ended_packs import OVER, list_successors
@@ -106,8 +106,10 @@ def tell_done(what: str, members: Iterable[MemberView]) -> None:
     """Say on a terminal what a command has done, as in `cancelled: 4711/1-4`."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
-    if chosen := Selection.of_each(member.member for member in members):
-        note(f"{what}: {', '.join(map(str, chosen))}")
+    names = [member.member for member in members]
+    chosen = Selection.of_each(name for name in names if not name.joined_as)
+    if told := [*map(str, chosen), *(name.joined_as for name in names if name.joined_as)]:
+        note(f"{what}: {', '.join(told)}")
 
 
 class Problems:
@@ -317,8 +319,8 @@ def _cancel_packs(
                 locked = held.enter_context(hold_lock(path / "lock", patience_s))
                 known = {member.place for member in view.members}
                 come = [number for number in list_members(path) if number not in known]
-                # One that has joined ends with the pack; one of another submission does not.
-                is_kept = bool(come) and (only_these or any(map(is_guest, come)))
+                # A job that has joined as a member of the pack alone ends with it.
+                is_kept = bool(come) and (only_these or any(_is_own(path, n) for n in come))
                 is_other = not (locked or locked.problem or len(views) == 1)
                 (left if is_kept or is_other else found).append(view)
             # A Slurm job ends with all its GPU sets.
@@ -336,6 +338,11 @@ def _cancel_packs(
         with problems.noted(views[0].job_id):
             raise
     return left
+
+
+def _is_own(path: Path, number: int) -> bool:
+    """Whether a member is of another submission than its pack, or is one by itself."""
+    return is_guest(number) or bool(read_spec(path, number).joined_as)
 
 
 def _list_jobs(session: Session, view: PackView) -> list[str]:

@@ -166,9 +166,15 @@ class DependencyTargets:
         # No Slurm job can wait for what runs without Slurm; it is refused as it stands.
         if found is None or not found[0].isdecimal():
             return "", None
-        with contextlib.suppress(NotFound):
-            named = self._session.state.resolve(Selection(*found))
-            found = named.job, named.ranges
+        state = self._session.state
+        try:
+            named = state.resolve(Selection(*found))
+        except NotFound:
+            # To Slurm an id that it does not know is satisfied.
+            if state.has_given_numbers():
+                raise
+            return "", None
+        found = named.job, named.ranges
         return found if self._find_slurm_jobs(found[0]) else ("", None)
 
     def _find_slurm_jobs(self, job: str) -> tuple[str, ...]:
@@ -353,10 +359,11 @@ class _Resolution:
         outlook, rest = reduce_dependency(dependency, judge)
         if outlook is ConditionOutlook.NEVER:
             first = never[0]
-            state = views[first.target][1].state.value
+            member = views[first.target][1]
             return UsageProblem(
-                f"--dependency={text} can never be satisfied: {first.target} is {state}",
-                hint=f"csub show {first.target} tells how it ended",
+                f"--dependency={text} can never be satisfied: {member.member} is "
+                f"{member.state.value}",
+                hint=f"csub show {member.member} tells how it ended",
             )
         group = tuple(pair for pair in job.group if pair[0] != _OPTION)
         if outlook is ConditionOutlook.SATISFIED:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Parameters, format_parameters, meets, parse_condition
+from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import ALL, FINAL_STATES, MemberState, Selection, is_guest
 from slurm_colloc.ownership import find_caller, find_owner, find_user, name_user, take_rights_of
@@ -117,7 +118,7 @@ class Choice:
     @property
     def names_members(self) -> bool:
         """Members were named by their numbers."""
-        return any(selection.ranges is not None for selection in self.selections)
+        return any(s.ranges is not None or is_own_number(s.job) for s in self.selections)
 
     @property
     def is_filtered(self) -> bool:

@@ -307,10 +307,16 @@ class Session:
                     hint=f"csub show {selection.job} lists its {len(known)} members",
                 )
         named = [view.record.pack_id for index, view in packs.items() if selection.names(index)]
+        # A pack in which csub has submitted joined jobs again has no others.
+        has_own = any(not m.member.joined_as for _, members in listed for m in members)
         return [
             (
                 view,
-                [m for m in members if _is_meant(m, selection) or view.record.pack_id in named],
+                [
+                    m
+                    for m in members
+                    if selection.means(m.member) or view.record.pack_id in named or not has_own
+                ],
             )
             for view, members in listed
         ]
@@ -348,13 +354,6 @@ class Session:
             self._note_once(f"{member.member} was submitted again as {found[1].member}")
             view, member = found
         return view, member
-
-
-def _is_meant(member: MemberView, selection: Selection) -> bool:
-    """Whether a selection has a member: one that has joined is no part of what it joined."""
-    if selection.ranges is None:
-        return not member.member.joined_as
-    return selection.includes(member.member.number)
 
 
 def freeze(found: Sequence[tuple[PackView, Sequence[MemberView]]]) -> list[Selection]:

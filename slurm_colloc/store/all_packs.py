@@ -55,6 +55,7 @@ from slurm_colloc.store.own_numbers import (
     find_member,
     find_nearest,
     forget_claims,
+    has_given,
     list_numbers,
 )
 from slurm_colloc.store.pack_directory import (
@@ -217,10 +218,10 @@ class StateReader:
         """What a number of csub's own stands for: a member where it is. Others stay as they are.
 
         Raises:
-            NotFound: It was given to no member that is still known.
+            NotFound: It was given to no member that is still known, or a member of it is named.
             StateError: It cannot be told.
         """
-        if not is_own_number(selection.job) or selection.ranges is not None:
+        if not is_own_number(selection.job):
             return selection
         found = find_member(self.root, self.cluster, int(selection.job))
         record = None if found is None else self.read_pack(found[0])
@@ -234,9 +235,18 @@ class StateReader:
                 f"csub has no job {selection.job} in {self.root}",
                 hint=f"did you mean {near}?" if near else "csub queue --all lists what it knows",
             )
+        if selection.ranges is not None:
+            raise NotFound(
+                f"{selection.job} is one job, which has no members",
+                hint=f"csub show {selection.job}",
+            )
         pack_id, number = found
         job = record.shown_id or (read_slurm_job_id(self.packs / pack_id) or "")
         return Selection.of(job.partition("_")[0], (number,))
+
+    def has_given_numbers(self) -> bool:
+        """Numbers of csub's own are in use: Slurm's ids are not as large."""
+        return has_given(self.root, self.cluster)
 
     def list_takers(self, job_id: str) -> list[str]:
         """Ids of packs of other submissions that may have taken members of one over.

@@ -43,6 +43,8 @@ FOLDER = "numbers"
 WINDOW = 1 << 24
 """How many numbers a user has from a base on."""
 
+_LISTED_MOST = 1000
+
 ABANDONED_S = 86400.0
 """What was not claimed a day after it was written is of a csub that was killed."""
 
@@ -151,14 +153,30 @@ def find_member(root: Path, cluster: str, number: int) -> tuple[str, int] | None
     return None
 
 
+def has_given(root: Path, cluster: str) -> bool:
+    """Whether any number was given."""
+    return any(any(True for _ in _list_claims(f)) for f in _list_folders(root, cluster))
+
+
 def list_numbers(root: Path, cluster: str) -> list[int]:
-    """All numbers that were given and are still known, ascending."""
+    """The numbers that were given last and are still known, ascending."""
     found: list[int] = []
     for folder in _list_folders(root, cluster):
-        for first in sorted(_list_claims(folder)):
+        for first in sorted(_list_claims(folder))[-_LISTED_MOST:]:
             with suppress_damage():
                 claim = _read_claim(folder, first)
                 found += range(first, first + (0 if claim is None else claim.count))
+    return found
+
+
+def list_joined(root: Path, most: int) -> list[int]:
+    """The newest numbers that were given one by one, as those of jobs that joined packs are."""
+    found: list[int] = []
+    for folder in _list_folders(root, ""):
+        for first in sorted(_list_claims(folder), reverse=True)[:most]:
+            with suppress_damage():
+                claim = _read_claim(folder, first)
+                found += [first] if claim is not None and claim.count == 1 else []
     return found
 
 

@@ -177,7 +177,7 @@ class MemberSpec:
     @property
     def joined_as(self) -> str:
         """The number by which its user knows it, where it joined a pack; else empty."""
-        return self.job.own_id if self.joined else ""
+        return self.job.own_id if self.job.has_joined else ""
 
 
 _PLAIN = (str, bool, int, float, tuple)

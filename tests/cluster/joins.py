@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.model.job_ids import is_own_number
+
 from ..bed import POLL_S, CsubUser
 from ..wait_until import wait_until
 
@@ -50,7 +52,10 @@ def write_script(user: CsubUser, name: str = "train.sh", body: str = "") -> Path
 
 def list_runs(user: CsubUser) -> dict[str, list[str]]:
     """Which members ran with each argument, in the order of their runs."""
-    return {path.name: path.read_text().split() for path in (user.home / "ran").iterdir()}
+    return {
+        path.name: [name_member(user, name) for name in path.read_text().split()]
+        for path in (user.home / "ran").iterdir()
+    }
 
 
 def block(user: CsubUser, count: int = 1) -> list[str]:
@@ -72,12 +77,14 @@ def read_field(user: CsubUser, job_id: str, format_: str) -> str:
 
 def join(user: CsubUser, *words: str) -> str:
     """Submit so that it joins where it can; the member's name."""
-    return name_member(user.csub("--join=auto", "--open=never", "--parsable", *words).stdout)
+    return name_member(user, user.csub("--join=auto", "--open=never", "--parsable", *words).stdout)
 
 
-def name_member(answer: str) -> str:
+def name_member(user: CsubUser, answer: str) -> str:
     """The member that `--parsable` speaks of: the first of a new pack, or the joiner."""
     text = answer.strip()
+    if is_own_number(text):
+        return user.find_address(text)
     return text if "/" in text else f"{text}/1"
 
 

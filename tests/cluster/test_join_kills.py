@@ -78,7 +78,7 @@ def free(user: CsubUser) -> None:
 def test_kill_at_any_step_of_a_join_leaves_the_joiner_in_or_out(small: CsubUser) -> None:
     if not Path("/usr/bin/strace").exists():
         pytest.skip("strace is not installed")
-    first = name_member(small.csub(*ROOMY, "train.sh", "first").stdout)
+    first = name_member(small, small.csub(*ROOMY, "train.sh", "first").stdout)
     answers = {"first": first}
     killed = []
     for kind in ("mkdir", "rename", "unlink", "rmdir", "flock", "write"):
@@ -90,14 +90,14 @@ def test_kill_at_any_step_of_a_join_leaves_the_joiner_in_or_out(small: CsubUser)
                 check=False,
             )  # fmt: skip
             if ended.returncode == 0:
-                answers[argument] = name_member(ended.stdout)
+                answers[argument] = name_member(small, ended.stdout)
                 break
             assert ended.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), ended.stderr
             killed.append(argument)
             assert set(answers.values()) <= set(list_in_state(small))
             assert list_held_locks(small) == []
         answers[f"after-{kind}"] = name_member(
-            small.csub(*ROOMY, "train.sh", f"after-{kind}").stdout
+            small, small.csub(*ROOMY, "train.sh", f"after-{kind}").stdout
         )
         assert [path for path in list_unentered(small) if ".tmp" not in path] == []
         assert check_slurm_has_room(small) == 1
@@ -148,7 +148,7 @@ def test_kill_while_slurm_is_asked_keeps_the_pack_locked_until_it_has_answered(
         (folder / "go").touch()
         answers = {"first": first}
         for name, call in zip("ab", calls, strict=True):
-            answers[name] = name_member(call.communicate(timeout=60)[0])
+            answers[name] = name_member(small, call.communicate(timeout=60)[0])
     job_id = job_of(first)
     assert sorted(answers.values()) == [f"{job_id}/{number}" for number in (1, 2, 3)]
     assert check_slurm_has_room(small) == 1
@@ -281,7 +281,7 @@ def test_joins_while_the_controller_restarts_are_all_there(
     small: CsubUser,
     hard: bool,
 ) -> None:
-    first = name_member(small.csub(*ROOMY, "train.sh", "first").stdout)
+    first = name_member(small, small.csub(*ROOMY, "train.sh", "first").stdout)
     # Slurm keeps what it knows so far.
     restart_controller(small.sandbox, hard=False)
     words = " ".join(ROOMY)
@@ -305,7 +305,7 @@ def test_joins_while_the_controller_restarts_are_all_there(
         for shell in shells:
             shell.kill()
     pairs = map(str.split, read_lines(small, "answers.*"))
-    answers = {"first": first} | {name: name_member(answer) for name, answer in pairs}
+    answers = {"first": first} | {name: name_member(small, answer) for name, answer in pairs}
     failed = read_lines(small, "failed.*")
     errors = read_lines(small, "errors.*")
     assert len(answers) > 4

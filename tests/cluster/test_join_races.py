@@ -88,7 +88,7 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     answers = dict(line.split() for line in read_lines(wide, "answers.*"))
     assert set(answers) == {str(number) for number in range(1, SUBMISSIONS + 1)}
     assert "failed" not in answers.values(), read_lines(wide, "errors.*")
-    members = {argument: name_member(answer) for argument, answer in answers.items()}
+    members = {argument: name_member(wide, answer) for argument, answer in answers.items()}
     assert sorted(members.values()) == list_in_state(wide)
     check_slurm_has_room(wide)
     wide.run(["scancel", blockers[1]])
@@ -130,7 +130,7 @@ def test_twenty_four_at_once_do_too(wide: CsubUser) -> None:
     for call in calls:
         out, err = call.communicate(timeout=120)
         assert call.returncode == 0, err
-        members.append(name_member(out))
+        members.append(name_member(wide, out))
     (job_id,) = set(map(job_of, members))
     assert sorted(members) == sorted(f"{job_id}/{number}" for number in range(1, 25))
     assert check_slurm_has_room(wide) == 1
@@ -159,7 +159,7 @@ def test_a_pack_that_starts_while_csub_hangs_does_not_wait_for_it(
     assert csub.returncode == 0, err
     reason = "it has just started" if moment == "after" else "Slurm does not let it grow"
     assert f"not joined: pack {job_of(first)}: {reason}" in err
-    second = name_member(out)
+    second = name_member(wide, out)
     assert job_of(second) != job_of(first)
     finish_all(wide)
     assert list_runs(wide) == {"1": [first], "2": [second]}
@@ -182,7 +182,7 @@ def test_who_is_refused_as_a_pack_starts_joins_it_as_it_runs(wide: CsubUser) -> 
         (folder / "go").touch()
         out, err = csub.communicate(timeout=60)
     assert csub.returncode == 0, err
-    second = name_member(out)
+    second = name_member(wide, out)
     assert job_of(second) == job_of(first), err
     (wide.home / "end").touch()
     finish_all(wide)
@@ -202,7 +202,7 @@ def test_a_pack_that_starts_while_somebody_joins_takes_him_along(wide: CsubUser)
         wait_until((path / "runner.json").exists, "the runner waits for the lock")
         (folder / "go").touch()
         out, _ = csub.communicate(timeout=60)
-    second = name_member(out)
+    second = name_member(wide, out)
     if second == f"{job_of(first)}/2":
         rows = wide.finish(job_of(first))
         assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 2
@@ -239,7 +239,7 @@ def test_joins_that_meet_the_last_members_end_run_once(wide: CsubUser) -> None:
         for name, call in calls.items():
             out, err = call.communicate(timeout=60)
             assert call.returncode == 0, err
-            answers[name] = name_member(out)
+            answers[name] = name_member(wide, out)
     finish_all(wide)
     assert list_runs(wide) == {name: [member] for name, member in answers.items()}
     rows = show(wide, map(job_of, answers.values()))
@@ -263,7 +263,7 @@ def test_joins_that_meet_a_scancel_are_cancelled_or_run(wide: CsubUser) -> None:
         wide.run(["scancel", job_of(first)])
         out, err = csub.communicate(timeout=60)
         assert csub.returncode == 0, err
-        answers[name] = name_member(out)
+        answers[name] = name_member(wide, out)
         # The round may have begun in a pack that an earlier one has left waiting.
         gone = [key for key in answers if job_of(answers[key]) == job_of(first)]
         cancelled.extend(map(answers.pop, gone))
@@ -286,7 +286,7 @@ def test_joins_that_meet_a_scancel_are_cancelled_or_run(wide: CsubUser) -> None:
         cancelled.extend(map(answers.pop, gone))
         for path in (folder, wide.home / "bin"):
             path.rename(path.with_name(f"{path.name}-{moment}"))
-        member = name_member(out)
+        member = name_member(wide, out)
         if moment == "before":
             answers[moment] = member
         else:

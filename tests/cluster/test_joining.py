@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.usage_profile import Observation, ProfileRecord
 from slurm_colloc.store.profiles import (
     build_profile_mapping,
@@ -60,7 +62,14 @@ def squeue(user: CsubUser, job_id: str, format_: str) -> str:
 
 def join(user: CsubUser, *words: str) -> str:
     """Submit with --join=auto; `4711/2` if it joined, `4711` if it did not."""
-    return user.csub("--join=auto", "--open=never", "--parsable", *words).stdout.strip()
+    printed = user.csub("--join=auto", "--open=never", "--parsable", *words).stdout.strip()
+    return user.find_address(printed) if is_own_number(printed) else printed
+
+
+def read_log(user: CsubUser, job_id: str) -> str:
+    """The output of the only job that has joined: named after its number, as sbatch names it."""
+    (number,) = user.list_joined(job_id)
+    return user.output(f"slurm-{number}.out")
 
 
 def on_terminal(user: CsubUser, *argv: str) -> str:
@@ -92,19 +101,19 @@ def on_terminal(user: CsubUser, *argv: str) -> str:
 
 def ran(user: CsubUser) -> list[str]:
     """Each member that ran, with its argument."""
-    return sorted(user.output("ran.txt").splitlines())
+    lines = [line.partition(" ") for line in user.output("ran.txt").splitlines()]
+    names = [user.find_address(name) if is_own_number(name) else name for name, _, _ in lines]
+    return sorted(f"{name} {rest}" for name, (_, _, rest) in zip(names, lines, strict=True))
 
 
 def test_twelve_typed_one_after_another_share_two_allocations(busy: CsubUser) -> None:
     busy.script("train.sh", f"{NOTE}; sleep 0.3", directives=OPTIONS)
     answers = [on_terminal(busy, "--open=never", "train.sh", str(number)) for number in range(12)]
-    ids = list(dict.fromkeys(answer.split()[3] for answer in answers))
+    ids = list(dict.fromkeys(re.findall(r"\((?:member )?(\d+)/", "\n".join(answers))))
+    second = answers[1].split()[3]
     assert len(ids) == 2
     assert "(member " + ids[0] + "/1 in 1 pack" in answers[0]
-    assert (
-        f"member {ids[0]}/3 shares a pack with {ids[0]}/1 and {ids[0]}/2: 3 of 4 places"
-        in answers[2]
-    )
+    assert f"{ids[0]}/3, shares a pack with {ids[0]}/1 and {second}: 3 of 4 places" in answers[2]
     # As many as the GPU's share of 16 CPUs has places for, and 96 MB for the monitor.
     assert squeue(busy, ids[0], "%T %j %C %m") == "PENDING train.sh 16 1888M"
     assert squeue(busy, ids[1], "%T %j %C %m") == "PENDING train.sh 8 928M"
@@ -125,7 +134,7 @@ def test_the_first_member_keeps_the_output_file_that_sbatch_would_give_it(busy: 
     free(busy)
     busy.finish(job_id)
     assert busy.output(f"slurm-{job_id}.out") == "out a\nerr\n"
-    assert busy.output(f"slurm-{job_id}_2.out") == "out b\nerr\n"
+    assert read_log(busy, job_id) == "out b\nerr\n"
     assert busy.csub("logs", f"{job_id}/1").stdout == "out a\nerr\n"
 
 
@@ -137,11 +146,11 @@ def test_a_scancel_message_of_slurm_does_not_overwrite_the_first_members_output(
     join(busy, "train.sh", "b")
     free(busy)
     wait_until(lambda: "up-a" in busy.output(f"slurm-{job_id}.out"), "the first runs")
-    wait_until(lambda: "up-b" in busy.output(f"slurm-{job_id}_2.out"), "the second runs")
+    wait_until(lambda: "up-b" in read_log(busy, job_id), "the second runs")
     busy.run(["scancel", job_id])
     busy.finish(job_id)
     assert busy.output(f"slurm-{job_id}.out").startswith("out a\nup-a\n")
-    assert busy.output(f"slurm-{job_id}_2.out").startswith("out b\nup-b\n")
+    assert read_log(busy, job_id).startswith("out b\nup-b\n")
 
 
 @pytest.mark.smoke
@@ -175,7 +184,7 @@ def test_members_get_the_time_and_host_memory_of_their_own(busy: CsubUser) -> No
     assert rows[1]["wall_limit_s"] == 450
     assert rows[2]["wall_limit_s"] == 1800
     assert busy.output(f"slurm-{job_id}.out") == "out a\n100 1\n"
-    assert busy.output(f"slurm-{job_id}_2.out") == "out b\n300 3\n"
+    assert read_log(busy, job_id) == "out b\n300 3\n"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +202,7 @@ def test_every_way_to_ask_for_one_gpu_can_be_joined(busy: CsubUser, request_: st
     free(busy)
     rows = busy.finish(job_id)
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 2
-    assert busy.output(f"slurm-{job_id}_2.out") == "out b\ninner b\n"
+    assert read_log(busy, job_id) == "out b\ninner b\n"
 
 
 def test_a_pack_of_scripts_and_a_job_from_an_array_can_be_joined(busy: CsubUser) -> None:
@@ -361,7 +370,7 @@ def test_a_free_place_of_a_running_pack_is_taken_at_once(small: CsubUser) -> Non
     small.wait_for_states(pack, {1: "COMPLETED"})
     assert "/" not in join(small, "--join=pending", "--time=5", "train.sh", "x")
     answer = small.csub("--join=auto", "--time=5", "train.sh", "e").stderr
-    assert f"member {pack}/4 joined the running pack of {pack}/2 and {pack}/3" in answer
+    assert f"{pack}/4, joined the running pack of {pack}/2 and {pack}/3" in answer
     small.wait_for_states(pack, {4: "RUNNING"})
     assert squeue(small, pack, "%j") == "train.sh"
     rows = small.members(pack)
@@ -405,11 +414,12 @@ def test_the_answer_for_programs_names_pack_partners_and_reason(busy: CsubUser) 
     busy.script("train.sh", NOTE, directives=OPTIONS)
     first = join(busy, "train.sh")
     told = json.loads(busy.csub("--join=auto", "--json", "train.sh").stdout)
+    (number,) = busy.list_joined(first)
     assert told == {
         "schema": 1,
         "joined": {
             "member": f"{first}/2",
-            "job_id": first,
+            "job_id": number,
             "slurm_job_id": first,
             "running": False,
             "partners": [f"{first}/1"],

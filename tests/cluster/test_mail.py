@@ -273,11 +273,12 @@ def test_slurm_mails_for_a_lone_job_and_the_runner_for_who_joined_it(
     joined = writer.csub(
         "--join", "--begin=2099-01-01T12:00", "--mail-type=END", "--mail-user=second", "one.sh", "2"
     )
-    assert f"{first}/2" in joined.stdout
+    number = joined.stdout.split()[-1]
+    assert f"{first}/2, shares a pack" in joined.stderr
     writer.run(["scontrol", "update", f"JobId={first}", "StartTime=now"])
     writer.finish(first)
     mails = post.wait_for(2, patience_s=SLURMS_PATIENCE_S)
     assert {mail.to for mail in mails} == {"first", "second"}
     by_user = {mail.to: mail.subject for mail in mails}
     assert by_user["first"].startswith(f"Slurm Job_id={first} Name=")
-    assert by_user["second"].startswith(f"Slurm Job_id={first}/2 Name=one.sh Ended")
+    assert by_user["second"].startswith(f"Slurm Job_id={number} Name=one.sh Ended")

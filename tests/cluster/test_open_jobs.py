@@ -58,7 +58,7 @@ def test_a_job_is_opened_on_a_terminal_and_the_next_one_joins_it_while_it_runs(
     assert "Open:     for 7 more jobs" in script.csub("show", job_id).stdout
     assert "open for 7 more jobs while it runs" in script.csub("why", f"{job_id}/1").stdout
     joined = on_terminal(script, "train.sh", "b")
-    assert f"member {job_id}/2 joined the running pack of {job_id}/1" in joined
+    assert f"{job_id}/2, joined the running pack of {job_id}/1" in joined
     wait_until(lambda: "up b" in script.output(f"slurm-{job_id}_2.out"), "the second runs")
     assert "Open:     for 6 more jobs" in script.csub("show", job_id).stdout
     let_go(script, job_id)

@@ -175,7 +175,7 @@ def submit_three_that_share(user: CsubUser) -> str:
     first = user.submit("--begin=2099-01-01T12:00", "train.sh", "1")
     for number in ("2", "3"):
         joined = user.csub("--join", "--open=never", "--begin=2099-01-01T12:00", "train.sh", number)
-        assert f"{first}/{number}" in joined.stdout
+        assert f"{first}/{number}, shares a pack" in joined.stderr
     return first
 
 
@@ -183,20 +183,20 @@ def test_on_a_terminal_jobs_of_several_submissions_are_shown_before_they_end(
     user: CsubUser,
 ) -> None:
     job_id = submit_three_that_share(user)
+    second, third = user.list_joined(job_id)
+    whole = f"{job_id}/1-3"
     for answer in ("\n", "n\n", "\x04"):
-        status, shown = run_on_a_terminal(user, ["csub", "cancel", job_id], answer)
+        status, shown = run_on_a_terminal(user, ["csub", "cancel", whole], answer)
         assert status == 1
         assert "End these 3 jobs of 3 submissions? [y/N]" in shown
         assert "nothing was cancelled" in shown
-        for number in (1, 2, 3):
-            assert re.search(
-                rf"{job_id}/{number} +train.sh +PENDING +0:00 +train.sh {number}", shown
-            )
+        for number, name in enumerate((f"{job_id}/1", second, third), start=1):
+            assert re.search(rf"{name} +train.sh +PENDING +0:00 +train.sh {number}", shown)
     assert {row["state"] for row in user.members(job_id).values()} == {"PENDING"}
     # One of them alone is nobody else's business.
-    status, shown = run_on_a_terminal(user, ["csub", "cancel", f"{job_id}/3"], "")
-    assert (status, shown) == (0, f"csub: cancelled: {job_id}/3\n")
-    status, shown = run_on_a_terminal(user, ["csub", "cancel", job_id], "y\n")
+    status, shown = run_on_a_terminal(user, ["csub", "cancel", third], "")
+    assert (status, shown) == (0, f"csub: cancelled: {third}\n")
+    status, shown = run_on_a_terminal(user, ["csub", "cancel", whole], "y\n")
     assert status == 0
     assert "End these 2 jobs of 2 submissions? [y/N]" in shown
     user.wait_for_states(job_id, "CANCELLED")
@@ -204,13 +204,14 @@ def test_on_a_terminal_jobs_of_several_submissions_are_shown_before_they_end(
 
 def test_yes_and_a_pipe_are_not_asked(user: CsubUser) -> None:
     job_id = submit_three_that_share(user)
+    told = ", ".join(user.list_joined(job_id))
     status, shown = run_on_a_terminal(user, ["csub", "cancel", "--yes", f"{job_id}/2-3"], "")
-    assert (status, shown) == (0, f"csub: cancelled: {job_id}/2-3\n")
+    assert (status, shown) == (0, f"csub: cancelled: {told}\n")
     user.wait_for_states(job_id, {1: "PENDING", 2: "CANCELLED", 3: "CANCELLED"})
     user.csub("cancel", job_id)
     user.wait_for_states(job_id, "CANCELLED")
     piped = submit_three_that_share(user)
-    assert user.csub("cancel", piped).stdout == ""
+    assert user.csub("cancel", f"{piped}/1-3").stdout == ""
     user.wait_for_states(piped, "CANCELLED")
 
 
@@ -222,11 +223,23 @@ def test_a_pack_of_one_submission_is_cancelled_without_a_question(user: CsubUser
     user.wait_for_states(job_id, "CANCELLED")
 
 
+def test_a_bare_id_ends_no_job_of_another_call_and_asks_nothing(user: CsubUser) -> None:
+    job_id = submit_three_that_share(user)
+    second, _ = user.list_joined(job_id)
+    told = (0, f"csub: cancelled: {job_id}/1\n")
+    assert run_on_a_terminal(user, ["csub", "cancel", job_id], "") == told
+    user.wait_for_states(job_id, {1: "CANCELLED", 2: "PENDING", 3: "PENDING"})
+    assert "already ended" in user.csub("cancel", job_id).stderr
+    user.csub("cancel", second)
+    user.wait_for_states(job_id, {2: "CANCELLED", 3: "PENDING"})
+    user.csub("cancel", "--yes", "all")
+
+
 def test_who_joins_while_the_question_is_open_is_not_cancelled(user: CsubUser) -> None:
     job_id = submit_three_that_share(user)
     master, slave = os.openpty()
     process = subprocess.Popen(
-        ["csub", "cancel", job_id],
+        ["csub", "cancel", f"{job_id}/1-3"],
         env=user.environment,
         cwd=user.home,
         stdin=slave,
@@ -240,7 +253,7 @@ def test_who_joins_while_the_question_is_open_is_not_cancelled(user: CsubUser) -
     while b"[y/N]" not in shown:
         shown += os.read(master, 4096)
     joined = user.csub("--join", "--open=never", "--begin=2099-01-01T12:00", "train.sh", "4")
-    assert f"{job_id}/4" in joined.stdout
+    assert f"{job_id}/4, shares a pack" in joined.stderr
     os.write(master, b"y\n")
     with contextlib.suppress(OSError):
         while os.read(master, 4096):

@@ -44,7 +44,8 @@ def test_after_and_afterany_and_lists_mixed_with_plain_jobs(user: CsubUser) -> N
 def test_last_is_the_newest_submission_as_everywhere(user: CsubUser) -> None:
     job_id = start_pack(user, "go.sh 1")
     waiting = user.submit(*PACK, "-d", "afterok:last", "next.sh", "whole")
-    wait_for_slurm(user, waiting, f"PENDING Dependency afterok:{job_id}(unfulfilled)")
+    # Others may join the pack, and are not waited for: Slurm waits for it, csub for its members.
+    wait_for_slurm(user, waiting, f"PENDING Dependency afterany:{job_id}(unfulfilled)")
     member = user.submit(*PACK, "-d", "afterany:last/1", "next.sh", "member")
     assert f"afterany:{waiting}/1" in user.csub("why", f"{member}/1").stdout
     user.csub("cancel", "--yes", member)
@@ -175,11 +176,14 @@ def test_a_job_whose_member_was_left_held_waits_instead_of_running(user: CsubUse
     assert user.output("ran.next.late")
 
 
-def test_a_plain_pack_id_still_means_the_slurm_job(user: CsubUser) -> None:
+def test_a_plain_id_means_all_members_of_its_submission(user: CsubUser) -> None:
     job_id = start_pack(user, "go.sh 1", "go.sh 2")
     late = user.submit(*PACK, f"--dependency=afterok:{job_id}", "next.sh", "late")
-    wait_for_slurm(user, late, f"PENDING Dependency afterok:{job_id}(unfulfilled)")
-    user.run(["touch", "go.1", "go.2"])
+    wait_for_slurm(user, late, f"PENDING Dependency afterany:{job_id}(unfulfilled)")
+    user.run(["touch", "go.1"])
+    user.wait_for_states(job_id, {1: "COMPLETED"})
+    assert {row["state"] for row in user.members(late).values()} == {"PENDING"}
+    user.run(["touch", "go.2"])
     user.wait_for_states(late, "COMPLETED")
 
 

@@ -20,13 +20,13 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     user.run(["touch", "end-a"])
     user.wait_for_states(job_id, {1: "COMPLETED"})
     joined = user.csub("--join", "--open=never", "--time=5", "go.sh", "d")
-    joiner = f"{job_id}/4"
-    assert joiner in joined.stdout, joined.stderr
+    joiner = joined.stdout.split()[-1]
+    assert f"{job_id}/4, joined the running pack" in joined.stderr
     user.wait_for_states(job_id, {4: "RUNNING"})
     told = user.csub("report", joiner).stdout
     headline, table = told.split("MEMBER ", 1)
     assert headline.startswith(f"{joiner} runs with 2 others")
-    rows = [line for line in table.splitlines() if line.startswith(f"{job_id}/")]
+    rows = [line for line in table.splitlines() if re.match(rf"{joiner}|{job_id}/", line)]
     assert [row.split()[0] for row in rows] == [joiner]
     assert "RUNNING" in rows[0]
     assert "has not started" not in told
@@ -39,8 +39,11 @@ def test_report_right_after_a_join_tells_of_the_joiner_alone_and_that_it_runs(
     (value,) = json.loads(user.csub("report", "--json", joiner).stdout)
     assert [member["id"] for member in value["members"]] == [joiner]
     assert value["members"][0]["starts"] == 1
-    whole = user.csub("report", job_id).stdout
-    assert f"{job_id}/2" in whole
+    assert value["members"][0]["job_id"] == joiner
+    assert f"csub report {job_id} {joiner} shows all 4 members" in detail
+    own = user.csub("report", job_id).stdout
+    assert f"{job_id}/2" in own
+    assert joiner not in own
     for name in "bcd":
         user.run(["touch", f"end-{name}"])
     user.finish(job_id)

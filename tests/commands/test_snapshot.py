@@ -59,7 +59,10 @@ def test_a_queued_job_does_not_change_with_the_working_tree(
     assert user.csub("logs", f"{job_id}/1").stdout == "old\nimages\n"
     # What git ignores is the working tree's own: data is found, and results stay.
     assert sorted(path.name for path in (project / "runs").iterdir()) == ["1", "2"]
-    assert (project / f"slurm-{job_id}_1.out").read_text() == "old\nimages\n"
+    # As `%j` has it: the first has the printed id, the other a number of its own.
+    own_id = user.members(job_id)[2]["job_id"]
+    for name in (job_id, own_id):
+        assert (project / f"slurm-{name}.out").read_text() == "old\nimages\n"
     snapshot = Path(list_all(user)[0]["snapshot"])
     assert "Snapshot" in user.csub("show", f"{job_id}/1").stdout
     assert (snapshot / "tree" / "data").is_symlink()

@@ -20,6 +20,7 @@ from slurm_colloc.diagnosis.login_findings import (
     judge_gres,
     judge_login,
     judge_nodes,
+    judge_numbers,
     judge_settings,
     judge_slurm,
     judge_state,
@@ -48,6 +49,8 @@ FACTS = LoginFacts(
     answer_ms=9.4,
     access="commands",
     state_path="/home/x/state",
+    job_id="auto",
+    large_ids="",
 )
 
 
@@ -208,3 +211,27 @@ def test_releases_and_paths_are_read() -> None:
     assert name_files(("/etc/a", "/home/x/b"), {"HOME": "/home/x"}) == ("/etc/a", "~/b")
     assert name_files(("/home/xy/b",), {"HOME": "/home/x"}) == ("/home/xy/b",)
     assert name_files(("/a",), {}) == ("/a",)
+
+
+FEDERATION = "the cluster is in the federation campus"
+
+
+@pytest.mark.parametrize(
+    ("job_id", "large_ids", "level", "words"),
+    [
+        ("auto", "", Level.GREEN, "each member has a SLURM_JOB_ID of its own"),
+        ("own", "", Level.GREEN, "each member has a SLURM_JOB_ID of its own"),
+        ("pack", "", Level.YELLOW, "one for all members of a pack (job_id in the settings)"),
+        ("auto", FEDERATION, Level.YELLOW, f"one for all members of a pack: {FEDERATION}"),
+        ("auto", "MaxJobId is 200000000", Level.YELLOW, "MaxJobId is 200000000"),
+        ("own", FEDERATION, Level.YELLOW, "which Slurm may give, too"),
+        ("auto", None, Level.UNKNOWN, "Slurm did not say"),
+    ],
+)
+def test_one_finding_says_what_the_job_id_of_a_member_is(
+    job_id: str, large_ids: str | None, level: Level, words: str
+) -> None:
+    found = judge_numbers(change(job_id=job_id, large_ids=large_ids))
+    assert (found.check, found.level) == ("numbers", level)
+    assert words in found.what
+    assert bool(found.lost) is (level is Level.YELLOW)

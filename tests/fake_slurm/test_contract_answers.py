@@ -128,3 +128,7 @@ def test_without_the_controller_nothing_is_done(bed: SlurmUser) -> None:
     finally:
         bed.cluster.start_controller()
     wait_until(lambda: bed.find_state(job_id) == "PENDING", "it answers again")
+
+
+def test_a_cluster_by_itself_is_in_no_federation(bed: SlurmUser) -> None:
+    assert bed.client.read_federation() == ""

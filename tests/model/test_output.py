@@ -80,6 +80,15 @@ def test_a_lone_job_writes_where_sbatch_would() -> None:
     assert choose_output_paths("run.log", "e", VALUES, alone=True) == ("run.log", "e")
 
 
+def test_a_number_of_its_own_tells_a_member_apart() -> None:
+    own = dataclasses.replace(VALUES, own_id="1795491553", is_alone_in_it=True)
+    assert expand_pattern("%A %j %J", own) == "4711 1795491553 1795491553"
+    assert choose_output_paths("log.%j", "run.err", own, alone=False) == (
+        "log.1795491553",
+        "run_3.err",
+    )
+
+
 PIECES = st.sampled_from(
     [
         "%a",

@@ -56,13 +56,14 @@ def test_the_newest_pack_is_the_last_submission(state: State) -> None:
     assert str(find_last(state)) == "13"
 
 
-def test_members_that_joined_a_pack_are_a_submission(state: State) -> None:
+def test_a_job_that_joined_a_pack_is_a_submission(state: State) -> None:
     path = submit(state, "a", "12", 1000)
     submit(state, "b", "13", 2000)
     join(path, 3, "x", 5000)
     join(path, 4, "y", 6000)
-    join(path, 5, "y", 6000)
-    assert str(find_last(state)) == "12/4-5"
+    assert str(find_last(state)) == "12/4"
+    join(path, 5, "z", 6001)
+    assert str(find_last(state)) == "12/5"
     submit(state, "c", "14", 7000)
     assert str(find_last(state)) == "14"
 

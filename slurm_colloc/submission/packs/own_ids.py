@@ -68,7 +68,8 @@ class OwnIds:
         """A job that joins a pack, with its number."""
         if job.own_id or not self.has_own(job):
             return job
-        return replace(job, own_id=next(self._state.claim_numbers([(pack_id, [number])])))
+        own_id = next(self._state.claim_numbers([(pack_id, [number])]))
+        return replace(job, own_id=own_id, has_joined=True)
 
     def number_packs(self, packs: Sequence[NewPack]) -> list[NewPack]:
         """The packs of a Slurm job with a number for each of their members that is to have one.
