@@ -200,16 +200,14 @@ class MemberStarter:
     def _choose_job_id(self, member: Member) -> str:
         """What SLURM_JOB_ID is in a member.
 
-        A chain keeps the id of its first link, as a job that Slurm requeues does.
+        A chain keeps the id of its first link, as a job that Slurm requeues does. One that runs
+        alone has Slurm's, unless its call has printed another.
         """
         job = member.spec.job
-        if job.job_id == REAL_ID:
+        is_first = self.lone and not (self.pack.record.chain or job.has_joined)
+        if job.job_id == REAL_ID or is_first:
             return self._real_id
-        if job.own_id:
-            return job.own_id
-        if self.lone and not self.pack.record.chain:
-            return self._real_id
-        return member.name(self.pack.shown_id).job
+        return job.own_id or member.name(self.pack.shown_id).job
 
     def begin_time(self, member: Member, at: float) -> dict[str, str]:
         """A running member's time begins only now.

@@ -130,7 +130,7 @@ def test_links_show_a_joined_job_under_its_number(user: CsubUser) -> None:
         assert told == [f"{one} {one}" for one in shown]
     record = user.run([str(folder / "scontrol"), "show", "job", second]).stdout
     assert record.startswith(f"JobId={second} JobName=t.sh")
-    told = user.run([str(folder / "sstat"), "-nP", "-o", "JobID", "-j", second], check=False)
-    assert told.stdout in (f"{second}.batch\n", ""), told
+    steps = user.run([str(folder / "sstat"), "-nP", "-o", "JobID", "-j", second], check=False)
+    assert steps.stdout in (f"{second}.batch\n", ""), steps
     user.run(["touch", "go"])
     user.finish(first)

@@ -70,7 +70,8 @@ def read_runs(user: CsubUser, number: int | str) -> list[list[str]]:
 @pytest.mark.smoke
 def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser) -> None:
     say_room(user, 12)
-    user.script("work.sh", f"{NOTE}; until [ -e end ]; do sleep 0.1; done; {END}; echo done")
+    show = 'echo "$SLURM_JOB_ID" >"runs/id.$SLURM_ARRAY_TASK_ID"'
+    user.script("work.sh", f"{NOTE}; {show}; until [ -e end ]; do sleep 0.1; done; {END}; echo done")
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     packs = sorted((user.state / "packs").glob("*"))
     assert len(packs) == 3
@@ -89,6 +90,12 @@ def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser)
     for number in rows:
         assert [line[0] for line in read_runs(user, number)] == ["start", "end"]
         assert user.output(f"slurm-{job_id}_{number}.out") == "done\n"
+    # What has moved has the number that it was given, and is found by it.
+    ids = {number: user.output(f"runs/id.{number}").strip() for number in rows}
+    assert len({*ids.values()}) == 12
+    assert ids[12] == job_id
+    for number in range(1, 12):
+        assert user.csub("why", ids[number]).stdout.startswith(f"{job_id}/{number} ")
     # The sweep finds nothing to tell of.
     assert "never started" not in user.csub("queue").stderr
 
