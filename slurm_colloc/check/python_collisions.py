@@ -17,6 +17,7 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
+from slurm_colloc.check.python_guards import find_python_guards
 from slurm_colloc.check.python_strings import (
     PythonReader,
     check_memory_calls,
@@ -195,7 +196,7 @@ def find_python_collisions(
         checker.learn(node)
     found = [finding for node in ast.walk(tree) for finding in checker.check(node)]
     found += find_preallocation(tree, checker, environment)
-    return [*found, *find_python_outputs(tree, checker)]
+    return [*found, *find_python_outputs(tree, checker), *find_python_guards(tree, checker)]
 
 
 class _Checker(PythonReader):
@@ -404,12 +405,12 @@ class _Checker(PythonReader):
         from slurm_colloc.check.shell_collisions import find_shell_collisions
         from slurm_colloc.check.shell_reading import parse_shell
 
-        kinds = ("kill-by-name", "gpu-settings", "mps-control", "slurm-command-by-path")
+        kinds = (
+            "kill-by-name", "ends-daemons", "gpu-settings", "mps-control", "slurm-command-by-path",
+        )  # fmt: skip
         for finding in find_shell_collisions(parse_shell(command), self.file):
             if finding.kind in kinds:
-                yield ScriptFinding(
-                    finding.kind, self.file, line, finding.what, finding.why, finding.advice
-                )
+                yield replace(finding, line=line)
 
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -435,8 +436,9 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
                 "default-directory",
                 reader.file,
                 reader.line(node),
-                "Trainer(...) writes lightning_logs/version_N",
+                "Trainer(...) writes lightning_logs/version_J of the job id J",
                 advice="give it a default_root_dir of its own, or a logger with a version",
+                by_job_id=True,
             )
     elif name in ("CSVLogger", "TensorBoardLogger"):
         path = next((keywords[k] for k in ("save_dir",) if k in keywords), None)

@@ -10,8 +10,9 @@ it does not understand, and those lines are told. Everything here is pure.
 from __future__ import annotations
 
 import enum
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.late_definitions import dataclass, field
@@ -156,8 +157,13 @@ def _differs(part: WordPart) -> bool:
 
 def find_job_id(parts: Iterable[WordPart]) -> WordPart | None:
     """The job id that stands in a word."""
+    return find_variable(parts, JOB_IDS)
+
+
+def find_variable(parts: Iterable[WordPart], names: Collection[str]) -> WordPart | None:
+    """One of these variables that stands in a word."""
     for part in walk_parts(parts):
-        if part.kind is Kind.VARIABLE and part.text in JOB_IDS:
+        if part.kind is Kind.VARIABLE and part.text in names:
             return part
     return None
 
@@ -197,10 +203,11 @@ def classify_port(parts: tuple[WordPart, ...]) -> str:
 
 @dataclass(frozen=True)
 class Redirect:
-    """`> file` and its like."""
+    """`> file` and its like; `descriptor` is `9` in `9> file`."""
 
     operator: str
     target: ShellWord
+    descriptor: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,16 +262,61 @@ class Assignment:
         return self.value.line
 
 
+class Joint(enum.Enum):
+    """What makes steps depend on a test."""
+
+    AND = "&&"
+    OR = "||"
+    IF = "if"
+    ELSE = "else"
+    FOR = "for"
+    WHILE = "while"
+    UNTIL = "until"
+
+    @property
+    def follows_success(self) -> bool:
+        """The steps are done where the test succeeds."""
+        return self in (Joint.AND, Joint.IF, Joint.WHILE)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Steps that are done, or not, as a test says.
+
+    Attributes:
+        joint: How they depend on it.
+        test: The test as it is written, with what is known of variables put in; of `for` the
+            variable and its values.
+        line: Where that begins.
+        asks: The commands of the test.
+        steps: The steps.
+        ends: `exit` or `break` where they surely do that; empty for neither.
+        has_other: `if` with something for the opposite case.
+        is_in_loop: It stands in a loop.
+    """
+
+    joint: Joint
+    test: str
+    line: int
+    asks: tuple[Command | Assignment, ...]
+    steps: tuple[Command | Assignment, ...]
+    ends: str
+    has_other: bool
+    is_in_loop: bool
+
+
 @dataclass
 class ShellScript:
     """What a script does.
 
     Attributes:
         steps: Commands and assignments in the order of the text.
+        branches: What depends on a test, the inner ones first.
         not_understood: Lines that are no shell, as far as the grammar knows.
     """
 
     steps: list[Command | Assignment] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     not_understood: list[int] = field(default_factory=list)
 
 
@@ -432,6 +484,8 @@ def _unescape(text: str) -> str:
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _DEEPEST = 5
+_WITH_TEST = frozenset({"list", "if_statement", "while_statement", "for_statement"})
+_SAME_SHELL = frozenset({"compound_statement", "redirected_statement", "do_group", "else_clause"})
 
 
 def parse_shell(text: str, arguments: Sequence[str] = ()) -> ShellScript:
@@ -454,6 +508,7 @@ class _Reader(WordReader):
         self.script = ShellScript()
         self.exported: set[str] = set()
         self.depth = 0
+        self.loops = 0
 
     def read(self, text: str, *, first_line: int, depth: int) -> None:
         import tree_sitter
@@ -478,16 +533,55 @@ class _Reader(WordReader):
             return []
         if node.type == "pipeline":
             return self.visit_pipeline(node.named_children, None)
-        if node.type == "for_statement":
-            name = node.child_by_field_name("variable")
-            if name is not None:
-                self.values.pop(text_of(name), None)
-        elif node.type == "function_definition":
+        if node.type in _WITH_TEST:
+            return self.visit_branches(node)
+        if node.type == "function_definition":
             return self.visit_function(node)
         found = []
         for child in node.named_children:
             found += self.visit(child)
         return found
+
+    def visit_branches(self, node: Node) -> list[Command]:
+        """Steps that depend on a test."""
+        if node.type == "for_statement":
+            name = node.child_by_field_name("variable")
+            if name is not None:
+                self.values.pop(text_of(name), None)
+        tests, inside, other = _divide(node)
+        joint = _find_joint(node)
+        first = tests[0] if tests else node
+        while joint is Joint.AND and first.type == "list" and _only_tells(first):
+            first = first.named_children[0]
+        text = " ".join(map(text_of, tests)) if joint is Joint.FOR else self.show(first)
+        is_loop = joint in (Joint.FOR, Joint.WHILE, Joint.UNTIL)
+        steps, found, limits = self.script.steps, list[Command](), [len(self.script.steps)]
+        for nodes in (tests, inside, other):
+            self.loops += is_loop
+            for child in nodes:
+                found += self.visit(child)
+            self.loops -= is_loop
+            limits.append(len(steps))
+        asks, then, rest = (tuple(steps[a:b]) for a, b in itertools.pairwise(limits))
+        for kind, nodes, done in ((joint, inside, then), (Joint.ELSE, other, rest)):
+            if nodes:
+                self.script.branches.append(
+                    Branch(
+                        kind, text, self.line(node), asks, done, _find_end(nodes), bool(other),
+                        self.loops > 0,
+                    )
+                )  # fmt: skip
+        return found
+
+    def show(self, node: Node) -> str:
+        """A test with what is known of variables put in; in `((...))` they have no `$`."""
+        text = text_of(node)
+        mark = r"\$?\{?" if text.startswith("((") else r"\$\{?"
+
+        def put_in(match: re.Match[str]) -> str:
+            return "".join(map(render_part, self.values.get(match[1], ()))) or match[0]
+
+        return re.sub(mark + r"\b([A-Za-z_]\w*)\b\}?", put_in, text)
 
     def visit_function(self, node: Node) -> list[Command]:
         # Inside, $1 and its like are the function's.
@@ -569,9 +663,8 @@ class _Reader(WordReader):
         for child in node.named_children:
             if child.type == "file_redirect":
                 target = child.child_by_field_name("destination")
-                operator = next((text_of(c) for c in child.children if not c.is_named), ">")
                 if target is not None:
-                    redirects.append(Redirect(operator, self.word_of(target)))
+                    redirects.append(self.redirect_of(child, target))
             elif child.type == "heredoc_redirect":
                 document = self.document_of(child)
                 for inner in child.named_children:
@@ -598,6 +691,12 @@ class _Reader(WordReader):
             nodes = inner.named_children if inner.type == "pipeline" else [inner]
             found += self.visit_pipeline(nodes, found[-1] if found else None)
         return found
+
+    def redirect_of(self, node: Node, target: Node) -> Redirect:
+        operator = next((text_of(child) for child in node.children if not child.is_named), ">")
+        first = node.named_children[0]
+        descriptor = text_of(first) if first.type == "file_descriptor" else ""
+        return Redirect(operator, self.word_of(target), descriptor)
 
     def document_of(self, node: Node) -> Document | None:
         start = next((c for c in node.named_children if c.type == "heredoc_start"), None)
@@ -627,10 +726,12 @@ class _Reader(WordReader):
         for child in node.named_children:
             if child.type == "file_redirect":
                 target = child.child_by_field_name("destination")
-                operator = next((text_of(c) for c in child.children if not c.is_named), ">")
                 if target is not None:
-                    redirects = (*redirects, Redirect(operator, self.word_of(target)))
-            elif child.type in ("variable_assignment", "herestring_redirect"):
+                    redirects = (*redirects, self.redirect_of(child, target))
+            elif child.type == "herestring_redirect":
+                given = self.word_of(child.named_children[-1]).literal
+                document = document or Document(given, self.line(child))
+            elif child.type == "variable_assignment":
                 continue
             else:
                 words += self.words_of(child)
@@ -683,3 +784,42 @@ class _Reader(WordReader):
         text = literals[position] if position is not None else None
         if position is not None and text and (" " in text or "\n" in text):
             self.read(text, first_line=command.words[position].line, depth=self.depth + 1)
+
+
+def _divide(node: Node) -> tuple[list[Node], list[Node], list[Node]]:
+    """The nodes of a test, of what depends on it, and of the opposite case."""
+    children = node.named_children
+    if node.type == "list":
+        return children[:1], children[1:], []
+    if node.type != "if_statement":
+        return children[:-1], children[-1:], []
+    then = next((c.start_byte for c in node.children if c.type == "then"), node.end_byte)
+    rest = [child for child in children if child.start_byte > then]
+    other = [child for child in rest if child.type in ("else_clause", "elif_clause")]
+    inside = [child for child in rest if child not in other]
+    return [child for child in children if child.start_byte < then], inside, other
+
+
+def _find_joint(node: Node) -> Joint:
+    if node.type == "if_statement":
+        return Joint.IF
+    word = next((text_of(c) for c in node.children if not c.is_named), "")
+    return next((joint for joint in Joint if joint.value == word), Joint.FOR)
+
+
+def _only_tells(node: Node) -> bool:
+    """`[ ... ] && echo it` says no more than its first part."""
+    name = node.named_children[-1].child_by_field_name("name")
+    return name is not None and text_of(name) in ("echo", "printf", "logger", "date")
+
+
+def _find_end(nodes: Sequence[Node]) -> str:
+    """`exit` or `break` where one of these nodes surely does that; '' for none."""
+    for node in nodes:
+        name = node.child_by_field_name("name") if node.type == "command" else None
+        if name is not None and text_of(name) in ("exit", "break"):
+            return text_of(name)
+        found = _find_end(node.named_children) if node.type in _SAME_SHELL else ""
+        if found:
+            return found
+    return ""
