@@ -127,12 +127,13 @@ def _read(key: str, job: Job, script: bytes, environment: Mapping[str, str]) -> 
     from slurm_colloc.check.check_script import check_script_text
 
     if len(script) > LARGEST_BYTES:
-        return Reading(key, unread="it is larger than 1 MiB")
+        return Reading(key, unread="it is larger than 1 MiB, and was not checked")
     try:
         with limited_cpu(READ_S):
             findings, read = check_script_text(job, script, environment)
     except TooSlow:
-        return Reading(key, unread=f"reading it takes longer than {READ_S:g} s")
+        why = f"reading it takes longer than {READ_S:g} s, so it was not checked"
+        return Reading(key, unread=why)
     paths = (os.path.join(job.directory, name) for name in read if name != job.script_name)
     problems = [finding for finding in findings if finding.level is not Severity.NOTE]
     unread = [f.why for f in findings if f.kind == "not-read" and f.file == job.script_name]

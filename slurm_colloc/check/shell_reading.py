@@ -551,7 +551,7 @@ class _Reader(WordReader):
         tests, inside, other = _divide(node)
         joint = _find_joint(node)
         first = tests[0] if tests else node
-        while joint is Joint.AND and first.type == "list" and _only_tells(first):
+        while joint is Joint.AND and _is_told_chain(first):
             first = first.named_children[0]
         text = " ".join(map(text_of, tests)) if joint is Joint.FOR else self.show(first)
         is_loop = joint in (Joint.FOR, Joint.WHILE, Joint.UNTIL)
@@ -807,8 +807,10 @@ def _find_joint(node: Node) -> Joint:
     return next((joint for joint in Joint if joint.value == word), Joint.FOR)
 
 
-def _only_tells(node: Node) -> bool:
+def _is_told_chain(node: Node) -> bool:
     """`[ ... ] && echo it` says no more than its first part."""
+    if node.type != "list" or _find_joint(node) is not Joint.AND:
+        return False
     name = node.named_children[-1].child_by_field_name("name")
     return name is not None and text_of(name) in ("echo", "printf", "logger", "date")
 

@@ -61,7 +61,7 @@ def say_collisions(call: Call, policy: Policy, session: Session, *, may_meet: bo
         job = alike[0].job
         reading = readings.read(job, alike[0].script, alike[0].environment)
         if reading.unread:
-            said += [f"{job.script_name}: not checked: {reading.unread}"] * (not is_quiet)
+            said += [f"{job.script_name}: {reading.unread}"] * (not is_quiet)
         own_id = any(one.by_job_id for one in reading.findings) and ids.has_own(job)
         left = leave_out(reading.findings, accepted[id(alike[0].options)], own_id=own_id)
         alone = [one for one in left if one.level.keeps_alone]
