@@ -30,7 +30,7 @@ from slurm_colloc.check.shell_collisions import (
 from slurm_colloc.check.shell_guards import find_shell_guards
 from slurm_colloc.check.shell_reading import Command, ShellScript, parse_shell
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.gpu_set_packs import choose_set_degree, scale_capacity
 from slurm_colloc.planning.plan_packs import (
@@ -42,8 +42,8 @@ from slurm_colloc.planning.plan_packs import (
 from slurm_colloc.slurm.options import Concern, Given, Options
 from slurm_colloc.store.atomic_files import read_bytes
 
-_SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")
-_PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
+_SHELLS = late_pattern(r"^(ba|z|da|k|a|mk)?sh$")
+_PYTHON = late_pattern(r"^(python|pypy)[\d.]*$")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "horovodrun", "ipython", "coverage"})
 _MOST_PROGRAMS = 20
 

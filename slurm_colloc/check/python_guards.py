@@ -14,20 +14,21 @@ from slurm_colloc.check.python_strings import PythonReader, name_of, show_parts
 from slurm_colloc.check.shell_collisions import DEVICES, is_fixed_temporary
 from slurm_colloc.check.shell_guards import BATCH
 from slurm_colloc.check.shell_reading import ShellWord, find_variable
+from slurm_colloc.model.late_definitions import late_pattern
 
-_IN_USE = re.compile(
+_IN_USE = late_pattern(
     r"nvmlDeviceGet(Compute|Graphics)RunningProcesses|nvmlDeviceGetUtilizationRates|gpustat"
     r"|--query-compute-apps|nvidia-smi pmon|nvidia-smi.*--query-gpu=\S*(memory\.used|utilization\.)"
 )
-_FREE = re.compile(
+_FREE = late_pattern(
     r"\bmem_get_info\b|nvmlDeviceGetMemoryInfo|nvidia-smi.*--query-gpu=\S*memory\.free"
 )
-_SAYS_FREE = re.compile(r"free|avail|used|\(\) +0\b")
+_SAYS_FREE = late_pattern(r"free|avail|used|\(\) +0\b")
 """What all of the GPU has is asked for by the same calls."""
 _FINDERS = frozenset({"find_executable_batch_size", "scale_batch_size"})
 _FINDING_OPTIONS = frozenset({"auto_find_batch_size", "auto_scale_batch_size"})
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
-_LOCKS = re.compile(r"(^|\.)(flock|lockf)$")
+_LOCKS = late_pattern(r"(^|\.)(flock|lockf)$")
 _MORE, _LESS = (ast.Gt, ast.GtE, ast.NotEq), (ast.Lt, ast.LtE, ast.Eq)
 
 

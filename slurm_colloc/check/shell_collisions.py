@@ -31,7 +31,7 @@ from slurm_colloc.check.shell_reading import (
     tells_members_apart,
 )
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.slurm.options import parse_srun_line
 
 # ---- Which program of a shell command does the work, and what it is given; pure ------------------
@@ -157,7 +157,7 @@ def origin_of(word: ShellWord) -> int:
 
 # ---- Commands of a shell script that reach the neighbours or the GPU itself; pure ----------------
 
-_GPU_SETTINGS = re.compile(
+_GPU_SETTINGS = late_pattern(
     r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"
     r"|--reset-gpu-clocks|-lmc|--lock-memory-clocks|-rmc|-ac|--applications-clocks|-rac"
     r"|--reset-applications-clocks|-mig|--multi-instance-gpu|-r|--gpu-reset|-e|--ecc-config|-am"
@@ -354,24 +354,22 @@ def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
 _WRITERS = frozenset(
     {"mkdir", "cp", "mv", "touch", "tee", "ln", "rsync", "install", "mkfifo", "pushd", "cd", "rm"}
 )
-_NAMING_OPTION = re.compile(
-    r"(dir|path|out|log|name|ckpt|checkpoint|save|file|prefix|deffnm|session|run[-_]?id|^o$)",
-    re.IGNORECASE,
+_NAMING_OPTION = late_pattern(
+    r"(?i)(dir|path|out|log|name|ckpt|checkpoint|save|file|prefix|deffnm|session|run[-_]?id|^o$)"
 )
-_NOT_A_NAME = re.compile(
-    r"rdzv|job[-_]?id|seed|job[-_]?name|dependency|format|in(put)?[-_]?|data", re.IGNORECASE
+_NOT_A_NAME = late_pattern(
+    r"(?i)rdzv|job[-_]?id|seed|job[-_]?name|dependency|format|in(put)?[-_]?|data"
 )
-_WRITING_OPTION = re.compile(
-    r"(out|log|save|ckpt|checkpoint|cache|tmp|temp|work|sock|lock|pid|dump|result|store|^o$)",
-    re.IGNORECASE,
+_WRITING_OPTION = late_pattern(
+    r"(?i)(out|log|save|ckpt|checkpoint|cache|tmp|temp|work|sock|lock|pid|dump|result|store|^o$)"
 )
-_READING_OPTION = re.compile(r"(data|input|resume|load|config|from)", re.IGNORECASE)
-_FILE_SUFFIX = re.compile(
+_READING_OPTION = late_pattern(r"(?i)(data|input|resume|load|config|from)")
+_FILE_SUFFIX = late_pattern(
     r"\0[\w.-]*\.(pt|pth|ckpt|txt|log|csv|json|jsonl|out|err|h5|hdf5|npz|npy|pkl|db|sqlite|tar|gz"
     r"|zip|ya?ml|xtc|trr|nc)$"
 )
-_SHARED_FOLDER = re.compile(r"^(/tmp|/var/tmp|/dev/shm)(/+|$)")
-_IN_SHARED_FOLDER = re.compile(r"(^|=)(/tmp|/var/tmp|/dev/shm)")
+_SHARED_FOLDER = late_pattern(r"^(/tmp|/var/tmp|/dev/shm)(/+|$)")
+_IN_SHARED_FOLDER = late_pattern(r"(^|=)(/tmp|/var/tmp|/dev/shm)")
 _OUTPUT_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>"})
 
 
@@ -473,9 +471,9 @@ def is_fixed_temporary(word: ShellWord) -> bool:
     return all(part.kind in (Kind.TEXT, Kind.VARIABLE) for part in word.parts)
 
 
-_PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
-_ENDPOINT_OPTION = re.compile(r"--rdzv[-_]endpoint")
-_ADDRESS = re.compile(r"^[\w.\-\0\[\]]*:(\d+)$")
+_PORT_OPTION = late_pattern(r"(?i)-{1,2}(?:[a-z]+[-_])*port")
+_ENDPOINT_OPTION = late_pattern(r"--rdzv[-_]endpoint")
+_ADDRESS = late_pattern(r"^[\w.\-\0\[\]]*:(\d+)$")
 # Values that keep a program off the GPU, which is harmless.
 _NO_GPU = ("", "-1", "NoDevFiles")
 

@@ -28,28 +28,29 @@ from slurm_colloc.check.shell_reading import (
     WordPart,
     walk_parts,
 )
+from slurm_colloc.model.late_definitions import late_pattern
 
-_IN_USE = re.compile(
+_IN_USE = late_pattern(
     r"nvidia-smi\b[^|;]*--query-compute-apps|nvidia-smi\s+pmon\b|\bgpustat\b"
     r"|\b(fuser|lsof)\b[^|;]*/dev/nvidia"
     r"|nvidia-smi\b[^|;]*--query-gpu=[^|;\s]*(memory\.used|utilization\.)"
     r"|nvidia-smi\s*(2>\S+\s*|\|&?\s*)+e?grep\b[^|]*(python|No running)"
 )
-FREE_MEMORY = re.compile(r"nvidia-smi\b[^|;]*--query-gpu=[^|;\s]*memory\.free|\bmem_get_info\b")
-BATCH = re.compile(r"batch|^-*(m|train_?)?bs(z|ize)?$|^-*b$|gpu[-_]mem", re.IGNORECASE)
-_TRAINS = re.compile(
+FREE_MEMORY = late_pattern(r"nvidia-smi\b[^|;]*--query-gpu=[^|;\s]*memory\.free|\bmem_get_info\b")
+BATCH = late_pattern(r"(?i)batch|^-*(m|train_?)?bs(z|ize)?$|^-*b$|gpu[-_]mem")
+_TRAINS = late_pattern(
     r"^(python|pypy)[\d.]*$|^(torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec)$|\.py$"
 )
-_EMPTY_OR_NOT = re.compile(r"^\[\[?\s+(!\s+)?-([nz])\s")
+_EMPTY_OR_NOT = late_pattern(r"^\[\[?\s+(!\s+)?-([nz])\s")
 _HALVED = r"\b{name}\b.*/ *2"
-_COMPARED = re.compile(
+_COMPARED = late_pattern(
     r"\s(-gt|-ge|-ne|-lt|-le|-eq|!=|==?|>=?|<=?)\s+[\"']?(\d*)[\"']?\s*(\]\]?|\)\))$"
 )
-_FILTERED = re.compile(r"\|&?\s*e?grep\s+(?P<words>[^|]*)$")
-_IS_THERE = re.compile(r"^(?:\[\[?|test)\s+-[efd]\s+[\"']?(?P<path>[^\s\"']+)")
+_FILTERED = late_pattern(r"\|&?\s*e?grep\s+(?P<words>[^|]*)$")
+_IS_THERE = late_pattern(r"^(?:\[\[?|test)\s+-[efd]\s+[\"']?(?P<path>[^\s\"']+)")
 _OF_A_USER = frozenset({"USER", "LOGNAME", "UID", "HOSTNAME", "SLURM_JOB_USER", "SLURM_JOB_UID"})
 """Variables that are equal in all members on a node; of others that is not certain."""
-_NAMES_LOCK = re.compile(r"lock|\.pid\b|running", re.IGNORECASE)
+_NAMES_LOCK = late_pattern(r"(?i)lock|\.pid\b|running")
 
 
 def find_shell_guards(script: ShellScript, file: str) -> tuple[list[ScriptFinding], set[str]]:

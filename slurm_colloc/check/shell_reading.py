@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -52,14 +52,14 @@ OWN_OF_A_MEMBER = frozenset(
 )
 """What differs between members, or may differ because they are called with other arguments."""
 
-TCP_ADDRESS = re.compile(r"^tcp://[^/]*:0*[1-9]\d*$")
+TCP_ADDRESS = late_pattern(r"^tcp://[^/]*:0*[1-9]\d*$")
 """Where torch.distributed meets: `tcp://127.0.0.1:23456`."""
 
-_RANDOM_COMMAND = re.compile(
+_RANDOM_COMMAND = late_pattern(
     r"\b(mktemp|uuidgen|shuf|openssl\s+rand|/dev/u?random|getrandbits|rand(int|om|range)|uuid4)\b"
 )
-_FINER_THAN_MINUTES = re.compile(r"%[-_0^#]*(\d*N)")
-_CLOCK = re.compile(r"%[-_0^#]*[sSTMrRcX]")
+_FINER_THAN_MINUTES = late_pattern(r"%[-_0^#]*(\d*N)")
+_CLOCK = late_pattern(r"%[-_0^#]*[sSTMrRcX]")
 _HOLE = "\0"
 
 

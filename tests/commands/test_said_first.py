@@ -107,8 +107,8 @@ def test_a_job_that_shares_with_none_anyway_is_not_read(user: CsubUser) -> None:
     for words in (one, (*TWO, "--share=exclusive"), (*TWO, "--gres=gpu:0")):
         assert "tmp-lock" not in user.csub(*words, "lock.sh").stderr
     assert not kept(user).exists()
-    for words in ((*one, "--join"), (*one, "--open")):
-        assert user.csub(*words, "lock.sh").stderr.startswith(SAID)
+    for word in ("--join", "--open"):
+        assert user.csub(*one, word, "lock.sh").stderr.startswith(SAID)
     assert kept(user).exists()
 
 
