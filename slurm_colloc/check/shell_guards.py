@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_colloc.check.collisions import ScriptFinding, build_finding
+from slurm_colloc.check.shell_branches import Branch, Joint
 from slurm_colloc.check.shell_collisions import (
     arguments_of,
     base_name,
@@ -19,9 +20,7 @@ from slurm_colloc.check.shell_collisions import (
 )
 from slurm_colloc.check.shell_reading import (
     Assignment,
-    Branch,
     Command,
-    Joint,
     Kind,
     ShellScript,
     ShellWord,

@@ -15,6 +15,15 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from slurm_colloc.check.shell_branches import (
+    Branch,
+    Joint,
+    divide,
+    find_end,
+    find_joint,
+    is_told_chain,
+    text_of,
+)
 from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 if TYPE_CHECKING:
@@ -262,49 +271,6 @@ class Assignment:
         return self.value.line
 
 
-class Joint(enum.Enum):
-    """What makes steps depend on a test."""
-
-    AND = "&&"
-    OR = "||"
-    IF = "if"
-    ELSE = "else"
-    FOR = "for"
-    WHILE = "while"
-    UNTIL = "until"
-
-    @property
-    def follows_success(self) -> bool:
-        """The steps are done where the test succeeds."""
-        return self in (Joint.AND, Joint.IF, Joint.WHILE)
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Steps that are done, or not, as a test says.
-
-    Attributes:
-        joint: How they depend on it.
-        test: The test as it is written, with what is known of variables put in; of `for` the
-            variable and its values.
-        line: Where that begins.
-        asks: The commands of the test.
-        steps: The steps.
-        ends: `exit` or `break` where they surely do that; empty for neither.
-        has_other: `if` with something for the opposite case.
-        is_in_loop: It stands in a loop.
-    """
-
-    joint: Joint
-    test: str
-    line: int
-    asks: tuple[Command | Assignment, ...]
-    steps: tuple[Command | Assignment, ...]
-    ends: str
-    has_other: bool
-    is_in_loop: bool
-
-
 @dataclass
 class ShellScript:
     """What a script does.
@@ -460,11 +426,6 @@ def _read_gap(gap: bytes, line: int) -> list[WordPart]:
     return parts
 
 
-def text_of(node: Node) -> str:
-    """A node as it is written."""
-    return (node.text or b"").decode("utf-8", "replace")
-
-
 def _unescape(text: str) -> str:
     """Backslashes and line continuations as the shell takes them away outside quotes."""
     if "\\" not in text:
@@ -485,7 +446,6 @@ def _unescape(text: str) -> str:
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _DEEPEST = 5
 _WITH_TEST = frozenset({"list", "if_statement", "while_statement", "for_statement"})
-_SAME_SHELL = frozenset({"compound_statement", "redirected_statement", "do_group", "else_clause"})
 
 
 def parse_shell(text: str, arguments: Sequence[str] = ()) -> ShellScript:
@@ -548,10 +508,10 @@ class _Reader(WordReader):
             name = node.child_by_field_name("variable")
             if name is not None:
                 self.values.pop(text_of(name), None)
-        tests, inside, other = _divide(node)
-        joint = _find_joint(node)
+        tests, inside, other = divide(node)
+        joint = find_joint(node)
         first = tests[0] if tests else node
-        while joint is Joint.AND and _is_told_chain(first):
+        while joint is Joint.AND and is_told_chain(first):
             first = first.named_children[0]
         text = " ".join(map(text_of, tests)) if joint is Joint.FOR else self.show(first)
         is_loop = joint in (Joint.FOR, Joint.WHILE, Joint.UNTIL)
@@ -567,7 +527,7 @@ class _Reader(WordReader):
             if nodes:
                 self.script.branches.append(
                     Branch(
-                        kind, text, self.line(node), asks, done, _find_end(nodes), bool(other),
+                        kind, text, self.line(node), asks, done, find_end(nodes), bool(other),
                         self.loops > 0,
                     )
                 )  # fmt: skip
@@ -784,44 +744,3 @@ class _Reader(WordReader):
         text = literals[position] if position is not None else None
         if position is not None and text and (" " in text or "\n" in text):
             self.read(text, first_line=command.words[position].line, depth=self.depth + 1)
-
-
-def _divide(node: Node) -> tuple[list[Node], list[Node], list[Node]]:
-    """The nodes of a test, of what depends on it, and of the opposite case."""
-    children = node.named_children
-    if node.type == "list":
-        return children[:1], children[1:], []
-    if node.type != "if_statement":
-        return children[:-1], children[-1:], []
-    then = next((c.start_byte for c in node.children if c.type == "then"), node.end_byte)
-    rest = [child for child in children if child.start_byte > then]
-    other = [child for child in rest if child.type in ("else_clause", "elif_clause")]
-    inside = [child for child in rest if child not in other]
-    return [child for child in children if child.start_byte < then], inside, other
-
-
-def _find_joint(node: Node) -> Joint:
-    if node.type == "if_statement":
-        return Joint.IF
-    word = next((text_of(c) for c in node.children if not c.is_named), "")
-    return next((joint for joint in Joint if joint.value == word), Joint.FOR)
-
-
-def _is_told_chain(node: Node) -> bool:
-    """`[ ... ] && echo it` says no more than its first part."""
-    if node.type != "list" or _find_joint(node) is not Joint.AND:
-        return False
-    name = node.named_children[-1].child_by_field_name("name")
-    return name is not None and text_of(name) in ("echo", "printf", "logger", "date")
-
-
-def _find_end(nodes: Sequence[Node]) -> str:
-    """`exit` or `break` where one of these nodes surely does that; '' for none."""
-    for node in nodes:
-        name = node.child_by_field_name("name") if node.type == "command" else None
-        if name is not None and text_of(name) in ("exit", "break"):
-            return text_of(name)
-        found = _find_end(node.named_children) if node.type in _SAME_SHELL else ""
-        if found:
-            return found
-    return ""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_colloc.check.collisions import leave_out, list_names
-from slurm_colloc.check.kept_readings import KeptReadings
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Policy, SharingMode
@@ -52,6 +50,10 @@ def say_collisions(call: Call, policy: Policy, session: Session, *, may_meet: bo
             kinds.setdefault(key, []).append(candidate)
     if not kinds:
         return call
+    # A job that shares with none loads none of this.
+    from slurm_colloc.check.collisions import leave_out
+    from slurm_colloc.check.kept_readings import KeptReadings
+
     readings = KeptReadings(session.own_state.root)
     ids = OwnIds(session.own_state, session.settings, session.slurm)
     changed: dict[int, Candidate] = {}
@@ -86,6 +88,10 @@ def choose_accepted(options: Options | None, settings: Settings) -> frozenset[st
     """
     text = options.text("accept") if options is not None else None
     given = (text or "").replace(",", "\n").split()
+    if not given and not settings.accept:
+        return frozenset()
+    from slurm_colloc.check.collisions import list_names
+
     known = list_names()
     for names, origin in ((given, "--accept"), (settings.accept, "the setting accept")):
         for name in names:
