@@ -20,6 +20,10 @@ TOP = 14
 BARE = "a bare start"
 TIMES_BARE_MOST = {"csub --help": 6, "csub x.sh": 7, "csub queue": 7, "csub report": 10}
 ONE = ("--gres=gpu:1", "x.sh")
+TWO = ("--gres=gpu:1", "--array=1-2", "port.sh")
+READ, UNREAD, SKIPPED = (f"csub --array=1-2 port.sh, {how}" for how in (
+    "read before", "read first", "not read (--share=exclusive)"))  # fmt: skip
+"""A call whose jobs may share: its script is checked (docs/decisions/0064)."""
 HEAVY = ("pandas", "numpy", "torch", "pyarrow", "typer", "click", "rich", "pydantic",
          "importlib.metadata", "asyncio", "logging", "email")  # fmt: skip
 # Run a submission in this interpreter, then tell what it had loaded.
@@ -50,12 +54,17 @@ def measure_startup(bed: Bed) -> Section:
         BARE: lambda: take(bed, [python, "-I", "-c", "pass"]),
         "csub --version": lambda: take(bed, [bed.csub, "--version"]),
         "csub --help": lambda: take(bed, [bed.csub, "--help"]),
-        "csub x.sh": lambda: _submit(bed),
+        "csub x.sh": lambda: _submit(bed, *ONE),
+        SKIPPED: lambda: _submit(bed, "--share=exclusive", *TWO),
+        UNREAD: lambda: _submit_unread(bed),
+        READ: lambda: _submit(bed, *TWO),
         "csub queue": lambda: take(waiting, [bed.csub, "queue"]),
         "csub report": lambda: take(ended, [bed.csub, "report"]),
         "import typer": lambda: take(bed, [python, "-I", "-c", "import typer"]),
     }
     took: dict[str, list[Took]] = {name: [] for name in runs}
+    (bed.home / "port.sh").write_text("#!/bin/bash\nexport MASTER_PORT=29500\npython t.py\n")
+    (bed.home / "t.py").write_text("import time\nprint(time.time())\n")
     with bed.paused():
         waiting.run([bed.csub, *ONE])
         for number in range(RUNS + 1):
@@ -67,7 +76,7 @@ def measure_startup(bed: Bed) -> Section:
     for name, series in took.items():
         figures.add(name, Series(tuple(one.wall_ms for one in series)), "ms", command=name)
     for what in ("wall_ms", "cpu_ms"):
-        for name, target in TIMES_BARE_MOST.items():
+        for name, target in {**TIMES_BARE_MOST, READ: 7, UNREAD: None, SKIPPED: None}.items():
             ratios = [
                 getattr(one, what) / getattr(bare, what)
                 for one, bare in zip(took[name], took[BARE], strict=True)
@@ -93,10 +102,16 @@ def take(bed: Bed, argv: list[str]) -> Took:
     return Took(wall_ms, 1000 * used_s)
 
 
-def _submit(bed: Bed) -> Took:
+def _submit_unread(bed: Bed) -> Took:
+    """Submit a script that is read first."""
+    (bed.state.root / "waits" / "checked.json").unlink(missing_ok=True)
+    return _submit(bed, *TWO)
+
+
+def _submit(bed: Bed, *words: str) -> Took:
     """Submit with no open pack."""
     before = set(bed.state.list_open())
-    took = take(bed, [bed.csub, *ONE])
+    took = take(bed, [bed.csub, *words])
     forget_packs(bed, before)
     return took
 

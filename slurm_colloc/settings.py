@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class Settings:
             runs: `auto` (where Slurm starts it as soon and charges no more), `always` or `never`.
         job_id: What SLURM_JOB_ID is in a member: `own`, a number of its own; `pack`, the id of its
             pack's Slurm job; `auto`, the former but where Slurm's own ids are as large.
+        accept: Names of findings of `csub check` in spite of which jobs share, or `all`.
         hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
             node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
             alone) or `never`.
@@ -120,6 +121,7 @@ class Settings:
     join: str = "auto"
     open: str = "auto"
     job_id: str = "auto"
+    accept: Sequence[str] = field(default_factory=list)
     hooks: str = "auto"
     mig: bool = False
     mig_mps_inside: bool = False

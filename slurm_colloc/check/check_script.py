@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, merge_findings
+from slurm_colloc.check.kept_readings import LARGEST_BYTES
 from slurm_colloc.check.python_collisions import (
     SHARED_OUTPUT,
     changes_directory,
@@ -26,9 +27,10 @@ from slurm_colloc.check.shell_collisions import (
     find_shell_collisions,
     program_at,
 )
+from slurm_colloc.check.shell_guards import find_shell_guards
 from slurm_colloc.check.shell_reading import Command, ShellScript, parse_shell
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.model.plan import Capacity, Policy
 from slurm_colloc.planning.gpu_set_packs import choose_set_degree, scale_capacity
 from slurm_colloc.planning.plan_packs import (
@@ -38,11 +40,11 @@ from slurm_colloc.planning.plan_packs import (
     explain_gpu_count,
 )
 from slurm_colloc.slurm.options import Concern, Given, Options
+from slurm_colloc.store.atomic_files import read_bytes
 
-_SHELLS = re.compile(r"^(ba|z|da|k|a|mk)?sh$")
-_PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
+_SHELLS = late_pattern(r"^(ba|z|da|k|a|mk)?sh$")
+_PYTHON = late_pattern(r"^(python|pypy)[\d.]*$")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "horovodrun", "ipython", "coverage"})
-_LARGEST_PROGRAM_BYTES = 1024 * 1024
 _MOST_PROGRAMS = 20
 
 
@@ -87,8 +89,14 @@ def check_script_text(
     if interpreter != "shell":
         why = "csub reads only shell and Python: of this script it knows only the request"
         return [_unread(file, 1, text.split("\n", 1)[0], why)], [file]
-    script = parse_shell(text, job.arguments)
-    findings = find_shell_collisions(script, file, choose_reach(text))
+    try:
+        script = parse_shell(text, job.arguments)
+        findings, locks = find_shell_guards(script, file)
+    except RecursionError:
+        return [_unread(file, 1, file, "it is nested too deeply, and was not checked")], [file]
+    collisions = find_shell_collisions(script, file, choose_reach(text))
+    # What is said of a lock tells more.
+    findings += [f for f in collisions if f.kind != "fixed-temporary-file" or f.what not in locks]
     findings += _tell_not_understood(script, file)
     read = [file]
     inside = {**environment, **read_shell_environment(script)}
@@ -201,10 +209,10 @@ def _check_program(
     if text is None:
         path = os.path.join(directory, program.shown)
         try:
-            with open(path, "rb") as stream:
-                text = stream.read(_LARGEST_PROGRAM_BYTES).decode("utf-8", "replace")
+            # Of a pipe nothing may ever come.
+            text = read_bytes(path, LARGEST_BYTES).decode("utf-8", "replace")
         except OSError as error:
-            reason = os.strerror(error.errno or 0)
+            reason = error.strerror or str(error)
             return [tell(f"it cannot be read here ({reason}), and was not checked")]
     try:
         return find_python_collisions(
@@ -214,7 +222,7 @@ def _check_program(
             arguments=program.arguments,
             environment=environment,
         )
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         return [tell(f"it is not Python of this version ({said}), and was not checked")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from slurm_colloc.model.late_definitions import dataclass, replace
 
@@ -16,10 +16,20 @@ OWN_NAME_IN_PYTHON = 'os.environ.get("SLURM_COLLOC_NAME")'
 
 
 class Severity(enum.StrEnum):
-    """How a finding counts."""
+    """How a finding counts.
 
+    What loses work certainly keeps a job alone, until its user accepts that. A problem is only
+    said at a submission, and a note only by `csub check`.
+    """
+
+    LOSES_WORK = "loses-work"
     PROBLEM = "problem"
     NOTE = "note"
+
+    @property
+    def keeps_alone(self) -> bool:
+        """A job with such a finding shares with no other."""
+        return self is Severity.LOSES_WORK
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class ScriptFinding:
         advice: What to do; empty for nothing.
         level: How it counts.
         also: Further lines where the same stands.
+        by_job_id: It collides only where members have the job id of their pack in common.
     """
 
     kind: str
@@ -45,11 +56,43 @@ class ScriptFinding:
     advice: str = ""
     level: Severity = Severity.PROBLEM
     also: tuple[int, ...] = ()
+    by_job_id: bool = False
 
     @property
     def place(self) -> str:
         """`train.sh:12`."""
         return f"{self.file}:{self.line}" if self.line else self.file
+
+    def __str__(self) -> str:
+        told = f"{self.what}: {self.why}" + (f": {self.advice}" if self.advice else "")
+        return f"{self.place}: {told} ({self.kind})"
+
+
+def list_names() -> tuple[str, ...]:
+    """The names of findings that can be accepted, and `all`."""
+    return (*sorted((*_PROBLEMS, "fixed-port", "gpu-memory-fraction")), ALL)
+
+
+ALL = "all"
+"""What stands for the names of all findings."""
+
+
+def leave_out(
+    findings: Iterable[ScriptFinding], accepted: Collection[str], *, own_id: bool
+) -> list[ScriptFinding]:
+    """The findings without those that a user accepts, or that a number of its own cures.
+
+    Args:
+        findings: They.
+        accepted: The names of accepted ones, or `all`.
+        own_id: The job has a SLURM_JOB_ID that no other job has.
+    """
+    return [
+        finding
+        for finding in findings
+        if not (own_id and finding.by_job_id)
+        and (finding.level is Severity.NOTE or not {finding.kind, ALL} & {*accepted})
+    ]
 
 
 _OF_A_NAME = ("job-id-path", "timestamp-path")
@@ -96,7 +139,8 @@ def port_finding(file: str, line: int, what: str, *, of_job: bool) -> ScriptFind
     sets_it = "MASTER_PORT" in what.partition("=")[0]
     do = "leave it out" if sets_it else "take MASTER_PORT from the environment"
     advice = f"{do}: csub gives each member a free port in it"
-    return ScriptFinding("fixed-port", file, line, shorten(what), why, advice)
+    what = shorten(what)
+    return ScriptFinding("fixed-port", file, line, what, why, advice, by_job_id=of_job)
 
 
 _PROBLEMS = {
@@ -108,9 +152,17 @@ _PROBLEMS = {
         "members that start together choose the same folder for their runs",
         "{advice}",
     ),
+    "ends-daemons": (
+        "{whose} end with it",
+        "leave it out: csub ends what a job has started",
+    ),
     "fixed-temporary-file": (
         "members run on one node, and would write the same file",
         "put it below $TMPDIR: each member has one of its own",
+    ),
+    "gpu-index": (
+        "under MPS CUDA_VISIBLE_DEVICES may hold the UUID of a GPU, which is no number",
+        "leave it out: the GPU that the job has is the first that its programs see",
     ),
     "gpu-memory-preallocation": (
         (
@@ -123,13 +175,21 @@ _PROBLEMS = {
         "it changes the GPU for the neighbours too, or is not permitted",
         "leave it out",
     ),
+    "idle-gpu-guard": (
+        "the GPU is in use where it is shared, and then this {does}",
+        "leave it out: no other user has this GPU",
+    ),
     "job-id-path": (
         "all members of a pack have the same job id, and would share this name",
         "name it after {own}, which is 4711_3 in a pack",
     ),
     "kill-by-name": (
-        "the neighbours' processes have the same names and the same user, and end too",
+        "as under sbatch on one node, the neighbours' processes of these names and this user end",
         "end only what you started: pid=$! after starting it, later kill $pid",
+    ),
+    "memory-sized-batch": (
+        "what fits in GPU memory depends on the neighbours there, and so would the batch size",
+        "write down a batch size, and say with --gpu-mem what the job needs",
     ),
     "mps-control": (
         "the MPS daemon serves all processes on the GPU: neighbours would end with it",
@@ -142,6 +202,10 @@ _PROBLEMS = {
     "removes-neighbours": (
         "the neighbours' temporary files lie there too",
         "remove what lies below $TMPDIR, or nothing: csub removes each member's own",
+    ),
+    "shared-memory-name": (
+        "members run on one node, and would open the same memory",
+        "add {own} to its name",
     ),
     "shared-output": ("all tasks of the array would write this one file", "add {own} to its name"),
     "slurm-command-by-path": (
@@ -163,6 +227,10 @@ _PROBLEMS = {
         "it bypasses csub's srun, which keeps a step within its member's host memory",
         "write srun without its path",
     ),
+    "tmp-lock": (
+        "members run on one node, and only the first gets the lock; the others do not train",
+        "put it below $TMPDIR, or leave it out",
+    ),
     "timestamp-path": (
         "members start in the same second, and would share this name",
         "add {own} to it",
@@ -181,7 +249,15 @@ _NOTES = {
 
 
 def build_finding(
-    kind: str, file: str, line: int, what: str, *, own: str = OWN_NAME, **words: object
+    kind: str,
+    file: str,
+    line: int,
+    what: str,
+    *,
+    own: str = OWN_NAME,
+    loses_work: bool = False,
+    by_job_id: bool = False,
+    **words: object,
 ) -> ScriptFinding:
     """A finding of a kind that always means the same.
 
@@ -191,10 +267,13 @@ def build_finding(
         line: Where it is there.
         what: What is there.
         own: What a member's own name is called there.
+        loses_work: It is certain that where the GPU is shared work is lost.
+        by_job_id: See ScriptFinding.
         words: What else its sentences name.
     """
     is_note = kind in _NOTES
     why, advice = (_NOTES if is_note else _PROBLEMS)[kind]
+    level = Severity.LOSES_WORK if loses_work else Severity.PROBLEM
     return ScriptFinding(
         kind,
         file,
@@ -202,5 +281,6 @@ def build_finding(
         shorten(what),
         why.format(own=own, **words),
         advice.format(own=own, **words),
-        Severity.NOTE if is_note else Severity.PROBLEM,
+        Severity.NOTE if is_note else level,
+        by_job_id=by_job_id or kind == "job-id-path",
     )

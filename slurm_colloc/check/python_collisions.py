@@ -17,6 +17,7 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
+from slurm_colloc.check.python_guards import find_python_guards
 from slurm_colloc.check.python_strings import (
     PythonReader,
     check_memory_calls,
@@ -38,23 +39,23 @@ from slurm_colloc.check.shell_reading import (
     find_job_id,
     tells_members_apart,
 )
-from slurm_colloc.model.late_definitions import replace
+from slurm_colloc.model.late_definitions import late_pattern, replace
 
 # ---- Output files with a constant name, which several members would write at once; pure ----------
 
 SHARED_OUTPUT = "shared-output"
 
-_SECOND = re.compile(r"(^|\.)(torch\.save|joblib\.dump|safe_save_file|save_file)$")
+_SECOND = late_pattern(r"(^|\.)(torch\.save|joblib\.dump|safe_save_file|save_file)$")
 """What is saved comes first, where to second."""
 
-_FIRST = re.compile(
+_FIRST = late_pattern(
     r"(^|\.)((np|numpy)\.save(z|z_compressed|txt)?|to_csv|to_parquet|to_pickle|to_json|to_hdf"
     r"|savefig|save_pretrained|save_weights|save_checkpoint|save_model)$"
 )
-_OWNER = re.compile(r"\.(write_text|write_bytes)$")
+_OWNER = late_pattern(r"\.(write_text|write_bytes)$")
 _PATH_KEYWORDS = ("f", "file", "filename", "fname", "path", "path_or_buf", "filepath", "file_path")
-_CHANGES_DIRECTORY = re.compile(r"(^|\.)chdir$")
-_ELSEWHERE = re.compile(r"^(/tmp|/var/tmp|/dev|/proc)(/|$)|://")
+_CHANGES_DIRECTORY = late_pattern(r"(^|\.)chdir$")
+_ELSEWHERE = late_pattern(r"^(/tmp|/var/tmp|/dev|/proc)(/|$)|://")
 _TRUNCATING = frozenset({">", ">|", "&>"})
 
 
@@ -147,26 +148,22 @@ def settle_outputs(findings: Iterable[ScriptFinding], *, is_array: bool) -> list
 
 # ---- Finds in a Python program what would collide when it shares a GPU; pure ---------------------
 
-_NAMING = re.compile(
-    r"(dir|path|out|log|file|name|version|ckpt|checkpoint|prefix|root)", re.IGNORECASE
-)
-_TALKERS = re.compile(
+_NAMING = late_pattern(r"(?i)(dir|path|out|log|file|name|version|ckpt|checkpoint|prefix|root)")
+_TALKERS = late_pattern(
     r"(^|\.)(print|debug|info|warning|warn|error|exception|critical|log|join|format|write|append"
     r"|get|getenv|add_argument|basicConfig|update|strftime|strptime|split|replace|set_description"
     r"|init|seed|manual_seed|run|call|check_call|check_output|system|Popen|getLogger)$"
 )
-_PATHS = re.compile(r"(^|\.)(Path|PurePath|open|makedirs|mkdir|SummaryWriter|FileHandler)$")
-_WRITERS = re.compile(
+_PATHS = late_pattern(r"(^|\.)(Path|PurePath|open|makedirs|mkdir|SummaryWriter|FileHandler)$")
+_WRITERS = late_pattern(
     r"(^|\.)(makedirs|mkdir|save|savez|savetxt|dump|to_csv|to_parquet|savefig|write_text"
     r"|write_bytes|touch|FileHandler|SummaryWriter|FileLock|SoftFileLock|save_pretrained)$"
 )
-_SERVERS = re.compile(r"(connect|client|session|request|mysql|psycopg|redis)", re.IGNORECASE)
+_SERVERS = late_pattern(r"(?i)(connect|client|session|request|mysql|psycopg|redis)")
 # A base folder does not tell members apart; nearly everything else that varies may.
-_BASE = re.compile(
-    r"(dir|path|root|out|base|log|folder|home|work|user|project|ckpt)", re.IGNORECASE
-)
+_BASE = late_pattern(r"(?i)(dir|path|root|out|base|log|folder|home|work|user|project|ckpt)")
 _HERE = ("", "localhost", "127.0.0.1", "0.0.0.0", "::")
-_SHARED = re.compile(r"^(/tmp|/var/tmp|/dev/shm)/+[^/\0]")
+_SHARED = late_pattern(r"^(/tmp|/var/tmp|/dev/shm)/+[^/\0]")
 
 
 def find_python_collisions(
@@ -195,7 +192,7 @@ def find_python_collisions(
         checker.learn(node)
     found = [finding for node in ast.walk(tree) for finding in checker.check(node)]
     found += find_preallocation(tree, checker, environment)
-    return [*found, *find_python_outputs(tree, checker)]
+    return [*found, *find_python_outputs(tree, checker), *find_python_guards(tree, checker)]
 
 
 class _Checker(PythonReader):
@@ -404,12 +401,12 @@ class _Checker(PythonReader):
         from slurm_colloc.check.shell_collisions import find_shell_collisions
         from slurm_colloc.check.shell_reading import parse_shell
 
-        kinds = ("kill-by-name", "gpu-settings", "mps-control", "slurm-command-by-path")
+        kinds = (
+            "kill-by-name", "ends-daemons", "gpu-settings", "mps-control", "slurm-command-by-path",
+        )  # fmt: skip
         for finding in find_shell_collisions(parse_shell(command), self.file):
             if finding.kind in kinds:
-                yield ScriptFinding(
-                    finding.kind, self.file, line, finding.what, finding.why, finding.advice
-                )
+                yield replace(finding, line=line)
 
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -435,8 +432,9 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
                 "default-directory",
                 reader.file,
                 reader.line(node),
-                "Trainer(...) writes lightning_logs/version_N",
+                "Trainer(...) writes lightning_logs/version_J of the job id J",
                 advice="give it a default_root_dir of its own, or a logger with a version",
+                by_job_id=True,
             )
     elif name in ("CSVLogger", "TensorBoardLogger"):
         path = next((keywords[k] for k in ("save_dir",) if k in keywords), None)

@@ -18,14 +18,14 @@ from slurm_colloc.check.shell_reading import (
     ShellScript,
     WordPart,
 )
-from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import JAX_GROWS, TENSORFLOW_GROWS
 
-_OWN = re.compile(r"(^|\.)(getpid|uuid\d?|uuid4|token_hex|mkdtemp|mkstemp|TemporaryDirectory)$")
-_CLOCKS = re.compile(
+_OWN = late_pattern(r"(^|\.)(getpid|uuid\d?|uuid4|token_hex|mkdtemp|mkstemp|TemporaryDirectory)$")
+_CLOCKS = late_pattern(
     r"(^|\.)(strftime|now|utcnow|today|time|time_ns|ctime|asctime|isoformat|localtime)$"
 )
-_TO_THE_SECOND = re.compile(r"%[-#]?[sSTMrRcX]")
+_TO_THE_SECOND = late_pattern(r"%[-#]?[sSTMrRcX]")
 
 
 class PythonReader:
@@ -195,7 +195,7 @@ def render_part(part: WordPart) -> str:
 
 # ---- Programs that take GPU memory by what the whole GPU has, no matter what shares it; pure -----
 
-_CALLS = re.compile(r"(^|\.)(set_)?per_process_memory_fraction$")
+_CALLS = late_pattern(r"(^|\.)(set_)?per_process_memory_fraction$")
 _KEYWORDS = frozenset({"per_process_gpu_memory_fraction", "gpu_memory_utilization"})
 """TensorFlow's, and vLLM's."""
 

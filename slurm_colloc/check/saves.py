@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from slurm_colloc.model.job import Job
+from slurm_colloc.model.late_definitions import late_pattern
 
 _SIGNS = (
     (r"(?m)^\s*(?:import|from)\s+(?:pytorch_)?lightning\b", "Lightning saves at a signal"),
@@ -21,7 +22,7 @@ _SIGNS = (
     (r"\bload_checkpoint\(|\bload_state_dict\(|\brestore_checkpoint\(|\bload_state\(",
      "a checkpoint that is loaded"),
 )  # fmt: skip
-_PROGRAM = re.compile(r"[^\s'\"$;|&()<>]+\.(?:py|sh)\b|-m\s+[A-Za-z_][\w.]*")
+_PROGRAM = late_pattern(r"[^\s'\"$;|&()<>]+\.(?:py|sh)\b|-m\s+[A-Za-z_][\w.]*")
 _MOST_BYTES = 1_000_000
 
 

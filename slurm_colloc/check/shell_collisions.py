@@ -27,10 +27,11 @@ from slurm_colloc.check.shell_reading import (
     classify_port,
     find_clock,
     find_job_id,
+    find_variable,
     tells_members_apart,
 )
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
 from slurm_colloc.slurm.options import parse_srun_line
 
 # ---- Which program of a shell command does the work, and what it is given; pure ------------------
@@ -156,12 +157,13 @@ def origin_of(word: ShellWord) -> int:
 
 # ---- Commands of a shell script that reach the neighbours or the GPU itself; pure ----------------
 
-_GPU_SETTINGS = re.compile(
+_GPU_SETTINGS = late_pattern(
     r"^(-c|--compute-mode|-pm|--persistence-mode|-pl|--power-limit|-lgc|--lock-gpu-clocks|-rgc"
     r"|--reset-gpu-clocks|-lmc|--lock-memory-clocks|-rmc|-ac|--applications-clocks|-rac"
     r"|--reset-applications-clocks|-mig|--multi-instance-gpu|-r|--gpu-reset|-e|--ecc-config|-am"
     r"|-caa|-cgi|-dci|-dgi|-cci)(=.*)?$"
 )
+DEVICES = frozenset({"CUDA_VISIBLE_DEVICES"})
 _LIST_PROCESSES = frozenset({"pgrep", "ps", "pidof", "lsof", "fuser", "nvidia-smi"})
 
 
@@ -283,7 +285,14 @@ def check_gpu(command: Command, file: str) -> Iterator[ScriptFinding]:
         if any(_GPU_SETTINGS.match(text) for text in literals) or literals[:1] == ["mig"]:
             yield build_finding("gpu-settings", file, command.line, what)
     elif name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
-        yield build_finding("mps-control", file, command.line, what)
+        said = [command.document.text or ""] if command.document else []
+        before = command.before.words if command.before else ()
+        said += [word.literal or "" for word in (*words, *before)]
+        starts_or_ends = any(re.search(r"^-[df]+$|\bquit\b", text) for text in said)
+        yield build_finding("mps-control", file, command.line, what, loses_work=starts_or_ends)
+    elif name == "ray" and words and words[0].literal == "stop":
+        whose = "all Ray processes of this user on the node"
+        yield build_finding("ends-daemons", file, command.line, what, whose=whose)
 
 
 def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
@@ -308,7 +317,13 @@ def check_processes(command: Command, file: str) -> Iterator[ScriptFinding]:
             reaches = reaches or _reads_processes(command)
     if reaches:
         what = " ".join(word.source or word.shown for word in command.words)
-        yield build_finding("kill-by-name", file, command.line, what)
+        if "nvidia-cuda-mps" in what:
+            yield build_finding(
+                "ends-daemons", file, command.line, what, loses_work=True,
+                whose="the MPS daemon and all programs on the GPU",
+            )  # fmt: skip
+        else:
+            yield build_finding("kill-by-name", file, command.line, what)
 
 
 def _reads_processes(command: Command) -> bool:
@@ -325,11 +340,12 @@ def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
     name, words = arguments_of(command)
     if name != "rm":
         return
+    is_whole_tree = any(re.match(r"-[a-zA-Z]*[rR]|--rec", word.literal or "") for word in words)
     for word in words:
         text = re.sub(r"/+", "/", word.shown)
         above = re.match(r"^\$TMPDIR/(\.\.|\*/\.\.)(/|$)", text)
         whole = re.fullmatch(r"(/tmp|/var/tmp|/dev/shm)(/\**)?", text)
-        if above or whole:
+        if above or whole or (is_whole_tree and is_fixed_temporary(word)):
             yield build_finding("removes-neighbours", file, command.line, f"rm {word.shown}")
 
 
@@ -338,24 +354,22 @@ def check_removal(command: Command, file: str) -> Iterator[ScriptFinding]:
 _WRITERS = frozenset(
     {"mkdir", "cp", "mv", "touch", "tee", "ln", "rsync", "install", "mkfifo", "pushd", "cd", "rm"}
 )
-_NAMING_OPTION = re.compile(
-    r"(dir|path|out|log|name|ckpt|checkpoint|save|file|prefix|deffnm|session|run[-_]?id|^o$)",
-    re.IGNORECASE,
+_NAMING_OPTION = late_pattern(
+    r"(?i)(dir|path|out|log|name|ckpt|checkpoint|save|file|prefix|deffnm|session|run[-_]?id|^o$)"
 )
-_NOT_A_NAME = re.compile(
-    r"rdzv|job[-_]?id|seed|job[-_]?name|dependency|format|in(put)?[-_]?|data", re.IGNORECASE
+_NOT_A_NAME = late_pattern(
+    r"(?i)rdzv|job[-_]?id|seed|job[-_]?name|dependency|format|in(put)?[-_]?|data"
 )
-_WRITING_OPTION = re.compile(
-    r"(out|log|save|ckpt|checkpoint|cache|tmp|temp|work|sock|lock|pid|dump|result|store|^o$)",
-    re.IGNORECASE,
+_WRITING_OPTION = late_pattern(
+    r"(?i)(out|log|save|ckpt|checkpoint|cache|tmp|temp|work|sock|lock|pid|dump|result|store|^o$)"
 )
-_READING_OPTION = re.compile(r"(data|input|resume|load|config|from)", re.IGNORECASE)
-_FILE_SUFFIX = re.compile(
+_READING_OPTION = late_pattern(r"(?i)(data|input|resume|load|config|from)")
+_FILE_SUFFIX = late_pattern(
     r"\0[\w.-]*\.(pt|pth|ckpt|txt|log|csv|json|jsonl|out|err|h5|hdf5|npz|npy|pkl|db|sqlite|tar|gz"
     r"|zip|ya?ml|xtc|trr|nc)$"
 )
-_SHARED_FOLDER = re.compile(r"^(/tmp|/var/tmp|/dev/shm)(/+|$)")
-_IN_SHARED_FOLDER = re.compile(r"(^|=)(/tmp|/var/tmp|/dev/shm)")
+_SHARED_FOLDER = late_pattern(r"^(/tmp|/var/tmp|/dev/shm)(/+|$)")
+_IN_SHARED_FOLDER = late_pattern(r"(^|=)(/tmp|/var/tmp|/dev/shm)")
 _OUTPUT_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>"})
 
 
@@ -424,7 +438,7 @@ def _is_written(name: str, option: str, position: int, words: tuple[ShellWord, .
     if name in ("cp", "mv", "rsync", "ln", "install"):
         return position == len(words) - 1
     if name in _WRITERS:
-        return name not in ("cd", "pushd")
+        return name not in ("cd", "pushd", "rm")
     if name == "mktemp":
         return False
     return bool(_WRITING_OPTION.search(option) and not _READING_OPTION.search(option))
@@ -442,21 +456,24 @@ def _check_name(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
 
 
 def _check_temporary(word: ShellWord, file: str) -> Iterator[ScriptFinding]:
+    if is_fixed_temporary(word):
+        yield build_finding("fixed-temporary-file", file, origin_of(word), word.shown)
+
+
+def is_fixed_temporary(word: ShellWord) -> bool:
     """A path below /tmp that nothing in it tells apart."""
     match = _SHARED_FOLDER.match(word.pattern)
     if match is None or tells_members_apart(word.parts):
-        return
+        return False
     rest = word.pattern[match.end() :].strip("/.")
     if not rest or rest == "*" or find_job_id(word.parts) or find_clock(word.parts):
-        return
-    if any(part.kind not in (Kind.TEXT, Kind.VARIABLE) for part in word.parts):
-        return
-    yield build_finding("fixed-temporary-file", file, origin_of(word), word.shown)
+        return False
+    return all(part.kind in (Kind.TEXT, Kind.VARIABLE) for part in word.parts)
 
 
-_PORT_OPTION = re.compile(r"-{1,2}(?:[a-z]+[-_])*port", re.IGNORECASE)
-_ENDPOINT_OPTION = re.compile(r"--rdzv[-_]endpoint")
-_ADDRESS = re.compile(r"^[\w.\-\0\[\]]*:(\d+)$")
+_PORT_OPTION = late_pattern(r"(?i)-{1,2}(?:[a-z]+[-_])*port")
+_ENDPOINT_OPTION = late_pattern(r"--rdzv[-_]endpoint")
+_ADDRESS = late_pattern(r"^[\w.\-\0\[\]]*:(\d+)$")
 # Values that keep a program off the GPU, which is harmless.
 _NO_GPU = ("", "-1", "NoDevFiles")
 
@@ -487,6 +504,10 @@ def find_shell_collisions(
 
 def _check_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
     what = f"{step.name}={step.value.source or step.value.shown}"
+    if any(
+        part.kind is Kind.SUM and find_variable(part.inner, DEVICES) for part in step.value.parts
+    ):
+        yield build_finding("gpu-index", file, step.line, what)
     if step.name in ("MASTER_PORT", "PET_MASTER_PORT"):
         port = classify_port(step.value.parts)
         if port:
@@ -529,6 +550,13 @@ def _check_ports(command: Command, file: str) -> Iterator[ScriptFinding]:
         yield port_finding(file, command.line, "ray start --head (port 6379)", of_job=False)
 
 
+def _check_index(command: Command, file: str) -> Iterator[ScriptFinding]:
+    """`seq 0 $((CUDA_VISIBLE_DEVICES))`."""
+    for word in command.words:
+        if any(part.kind is Kind.SUM and find_variable(part.inner, DEVICES) for part in word.parts):
+            yield build_finding("gpu-index", file, command.line, word.source)
+
+
 def _is_client(words: tuple[ShellWord, ...]) -> bool:
     """The command talks to a server elsewhere."""
     for option, value in options_of(words):
@@ -545,4 +573,5 @@ _COMMAND_CHECKS: tuple[Callable[[Command, str], Iterator[ScriptFinding]], ...] =
     check_gpu,
     check_processes,
     check_removal,
+    _check_index,
 )

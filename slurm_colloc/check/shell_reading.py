@@ -10,11 +10,21 @@ it does not understand, and those lines are told. Everything here is pure.
 from __future__ import annotations
 
 import enum
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_colloc.model.late_definitions import dataclass, field
+from slurm_colloc.check.shell_branches import (
+    Branch,
+    Joint,
+    divide,
+    find_end,
+    find_joint,
+    is_told_chain,
+    text_of,
+)
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -51,14 +61,14 @@ OWN_OF_A_MEMBER = frozenset(
 )
 """What differs between members, or may differ because they are called with other arguments."""
 
-TCP_ADDRESS = re.compile(r"^tcp://[^/]*:0*[1-9]\d*$")
+TCP_ADDRESS = late_pattern(r"^tcp://[^/]*:0*[1-9]\d*$")
 """Where torch.distributed meets: `tcp://127.0.0.1:23456`."""
 
-_RANDOM_COMMAND = re.compile(
+_RANDOM_COMMAND = late_pattern(
     r"\b(mktemp|uuidgen|shuf|openssl\s+rand|/dev/u?random|getrandbits|rand(int|om|range)|uuid4)\b"
 )
-_FINER_THAN_MINUTES = re.compile(r"%[-_0^#]*(\d*N)")
-_CLOCK = re.compile(r"%[-_0^#]*[sSTMrRcX]")
+_FINER_THAN_MINUTES = late_pattern(r"%[-_0^#]*(\d*N)")
+_CLOCK = late_pattern(r"%[-_0^#]*[sSTMrRcX]")
 _HOLE = "\0"
 
 
@@ -156,8 +166,13 @@ def _differs(part: WordPart) -> bool:
 
 def find_job_id(parts: Iterable[WordPart]) -> WordPart | None:
     """The job id that stands in a word."""
+    return find_variable(parts, JOB_IDS)
+
+
+def find_variable(parts: Iterable[WordPart], names: Collection[str]) -> WordPart | None:
+    """One of these variables that stands in a word."""
     for part in walk_parts(parts):
-        if part.kind is Kind.VARIABLE and part.text in JOB_IDS:
+        if part.kind is Kind.VARIABLE and part.text in names:
             return part
     return None
 
@@ -197,10 +212,11 @@ def classify_port(parts: tuple[WordPart, ...]) -> str:
 
 @dataclass(frozen=True)
 class Redirect:
-    """`> file` and its like."""
+    """`> file` and its like; `descriptor` is `9` in `9> file`."""
 
     operator: str
     target: ShellWord
+    descriptor: str = ""
 
 
 @dataclass(frozen=True)
@@ -261,10 +277,12 @@ class ShellScript:
 
     Attributes:
         steps: Commands and assignments in the order of the text.
+        branches: What depends on a test, the inner ones first.
         not_understood: Lines that are no shell, as far as the grammar knows.
     """
 
     steps: list[Command | Assignment] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     not_understood: list[int] = field(default_factory=list)
 
 
@@ -408,11 +426,6 @@ def _read_gap(gap: bytes, line: int) -> list[WordPart]:
     return parts
 
 
-def text_of(node: Node) -> str:
-    """A node as it is written."""
-    return (node.text or b"").decode("utf-8", "replace")
-
-
 def _unescape(text: str) -> str:
     """Backslashes and line continuations as the shell takes them away outside quotes."""
     if "\\" not in text:
@@ -432,6 +445,7 @@ def _unescape(text: str) -> str:
 
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _DEEPEST = 5
+_WITH_TEST = frozenset({"list", "if_statement", "while_statement", "for_statement"})
 
 
 def parse_shell(text: str, arguments: Sequence[str] = ()) -> ShellScript:
@@ -454,6 +468,7 @@ class _Reader(WordReader):
         self.script = ShellScript()
         self.exported: set[str] = set()
         self.depth = 0
+        self.loops = 0
 
     def read(self, text: str, *, first_line: int, depth: int) -> None:
         import tree_sitter
@@ -478,16 +493,55 @@ class _Reader(WordReader):
             return []
         if node.type == "pipeline":
             return self.visit_pipeline(node.named_children, None)
-        if node.type == "for_statement":
-            name = node.child_by_field_name("variable")
-            if name is not None:
-                self.values.pop(text_of(name), None)
-        elif node.type == "function_definition":
+        if node.type in _WITH_TEST:
+            return self.visit_branches(node)
+        if node.type == "function_definition":
             return self.visit_function(node)
         found = []
         for child in node.named_children:
             found += self.visit(child)
         return found
+
+    def visit_branches(self, node: Node) -> list[Command]:
+        """Steps that depend on a test."""
+        if node.type == "for_statement":
+            name = node.child_by_field_name("variable")
+            if name is not None:
+                self.values.pop(text_of(name), None)
+        tests, inside, other = divide(node)
+        joint = find_joint(node)
+        first = tests[0] if tests else node
+        while joint is Joint.AND and is_told_chain(first):
+            first = first.named_children[0]
+        text = " ".join(map(text_of, tests)) if joint is Joint.FOR else self.show(first)
+        is_loop = joint in (Joint.FOR, Joint.WHILE, Joint.UNTIL)
+        steps, found, limits = self.script.steps, list[Command](), [len(self.script.steps)]
+        for nodes in (tests, inside, other):
+            self.loops += is_loop
+            for child in nodes:
+                found += self.visit(child)
+            self.loops -= is_loop
+            limits.append(len(steps))
+        asks, then, rest = (tuple(steps[a:b]) for a, b in itertools.pairwise(limits))
+        for kind, nodes, done in ((joint, inside, then), (Joint.ELSE, other, rest)):
+            if nodes:
+                self.script.branches.append(
+                    Branch(
+                        kind, text, self.line(node), asks, done, find_end(nodes), bool(other),
+                        self.loops > 0,
+                    )
+                )  # fmt: skip
+        return found
+
+    def show(self, node: Node) -> str:
+        """A test with what is known of variables put in; in `((...))` they have no `$`."""
+        text = text_of(node)
+        mark = r"\$?\{?" if text.startswith("((") else r"\$\{?"
+
+        def put_in(match: re.Match[str]) -> str:
+            return "".join(map(render_part, self.values.get(match[1], ()))) or match[0]
+
+        return re.sub(mark + r"\b([A-Za-z_]\w*)\b\}?", put_in, text)
 
     def visit_function(self, node: Node) -> list[Command]:
         # Inside, $1 and its like are the function's.
@@ -569,9 +623,8 @@ class _Reader(WordReader):
         for child in node.named_children:
             if child.type == "file_redirect":
                 target = child.child_by_field_name("destination")
-                operator = next((text_of(c) for c in child.children if not c.is_named), ">")
                 if target is not None:
-                    redirects.append(Redirect(operator, self.word_of(target)))
+                    redirects.append(self.redirect_of(child, target))
             elif child.type == "heredoc_redirect":
                 document = self.document_of(child)
                 for inner in child.named_children:
@@ -598,6 +651,12 @@ class _Reader(WordReader):
             nodes = inner.named_children if inner.type == "pipeline" else [inner]
             found += self.visit_pipeline(nodes, found[-1] if found else None)
         return found
+
+    def redirect_of(self, node: Node, target: Node) -> Redirect:
+        operator = next((text_of(child) for child in node.children if not child.is_named), ">")
+        first = node.named_children[0]
+        descriptor = text_of(first) if first.type == "file_descriptor" else ""
+        return Redirect(operator, self.word_of(target), descriptor)
 
     def document_of(self, node: Node) -> Document | None:
         start = next((c for c in node.named_children if c.type == "heredoc_start"), None)
@@ -627,10 +686,12 @@ class _Reader(WordReader):
         for child in node.named_children:
             if child.type == "file_redirect":
                 target = child.child_by_field_name("destination")
-                operator = next((text_of(c) for c in child.children if not c.is_named), ">")
                 if target is not None:
-                    redirects = (*redirects, Redirect(operator, self.word_of(target)))
-            elif child.type in ("variable_assignment", "herestring_redirect"):
+                    redirects = (*redirects, self.redirect_of(child, target))
+            elif child.type == "herestring_redirect":
+                given = self.word_of(child.named_children[-1]).literal
+                document = document or Document(given, self.line(child))
+            elif child.type == "variable_assignment":
                 continue
             else:
                 words += self.words_of(child)

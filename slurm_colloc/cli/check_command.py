@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 from slurm_colloc.check.check_script import REQUEST, ResourceRow, SharingFit
-from slurm_colloc.check.collisions import ScriptFinding, Severity, merge_findings
+from slurm_colloc.check.collisions import (
+    ScriptFinding,
+    Severity,
+    leave_out,
+    list_names,
+    merge_findings,
+)
 from slurm_colloc.errors import SlurmError
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.plan import Capacity
 from slurm_colloc.model.printable import align_columns, escape_controls
+from slurm_colloc.session.say_collisions import choose_accepted
 from slurm_colloc.session.session import Session, say
 from slurm_colloc.settings import read_given_environment
 
@@ -25,6 +34,12 @@ and nothing is submitted. OPTIONS are those with which you would submit it.
 
   --json   Print one JSON object.
 
+Each submission does the same and says what it finds. What surely loses work keeps a job alone. To
+share all the same, --accept=NAME takes the name of a finding, here, at a submission, on a #CSUB
+line, or as the setting accept = ["NAME"]:
+
+  {names}
+
 Exit status: 0 nothing would collide, 1 something would, 2 the call is wrong.
 """
 
@@ -36,7 +51,8 @@ def run_check(argv: Sequence[str]) -> int:
         UsageProblem: The call, the script or a directive is wrong.
     """
     if any(word in ("-h", "--help") for word in argv[:1]):
-        say(HELP)
+        names = fill(" ".join(list_names()), 96, subsequent_indent="  ", break_on_hyphens=False)
+        say(HELP.format(names=names))
         return 0
     from slurm_colloc.check.check_script import (
         check_script_text,
@@ -44,6 +60,7 @@ def run_check(argv: Sequence[str]) -> int:
         find_request_findings,
     )
     from slurm_colloc.submission.jobs.call_jobs import collect_call
+    from slurm_colloc.submission.packs.own_ids import OwnIds
     from slurm_colloc.submission.plan.call_policy import choose_policy
     from slurm_colloc.submission.plan.target_nodes import read_capacity
 
@@ -62,12 +79,17 @@ def run_check(argv: Sequence[str]) -> int:
     sharing = compute_sharing(job, capacity, choose_policy(call, settings))
     findings, read = check_script_text(job, candidate.script, environment)
     request = find_request_findings(job, call.options, sharing, capacity)
+    own_id = OwnIds(session.own_state, settings, session.slurm).has_own(job)
+    findings = leave_out(findings, choose_accepted(candidate.options, settings), own_id=own_id)
     everything = merge_findings([*findings, *request])
+    alone = next((str(finding) for finding in findings if finding.level.keeps_alone), "")
+    if alone:
+        sharing = replace(sharing, members=1, alone_because=alone)
     if call.options.flag("json"):
         say(json.dumps(build_json(job.script_name, everything, sharing, read, unreachable)))
     else:
         say(render(job.script_name, everything, sharing, read, unreachable))
-    return 1 if any(finding.level is Severity.PROBLEM for finding in everything) else 0
+    return 1 if any(finding.level is not Severity.NOTE for finding in everything) else 0
 
 
 def render(
@@ -78,7 +100,7 @@ def render(
     unreachable: str,
 ) -> str:
     """The answer for people."""
-    problems = [finding for finding in findings if finding.level is Severity.PROBLEM]
+    problems = [finding for finding in findings if finding.level is not Severity.NOTE]
     notes = [finding for finding in findings if finding.level is Severity.NOTE]
     lines = [_render_title(script, problems, read)]
     for heading, chosen in (("", problems), ("Good to know", notes)):
@@ -103,7 +125,10 @@ def _render_findings(findings: Sequence[ScriptFinding]) -> list[str]:
     rows: list[tuple[str, str]] = []
     for finding in findings:
         texts = [] if finding.file == REQUEST else [finding.what]
-        texts.append(finding.why)
+        alone = ", which keeps the job alone" if finding.level.keeps_alone else ""
+        can_accept = finding.level is not Severity.NOTE and finding.kind in list_names()
+        name = f" ({finding.kind}{alone})" if can_accept else ""
+        texts.append(f"{finding.why}{name}")
         if finding.advice:
             texts.append(f"-> {finding.advice}")
         rows += zip([_label(finding), *[""] * len(texts)], texts, strict=False)

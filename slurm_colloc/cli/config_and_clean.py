@@ -225,6 +225,8 @@ def parse_value(name: str, text: str | None) -> Any:
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, list):
+            return text.split(",")
         return type(default)(text)
     except (ValueError, KeyError):
         kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]

@@ -32,6 +32,7 @@ from slurm_colloc.report.plan_view import (
 )
 from slurm_colloc.report.terminal_tables import choose_width
 from slurm_colloc.session.place_call import check_snapshot, prepare_call
+from slurm_colloc.session.say_collisions import say_collisions
 from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
@@ -215,6 +216,7 @@ def _plan(call: Call, directory: str, *, is_single: bool) -> None:
     opening = choose_opening(
         call, session.settings, joins=which if is_single else "never", is_single=is_single
     )
+    call = say_collisions(call, policy, session, may_meet=which != "never" or opening is not None)
     as_json, explains = call.options.flag("json"), call.options.flag("explain")
     room = describe_open_room(call, policy, session, joins=which)
     if room and not as_json:

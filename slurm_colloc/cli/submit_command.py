@@ -26,6 +26,7 @@ from slurm_colloc.session.place_call import (
     place_call,
     prepare_call,
 )
+from slurm_colloc.session.say_collisions import say_collisions
 from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.session.standard_streams import has_reader, is_one_stream
 from slurm_colloc.settings import read_given_environment
@@ -290,6 +291,7 @@ def run_call(
         note(text)
     which = which if joins else "never"
     opening = choose_opening(call, session.settings, joins=which, is_single=joins)
+    call = say_collisions(call, policy, session, may_meet=which != "never" or opening is not None)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
         from slurm_colloc.cli.answer import run_dry
 

@@ -107,6 +107,7 @@ class Job:
         own_id: The number that csub has given it as its SLURM_JOB_ID; empty where that is the id of
             its submission, whose first job it is, or of its pack (`--job-id=pack`).
         has_joined: It joined a pack, and its user knows it by that number.
+        findings: What in its script collides where it shares, a sentence each (`csub check`).
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -160,6 +161,7 @@ class Job:
     job_id: str = ""
     own_id: str = ""
     has_joined: bool = False
+    findings: tuple[str, ...] = ()
 
     @property
     def is_alone_in_its_id(self) -> bool:

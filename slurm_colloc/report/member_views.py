@@ -90,6 +90,11 @@ class MemberView:
         return self.spec.job.parameters if self._value["job"].get("parameters") else ()
 
     @property
+    def findings(self) -> tuple[str, ...]:
+        """What in its script collides, as it was said when it was submitted."""
+        return self.spec.job.findings if self._value["job"].get("findings") else ()
+
+    @property
     def row(self) -> str:
         """The row of a table that it is; empty for none."""
         row = self._value["job"].get("row")

@@ -398,6 +398,16 @@ OWN_OPTIONS: tuple[Option, ...] = (
         Concern.MEMBER,
         "what SLURM_JOB_ID is in the job: own (a number of its own) or pack (that of its pack)",
     ),
+    Option(
+        "accept",
+        None,
+        _REQ,
+        Concern.MEMBER,
+        own=True,
+        reason="share in spite of a finding of csub check: its name, or all; may be given several "
+        "times",
+        repeats=True,
+    ),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(

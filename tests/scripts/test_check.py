@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.check.check_script import check_script_text
+from slurm_colloc.check.collisions import Severity, leave_out
 from slurm_colloc.model.job import Job
 
 from ..bed import CsubUser
 from .catalogue import CASES, HERE, PROGRAMS, Case
+
+DEMO = HERE.parent / "demo"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -28,6 +31,31 @@ def test_of_each_script_exactly_what_collides_is_said(case: Case, tmp_path: Path
     assert tuple((finding.kind, finding.place) for finding in findings) == case.collides
     # Every program that a script starts was found and read.
     assert read == [case.name, *(name for name in case.companions if name.endswith(".py"))]
+
+
+LINES_SAID = {
+    "hydra.sh": 2, "hydra_app.py": 1, "job_directory.sh": 1, "lightning.sh": 1,
+    "lightning_train.py": 1,
+}  # fmt: skip
+"""Of scripts of which something is said where they are submitted as a job by itself."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [*HERE.glob("*.sh"), *PROGRAMS.glob("*.py"), HERE / "shebang.py", *DEMO.glob("train.*")],
+    ids=lambda path: path.name,
+)
+def test_none_of_the_scripts_is_kept_alone_and_little_is_said_of_it(
+    script: Path, tmp_path: Path
+) -> None:
+    for program in (*PROGRAMS.glob("*.py"), *DEMO.glob("*.py")):
+        shutil.copy(program, tmp_path)
+    text = script.read_bytes()
+    content = text if text.startswith(b"#!") else b"#!/usr/bin/env python3\n" + text
+    findings, _ = check_script_text(Job(1, "job", script.name, (), str(tmp_path)), content)
+    said = [f for f in leave_out(findings, (), own_id=True) if f.level is not Severity.NOTE]
+    assert not [finding for finding in said if finding.level.keeps_alone]
+    assert len(said) == LINES_SAID.get(script.name, 0), said
 
 
 @pytest.mark.slurm
