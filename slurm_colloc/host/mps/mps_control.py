@@ -86,22 +86,6 @@ def parse_percentage(answer: Outcome) -> float | None:
     return None
 
 
-def parse_limit_mb(answer: Outcome) -> int | None:
-    """Read a gpu_memory limit as the daemon shows it, in MiB; None where none is set.
-
-    The daemon rounds down to whole GiB: 1500M is shown as 1G (550, 580).
-    """
-    match = re.fullmatch(r"(\d+)([GM])B?", answer.stdout.strip())
-    if match is None:
-        return None
-    return int(match[1]) * (1024 if match[2] == "G" else 1)
-
-
-def is_limit_shown(wanted_mb: int, shown_mb: int | None) -> bool:
-    """Whether a limit that was set is what the daemon shows, rounded as it rounds."""
-    return shown_mb is not None and shown_mb in (wanted_mb, wanted_mb // 1024 * 1024)
-
-
 def find_complaints(lines: Iterable[str]) -> tuple[str, ...]:
     """Find what the daemon writes to its log only, while the command's answer looks well."""
     return tuple(line for line in lines if _COMPLAINT.search(line))
