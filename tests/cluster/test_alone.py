@@ -10,7 +10,7 @@ import pytest
 
 from ..bed import CsubUser
 from ..wait_until import wait_until
-from .mps import explained, journal, read_setup
+from .mps import explained, journal, read_setup, submit_pack, write_settings
 from .test_joining import on_terminal
 
 pytestmark = pytest.mark.slurm
@@ -104,3 +104,39 @@ def test_one_that_joins_has_a_limit_and_the_first_is_told(user: CsubUser) -> Non
         assert "it began alone and has no limit of GPU memory" in told
         (user.home / "end").touch()
         user.csub("wait", first, second)
+
+
+NAMES = """\
+show='echo "$CUDA_VISIBLE_DEVICES ${CUDA_MPS_PIPE_DIRECTORY-unset}"'
+eval "$show" && srun bash -c "$show"
+[ -e "$CUDA_MPS_PIPE_DIRECTORY" ] && echo there
+python3 -c 'import os; print("first", int(os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]))'
+seq 0 $((CUDA_VISIBLE_DEVICES))"""
+
+
+def read_names(user: CsubUser, job_id: str) -> tuple[str, list[str]]:
+    """What both members print of their GPU's name: once for each and its step, and the rest."""
+    user.finish(job_id)
+    own, *rest = user.output(f"slurm-{job_id}_1.out").splitlines()
+    assert rest.pop(0) == own
+    return own, rest
+
+
+def test_a_gpu_has_a_number_in_members_and_steps_where_the_setting_says_so(user: CsubUser) -> None:
+    write_settings(user, gpu_names="index")
+    user.script("names.sh", NAMES)
+    job_id = submit_pack(user, "names.sh", "names.sh")
+    with explained(user, job_id):
+        own, rest = read_names(user, job_id)
+        assert own.split()[0] == "0"
+        assert own.endswith("/p")
+        assert rest == ["there", "first 0", "0"]
+
+
+def test_no_daemon_gets_a_member_without_mps_nor_its_steps(user: CsubUser) -> None:
+    user.script("names.sh", NAMES)
+    job_id = submit_pack(user, "--share=timeslice", "names.sh", "names.sh")
+    with explained(user, job_id):
+        own, rest = read_names(user, job_id)
+        assert own.endswith("/mps")
+        assert "there" not in rest
