@@ -616,9 +616,6 @@ class ProgressReader:
         return found
 
 
-_PROGRAM_BYTES = 1 << 20
-
-
 def read_program(script: str, job: Job) -> bytes:
     """A job's script, and the Python files that it or its arguments name, as far as there are such.
 
@@ -627,18 +624,13 @@ def read_program(script: str, job: Job) -> bytes:
         job: The job.
     """
     text = b""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         text = read_bytes(script)
-    words = [os.fsdecode(word).strip("\"';") for word in text.split()]
-    for word in dict.fromkeys((*words, *job.arguments)):
-        if not word.endswith(".py") or len(text) > _PROGRAM_BYTES:
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            path = os.path.join(job.directory, word)
-            # A pipe would be waited for.
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    text += b"\n" + file.read(_PROGRAM_BYTES)
+        words = [*os.fsdecode(text).split(), *job.arguments]
+        named = {os.path.join(job.directory, w.strip("\"';")) for w in words if ".py" in w}
+        # A pipe would be waited for.
+        for path in filter(os.path.isfile, named):
+            text += b"\n" + read_bytes(path)
     return text
 
 

@@ -112,7 +112,6 @@ def test_a_member_names_its_gpus_by_uuid_on_every_side() -> None:
         pipe_directory="/tmp/m/p",
         thread_percentage=28,
         gpu_memory_limits_mb={FIRST: 20000},
-        gpu_memory_totals_mb={FIRST: 143771},
     )
     assert built == {
         "CUDA_VISIBLE_DEVICES": FIRST,
@@ -129,16 +128,6 @@ def test_no_limit_names_a_gpu_that_the_member_does_not_see() -> None:
         gpu_memory_limits_mb={FIRST: 20000, SECOND: 20000},
     )
     assert built["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{FIRST}=20000M"
-
-
-def test_a_limit_that_cuda_would_ignore_is_left_out() -> None:
-    built = build_member_environment(
-        gpus=[FIRST],
-        pipe_directory="/tmp/m/p",
-        gpu_memory_limits_mb={FIRST: 400000},
-        gpu_memory_totals_mb={FIRST: 143771},
-    )
-    assert set(built) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
 
 
 @pytest.mark.parametrize("percentage", [0, -1, 100.5, 150])

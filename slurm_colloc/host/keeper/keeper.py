@@ -431,8 +431,8 @@ class Keeper:
                         self._end_proof(running, server_pid)
         except CollocError as error:
             self._watched.tell(running.events)
-            report = self._stop(0.0, asks_nvml=False)
-            self._say(Failed(str(error), report.notes))
+            self._stop(0.0, asks_nvml=False)
+            self._say(Failed(str(error)))
             return False
         active_ms = (time.monotonic() - asked_at) * 1000
         self._say(

@@ -61,7 +61,6 @@ class Failed:
     """There is no daemon, and nothing is left of the attempt; the keeper ends."""
 
     reason: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

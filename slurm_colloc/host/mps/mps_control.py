@@ -476,7 +476,6 @@ def build_member_environment(
     pipe_directory: str,
     thread_percentage: float | None = None,
     gpu_memory_limits_mb: Mapping[str, int] | None = None,
-    gpu_memory_totals_mb: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """What makes a member a client with limits.
 
@@ -490,7 +489,6 @@ def build_member_environment(
         thread_percentage: Share of the SMs it may use; None for no limit.
         gpu_memory_limits_mb: Limit on each GPU, in MiB, the CUDA context included; GPUs that the
             member does not see are left out.
-        gpu_memory_totals_mb: The GPUs' memory, where known; a limit that is no less is left out.
 
     Raises:
         UsageProblem: A limit is out of range.
@@ -508,8 +506,7 @@ def build_member_environment(
                 f"a gpu_memory limit of {limit_mb} MiB leaves no room for the CUDA context",
                 hint=f"give {CONTEXT_MB} MiB at least",
             )
-        total_mb = (gpu_memory_totals_mb or {}).get(gpu)
-        if gpu in gpus and (total_mb is None or limit_mb < total_mb):
+        if gpu in gpus:
             limits.append(f"{gpu}={limit_mb}M")
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
