@@ -534,14 +534,13 @@ _TAKERS = late_pattern(r"(?m)^\s*(?:import|from)\s+(?:jax|flax|tensorflow|keras)
 _GROWERS = late_pattern(r"XLA_PYTHON_CLIENT_|TF_FORCE_GPU_ALLOW_GROWTH|set_memory_growth")
 
 
-def takes_at_once(text: bytes) -> bool:
+def takes_at_once(text: str) -> bool:
     """Whether a program is one of these and says nothing of how much it is to take.
 
     Args:
         text: Its script and its Python files.
     """
-    told = text.decode("latin-1")
-    return _TAKERS.search(told) is not None and _GROWERS.search(told) is None
+    return _TAKERS.search(text) is not None and _GROWERS.search(text) is None
 
 
 def describe_taken_at_once(taken_mb: float | None, may_take_mb: int | None) -> str:

@@ -343,12 +343,13 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
 
 def _tell_limit(record: StateRecord, partners: Sequence[MemberView]) -> str:
     """What others that came later have changed for a member that began alone; empty for nothing."""
-    use = record.gpu
-    began = [p.record.started_at for p in partners if p.record and p.record.started_at is not None]
-    if use is None or use.mode != SharingMode.MPS.value or use.gpu_memory_limit_mb is not None:
+    use, since = record.gpu, record.started_at or 0.0
+    if use is None or use.gpu_memory_limit_mb is not None or not use.is_under_mps:
         return ""
-    if record.started_at is None or not began or min(began) <= record.started_at:
-        return ""
+    for other in (partner.record for partner in partners):
+        is_limited = other and other.gpu and other.gpu.gpu_memory_limit_mb
+        if not other or not is_limited or (other.started_at or 0.0) <= since:
+            return ""
     return "; it began alone and has no limit of GPU memory, those that came later have theirs"
 
 

@@ -577,7 +577,7 @@ class ProgressReader:
         if any(family and self.find_family_of(number) == family for number in self._told):
             return True
         path = f"{self.pack.path}/members/{format_number(member.number)}/script"
-        return takes_at_once(read_program(path, member.spec.job))
+        return takes_at_once(read_program(path, member.spec.job).decode("latin-1"))
 
     def find_family_of(self, number: int) -> str:
         """What a member is like that was here, though another pack may have it by now."""

@@ -114,7 +114,7 @@ def test_what_takes_memory_at_once_is_told_by_its_program(
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "script").write_text("#!/bin/bash\nexec python 'train.py' --lr $1\n")
     job = replace(build_member(1).spec.job, directory=str(tmp_path))
-    assert takes_at_once(read_program(f"{tmp_path}/script", job)) is is_so
+    assert takes_at_once(read_program(f"{tmp_path}/script", job).decode()) is is_so
 
 
 def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
