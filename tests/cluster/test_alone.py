@@ -10,7 +10,14 @@ import pytest
 
 from ..bed import CsubUser
 from ..wait_until import wait_until
-from .mps import explained, journal, read_setup, submit_pack, write_settings
+from .mps import (
+    explained,
+    journal,
+    read_setup,
+    simulation_of,
+    submit_pack,
+    write_settings,
+)
 from .test_joining import on_terminal
 
 pytestmark = pytest.mark.slurm
@@ -104,6 +111,24 @@ def test_one_that_joins_has_a_limit_and_the_first_is_told(user: CsubUser) -> Non
         assert "it began alone and has no limit of GPU memory" in told
         (user.home / "end").touch()
         user.csub("wait", first, second)
+
+
+@pytest.mark.parametrize(("option", "starts"), [("--requeue", 2), ("--no-requeue", 1)])
+def test_where_no_server_comes_up_a_job_alone_runs_without_mps(
+    user: CsubUser, option: str, starts: int
+) -> None:
+    broken = user.home / "broken"
+    broken.mkdir()
+    own = simulation_of(user.sandbox) / "bin"
+    (broken / "nvidia-cuda-mps-control").symlink_to(own / "nvidia-cuda-mps-control")
+    (broken / "nvidia-cuda-mps-server").write_text("#!/bin/sh\nexit 1\n")
+    (broken / "nvidia-cuda-mps-server").chmod(0o755)
+    user.extra["PATH"] = f"{broken}:{user.environment['PATH']}"
+    user.script("once.sh", "exec simgpu run --seconds 0.5", directives=DIRECTIVES)
+    job_id = type_alone(user, option, "once.sh")
+    with explained(user, job_id):
+        [row] = user.finish(job_id).values()
+        assert (row["state"], row["mode"], row["starts"]) == ("COMPLETED", "timeslice", starts)
 
 
 NAMES = """\
