@@ -99,6 +99,8 @@ class Settings:
         monitor_interval_s: How often the monitor looks, in seconds.
         activity_source: Who tells the activity of SMs, tensor cores and DRAM: `gpm` (NVML, from
             Hopper on), or `dcgm` (dcgmi, where the site runs DCGM's host engine).
+        gpu_names: What CUDA_VISIBLE_DEVICES has in members that share by MPS: `index`, `uuid`, or
+            `auto` (indexes where the job sees no other GPUs than the member's, else UUIDs).
         goal: What counts when jobs that are known are packed: `throughput` (GPU time),
             `latency` (when jobs end) or `energy`.
         calibration_dir: Where the site's calibrations of GPU models lie; empty for none.
@@ -134,6 +136,7 @@ class Settings:
     avoid_slow: bool = False
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
+    gpu_names: str = "auto"
     goal: str = "throughput"
     calibration_dir: str = "/etc/slurm_colloc/calibrations"
     fleet_spool: str = ""

@@ -534,6 +534,19 @@ PART_AT_ONCE = 0.7
 """What takes so much of what it may take, at once, takes it by that: JAX asks for 75 %."""
 
 
+_TAKERS = late_pattern(r"(?m)^\s*(?:import|from)\s+(?:jax|flax|tensorflow|keras)\b")
+_GROWERS = late_pattern(r"XLA_PYTHON_CLIENT_|TF_FORCE_GPU_ALLOW_GROWTH|set_memory_growth")
+
+
+def takes_at_once(text: str) -> bool:
+    """Whether a program is one of these and says nothing of how much it is to take.
+
+    Args:
+        text: Its script and its Python files.
+    """
+    return _TAKERS.search(text) is not None and _GROWERS.search(text) is None
+
+
 def describe_taken_at_once(taken_mb: float | None, may_take_mb: int | None) -> str:
     """That a process took most of what it may take before it did anything; empty where not.
 

@@ -49,6 +49,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,
     "activity_source": ACTIVITY_CHOICES,
+    "gpu_names": ("auto", "index", "uuid"),
     "share": (
         "auto",
         "mps",
@@ -143,6 +144,7 @@ class RunnerSettings:
         door: See there.
         monitor_interval_s: See there.
         activity_source: See there.
+        gpu_names: See there.
     """
 
     launcher: str = "auto"
@@ -153,3 +155,4 @@ class RunnerSettings:
     door: bool = True
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
+    gpu_names: str = "auto"

@@ -26,6 +26,7 @@ from slurm_colloc.report.speed_words import (
     explain_kept_waiting,
 )
 from slurm_colloc.report.waiting_reasons import describe_reason, find_reason
+from slurm_colloc.store.member_states import StateRecord
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.store.runner_requests import DegreeRecord
 
@@ -338,7 +339,19 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     how = _SHARING.get(view.mode_of(member), "in one allocation")
     pace = describe_pace(view, member, facts.latest, facts.degree, facts.now)
     told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
-    return f"{told}{end}"
+    return f"{told}{_tell_limit(record, partners)}{end}"
+
+
+def _tell_limit(record: StateRecord, partners: Sequence[MemberView]) -> str:
+    """What others that came later have changed for a member that began alone; empty for nothing."""
+    use, since = record.gpu, record.started_at or 0.0
+    if use is None or use.gpu_memory_limit_mb is not None or not use.is_under_mps:
+        return ""
+    for other in (partner.record for partner in partners):
+        is_limited = other and other.gpu and other.gpu.gpu_memory_limit_mb
+        if not other or not is_limited or (other.started_at or 0.0) <= since:
+            return ""
+    return "; it began alone and has no limit of GPU memory, those that came later have theirs"
 
 
 def _tell_others(others: Sequence[MemberView], what: str) -> str:

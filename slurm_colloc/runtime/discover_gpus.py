@@ -25,6 +25,7 @@ class GpuFinding:
         problem: Why MPS cannot be used; empty where it can.
         client_cap: How many MPS clients the GPU takes; None where unknown.
         notes: Doubts, a sentence each.
+        sees_no_others: The job sees no GPUs but these, by the cgroup or because there are none.
     """
 
     uuids: tuple[str, ...]
@@ -32,6 +33,7 @@ class GpuFinding:
     problem: str
     client_cap: int | None
     notes: tuple[str, ...]
+    sees_no_others: bool = False
 
 
 def find_gpus(environ: Mapping[str, str], nvml_timeout_s: float) -> GpuFinding:
@@ -66,6 +68,7 @@ def judge_finding(
         "" if support.is_possible else support.reason,
         support.client_cap,
         (*doubts, *support.notes),
+        {each.uuid for each in answer.gpus} == set(chosen.uuids),
     )
 
 

@@ -131,9 +131,8 @@ class GpuDaemon:
         self.preparation.note_control(by, control_ms, restarts)
         self.preparation.add_notes(*notes)
 
-    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
-        """Its server is ACTIVE: members can be started."""
-        self.preparation.add_notes(*notes)
+    def note_ready(self, active_ms: float | None) -> None:
+        """Members can be started."""
         self.settled.settle_mps(active_ms)
 
     def note_unprepared(self, reason: str) -> None:

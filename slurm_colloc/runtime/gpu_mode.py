@@ -17,6 +17,7 @@ from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.place_member import (
     AS_PLANNED,
     GpuShare,
+    name_by_index,
     place_on_shared_gpu,
     place_without_mps,
 )
@@ -79,6 +80,7 @@ class GpuMode:
         )
         self.clients = self._daemon.clients
         self._lost: LostGpu | None = None
+        self._sees_no_others = False
         self.instances: PackInstances | None = None
         """The MIG instances, of which each member has one; None where there are none."""
 
@@ -202,6 +204,7 @@ class GpuMode:
         from slurm_colloc.runtime.node_daemon import find_prepared
 
         gpu = finding.gpu
+        self._sees_no_others = finding.sees_no_others
         prepared = find_prepared(self._slurm_environment, finding.uuids)
         self._settled.takes_one_process = gpu is not None and gpu.compute_mode == ONE_PROCESS
         self._preparation.note_gpu(finding, prepared.gpus)
@@ -262,7 +265,12 @@ class GpuMode:
         is_apart = member.record.retries.apart and not self.needs_mps
         pipe_directory = self._daemon.pipe_directory
         if self.mode is SharingMode.MPS and pipe_directory and not is_apart:
-            return place_on_shared_gpu(member, share, self.pack.record, self.setup, pipe_directory)
+            use, environment = place_on_shared_gpu(
+                member, share, self.pack.record, self.setup, pipe_directory
+            )
+            return use, environment | name_by_index(
+                use, self.setup, self.pack.settings.gpu_names, self._sees_no_others
+            )
         if self.instances is not None:
             return self.instances.place(member, share)
         return place_without_mps(self.mode, share, self.setup)

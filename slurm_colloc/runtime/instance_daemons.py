@@ -53,10 +53,9 @@ class InstanceDaemon:
         if restarts:
             self.notes.append(f"the MPS daemon inside {self._uuid} was started again")
 
-    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
-        """Its server is ACTIVE: members can be started."""
+    def note_ready(self, active_ms: float | None) -> None:
+        """Members can be started."""
         del active_ms
-        self.notes += notes
         self.pipe_directory, self.is_ready = self._directory, True
 
     def note_unprepared(self, reason: str) -> None:

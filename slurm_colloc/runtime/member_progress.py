@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
-from slurm_colloc.model.member import describe_taken_at_once
+from slurm_colloc.model.member import describe_taken_at_once, takes_at_once
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
@@ -570,6 +571,14 @@ class ProgressReader:
             return None
         return RateAlone(member.number, planned, source=RateSource.PROFILE)
 
+    def takes_at_once(self, member: Member) -> bool:
+        """Whether it takes what it gets: by its program, or because one like it has done so."""
+        family = self.find_family(member)
+        if any(family and self.find_family_of(number) == family for number in self._told):
+            return True
+        path = f"{self.pack.path}/members/{format_number(member.number)}/script"
+        return takes_at_once(read_program(path, member.spec.job).decode("latin-1"))
+
     def find_family_of(self, number: int) -> str:
         """What a member is like that was here, though another pack may have it by now."""
         member = self.pack.members.by_number.get(number)
@@ -605,6 +614,24 @@ class ProgressReader:
         found = compute_kind(script, job), compute_family(script, job)
         self._families[member.number] = found
         return found
+
+
+def read_program(script: str, job: Job) -> bytes:
+    """A job's script, and the Python files that it or its arguments name, as far as there are such.
+
+    Args:
+        script: Its path.
+        job: The job.
+    """
+    text = b""
+    with contextlib.suppress(OSError, ValueError):
+        text = read_bytes(script)
+        words = [*os.fsdecode(text).split(), *job.arguments]
+        named = {os.path.join(job.directory, w.strip("\"';")) for w in words if ".py" in w}
+        # A pipe would be waited for.
+        for path in filter(os.path.isfile, named):
+            text += b"\n" + read_bytes(path)
+    return text
 
 
 # ---- How many members run at once best, by what earlier packs of the same scripts measured -------

@@ -20,10 +20,12 @@ from slurm_colloc.host.keeper.keeper_client import KeeperClient
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, FAULT
 from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, choose_passed_environment
 from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.runtime.allocation import requeues_jobs
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.settled_mode import GpuPatience
 from slurm_colloc.store.atomic_files import make_directory
+from slurm_colloc.store.pack_directory import read_spec
 
 if TYPE_CHECKING:
     from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
@@ -42,8 +44,8 @@ class DaemonListener(Protocol):
     ) -> None:
         """It answers."""
 
-    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
-        """Its server is ACTIVE: members can be started."""
+    def note_ready(self, active_ms: float | None) -> None:
+        """Members can be started; its server is ACTIVE, or comes with the first of them."""
 
     def note_unprepared(self, reason: str) -> None:
         """The node's own daemon cannot be used, and one is started instead."""
@@ -92,15 +94,18 @@ class PackDaemon:
             logs_to=str(logs_to),
             label=self.pack.allocation.job_id,
             guard_pid=os.getppid() if self.has_guard else 0,
+            starts_server=self._has_several or not self._may_restart(),
+            keeps_server=self._has_several,
             adopt="" if self.prepared is None else self.prepared.pipe_directory,
         )
         self._keeper: KeeperClient | None = None
         self._starts = 0
         self._is_let_go = False
         self._fault_since: float | None = None
+        self._unproven_since: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             keepers.ControlProved: self._note_control,
-            keepers.Ready: lambda event: self.listener.note_ready(event.active_ms, event.notes),
+            keepers.Ready: lambda event: self.listener.note_ready(event.active_ms),
             keepers.Failed: self._note_failed,
             keepers.Fault: self.clients.note_fault,
             keepers.ServerStatus: self._note_server,
@@ -128,13 +133,28 @@ class PackDaemon:
     def start(self) -> None:
         """Start it; what comes of it is heard by `work`."""
         self._starts += 1
-        self._fault_since = None
+        self._fault_since = self._unproven_since = None
         try:
             # What goes wrong in the keeper itself stands in the pack's log.
             self._keeper = KeeperClient.start(self._options, log=_STDERR)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             self.listener.note_given_up(f"the MPS keeper cannot be started: {reason}")
+
+    @property
+    def _has_several(self) -> bool:
+        """It does not begin with one member, which sees nothing on its GPU but its own."""
+        # Those that it was submitted with may not have been taken in yet.
+        return max(len(self.pack.members.by_number), len(self.pack.record.members)) > 1
+
+    def _may_restart(self) -> bool:
+        """A member that finds no server may run again; else it is proven first that one comes."""
+        by_site = requeues_jobs(self.pack.config)
+        with contextlib.suppress(StateError):
+            # As they were written: none may have been taken in yet.
+            jobs = [read_spec(self.pack.path, number).job for number in self.pack.record.members]
+            return all(by_site if job.requeue is None else job.requeue for job in jobs)
+        return by_site
 
     def filenos(self) -> list[int]:
         """What wakes the runner."""
@@ -144,6 +164,9 @@ class PackDaemon:
     def work(self) -> None:
         """Hear what has happened, and ask what is not known."""
         self._hear()
+        since = self._unproven_since
+        if since is not None and time.monotonic() > since + self._options.active_cap_s:
+            self._refuse_server(f"none became ACTIVE within {self._options.active_cap_s:g} s")
         if self._keeper is not None and self.clients.wants_status():
             self._keeper.ask_status()
 
@@ -226,8 +249,22 @@ class PackDaemon:
             self._fault_since = time.monotonic()
         elif event.status in (ACTIVE, EXITED):
             self._fault_since = None
+        if event.status == ACTIVE:
+            self._unproven_since, self._options = None, replace(self._options, starts_server=True)
+        elif not self._options.starts_server:
+            # The first one, which a member has brought.
+            self._unproven_since = self._unproven_since or time.monotonic()
         if event.status == EXITED and not self._is_let_go:
             self.clients.lose("the MPS server has ended")
+            if not self._options.starts_server:
+                self._refuse_server(event.text or "it ended before it was ACTIVE")
+
+    def _refuse_server(self, reason: str) -> None:
+        """Do without this daemon: the server that its first client was to bring does not come."""
+        self._unproven_since = None
+        self._stop()
+        self.listener.note_lost()
+        self._note_failed(keepers.Failed(f"the MPS server cannot start: {reason}"))
 
     def _lose(self, reason: str) -> None:
         """The daemon has died, and on current drivers its server and all clients with it."""

@@ -71,6 +71,25 @@ def place_on_shared_gpu(
     )
 
 
+def name_by_index(use: GpuUse, setup: Setup, names: str, sees_no_others: bool) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of a member under MPS by indexes; nothing where it stays by UUIDs.
+
+    An index counts among the GPUs that the daemon was given. Without the daemon, or by NVML, it
+    would count among those that the job sees: it says the same where those are all the member's.
+
+    Args:
+        use: How the member is put on them.
+        setup: How the pack's GPUs are prepared, in the daemon's order.
+        names: The setting.
+        sees_no_others: The job sees no other GPUs than the pack's.
+    """
+    is_clear = sees_no_others and set(use.uuids) == set(setup.gpus)
+    if names == "uuid" or not (is_clear or names == "index"):
+        return {}
+    indexes = sorted(setup.gpus.index(uuid) for uuid in use.uuids)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, indexes))}
+
+
 def count_on_one_gpu(members: int, gpus: int, of_gpus: int) -> int:
     """How many of so many members meet on one GPU, if they are spread over all.
 

@@ -1,7 +1,8 @@
 """The figures of a place: what is left of GPU memory, host memory and time for one more member.
 
 What is reserved for a member is its part at the start (planning.hard_limits), and once it has
-settled what its process takes, with a margin. The limit that it was started with stays.
+settled what its process takes, with a margin. The limit that it was started with stays. One that
+begins alone has no limit, and what its process takes counts until the limits of others begin.
 """
 
 from __future__ import annotations
@@ -138,11 +139,14 @@ class GpuMemoryRoom:
         part_mb = free.choose_part_mb(need_mb, gpus)
         if is_later:
             part_mb = free.usable_mb // PART_OF_GPU if need_mb is None else need_mb
+        is_held = self._is_held_to(member)
+        if self._begins_alone(member):
+            is_held, part_mb = False, need_mb
         if part_mb is None:
             # The only one: it may try all that there is.
             part_mb = max(0, free.find_free_mb(gpus))
         member.reserved_mb = part_mb
-        return (part_mb if self._is_held_to(member) else None), named
+        return (part_mb if is_held else None), named
 
     def reserve_at_door(self, member: Member) -> None:
         """Reserve memory for a member at the door that goes on now; its limit stays."""
@@ -202,6 +206,17 @@ class GpuMemoryRoom:
             return False
         return job.requeue is not False or job.gpu_memory_mb is not None
 
+    def _begins_alone(self, member: Member) -> bool:
+        """Whether a member that starts is to have all of the GPU's memory, as outside of a pack.
+
+        A limit that its user gave holds all the same, and a program that takes what it gets has
+        one: others would find nothing.
+        """
+        others = self.pack.members.with_process() or self.pack.members.waiting
+        if others or member.spec.job.gpu_memory_mb is not None or not self.find_enforces():
+            return False
+        return not self.progress.takes_at_once(member)
+
     def _list_gpus(self, member: Member) -> tuple[str, ...]:
         """The GPUs that a running member uses; one without a name where they are not known."""
         gpus = self.find_gpus() or ("",)
@@ -219,11 +234,12 @@ class GpuMemoryRoom:
         share_mb = (
             usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.pack.members.places))
         )
+        limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
         if member.reserved_mb is None:
             # An earlier attempt has started it.
-            limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
             return max(stated_mb, limit_mb or min(usable_mb, share_mb))
-        if not self.find_enforces() and self._is_given_up(member):
+        is_free = limit_mb is None and self.find_need_mb(member) is None
+        if (is_free or not self.find_enforces()) and self._is_given_up(member):
             return max(stated_mb, min(member.reserved_mb, share_mb))
         return member.reserved_mb
 

@@ -56,6 +56,9 @@ from slurm_colloc.store.pack_directory import parse_environment_block
 PORTS = range(12000, 28000)
 """Where members' own ports lie: above the well-known, below the ephemeral ones of Linux."""
 
+_OF_MPS = frozenset({"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"})
+"""Who has one of them, from the user or by Slurm's gres/mps, is meant to find a daemon."""
+
 PlaceOnGpu = Callable[[Member, GpuShare], tuple["GpuUse | None", dict[str, str]]]
 Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
@@ -127,6 +130,8 @@ class MemberStarter:
             # Its commands know the id that it had in its first Slurm job.
             self._has_shims = True
             write_shims(self.pack.path, sys.executable)
+        # It goes with the start, also with one that fails.
+        member.tmpdir = self._make_tmpdir() if shared and "TMPDIR" not in captured else ""
         where = environments.MemberContext(
             # A batch script's own array may be another than the one its members are named after.
             array_id=(
@@ -141,7 +146,7 @@ class MemberStarter:
             shims=find_shims(directory) if self._has_shims else "",
             cpus=cpus,
             starts=member.record.starts,
-            tmpdir=self._choose_tmpdir(member.number, captured) if shared else "",
+            tmpdir=member.tmpdir,
             port=self._choose_port(member.number) if shared else None,
             shared=not self.lone,
             started_at=int(time.time()),
@@ -149,8 +154,10 @@ class MemberStarter:
         alone = environments.compose_environment(captured, added, job, plan, where)
         composed = alone | environments.compute_own_resources(captured, added, alone, plan, where)
         member.gpu, on_gpu = self.place_on_gpu(member, share)
+        if member.gpu is not None and not self.lone and not composed.keys() & _OF_MPS:
+            # Where there is none: CUDA looks for a daemon in a place that all users can write to.
+            composed["CUDA_MPS_PIPE_DIRECTORY"] = f"{where.tmpdir or _name_directory('/tmp')}/mps"
         composed.update(on_gpu)
-        member.tmpdir = where.tmpdir if composed.get("TMPDIR") == where.tmpdir else ""
         output, error = (None, None) if self.lone else self._choose_outputs(member)
         written = self._find_own_outputs() if self.lone else (output, error)
         member.outputs = _measure_outputs(
@@ -294,10 +301,21 @@ class MemberStarter:
                 found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         return found
 
-    def _choose_tmpdir(self, number: int, captured: dict[str, str]) -> str:
-        base = captured.get("TMPDIR") or self._added.get("TMPDIR") or "/tmp"
-        # A name that cannot be there yet, on a path where all users can write.
-        return f"{base}/csub-{self.pack.allocation.job_id}-{number}-{os.urandom(6).hex()}"
+    def _make_tmpdir(self) -> str:
+        """A new directory where Slurm or the site has temporary files.
+
+        The name of a socket has 107 bytes at most, so it has few of its own.
+        """
+        while True:
+            path = _name_directory(self._added.get("TMPDIR") or "/tmp")
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                continue
+            except OSError:
+                # The wrapper tries it, too, and tells the member as slurmstepd does.
+                pass
+            return path
 
     def _choose_port(self, number: int) -> int:
         """A port that is free now and belongs to no neighbour."""
@@ -334,6 +352,11 @@ class MemberStarter:
         )
         sys.stderr.flush()
         return True
+
+
+def _name_directory(base: str) -> str:
+    """A name that others cannot know before."""
+    return f"{base}/cs{os.urandom(3).hex()}"
 
 
 def _describe_submission(member: Member, added: Mapping[str, str]) -> dict[str, str]:

@@ -62,7 +62,8 @@ def check_members(
             assert queued[f"{job_id}/{number}"][name] == row[name]
         assert queued[f"{job_id}/{number}"]["is_mps_client"] is True
         seen = read_variables(user.output(f"slurm-{job_id}_{number}.out"))
-        assert seen["CUDA_VISIBLE_DEVICES"] == gpu.uuid
+        # Where a cgroup hides the node's other GPUs it is the first, as under sbatch.
+        assert seen["CUDA_VISIBLE_DEVICES"] in ("0", gpu.uuid)
         assert seen["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "66"
         limit = f"{gpu.uuid}={limits_mb[number]}M"
         assert seen["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +64,7 @@ def expect_fallback(user: CsubUser, jobs: dict[str, str], reason: str) -> None:
                 for name in ("thread_percentage", "gpu_memory_limit_mb", "is_mps_client"):
                     assert row[name] is None
                 output = user.output(f"slurm-{job_id}_{number}.out")
-                assert output.startswith("pipe= ")
+                assert re.match("pipe=/tmp/cs[0-9a-f]{6}/mps ", output)
             assert f"Sharing:  timeslice, {len(rows)} at the same time ({setup['reason']})" in shown
             said = f"csub: members share the GPU by time slices: {setup['reason']}\n"
             # Who asked for MPS finds it in the pack's log as well.

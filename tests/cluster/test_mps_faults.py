@@ -27,7 +27,9 @@ from .mps import (
 
 pytestmark = pytest.mark.slurm
 
-HELLO = 'echo "start restart=${SLURM_RESTART_COUNT:-0} pipe=${CUDA_MPS_PIPE_DIRECTORY:+mps}"'
+HELLO = (
+    'echo "start restart=${SLURM_RESTART_COUNT:-0} pipe=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:+mps}"'
+)
 UNTIL_END = "until [ -e end ]; do sleep 0.1; done"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
@@ -246,7 +248,7 @@ def test_what_restarts_have_taught_outlives_a_requeue_of_the_pack(mps_user: Csub
     # Without MPS it waits, so that the pack can be requeued while it is known what has hit it.
     user.script(
         "good.sh",
-        f'{HELLO}; if [ -z "$CUDA_MPS_PIPE_DIRECTORY" ]; then {UNTIL_END}; exit; fi\n'
+        f'{HELLO}; if [ -z "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then {UNTIL_END}; exit; fi\n'
         "exec simgpu run --seconds 60",
     )
     user.script("bad.sh", f"{HELLO}; exec simgpu run --seconds 60 --fault illegal-address@1")

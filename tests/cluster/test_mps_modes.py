@@ -23,7 +23,7 @@ def test_each_mode_is_what_was_asked_for_where_the_node_has_it(mps_user: CsubUse
             assert {(row["mode"], row["share"]) for row in rows.values()} == {(mode, share)}
             for number in rows:
                 output = user.output(f"slurm-{job_id}_{number}.out")
-                assert output.startswith("pipe=/") is (mode == "mps")
+                assert output.split()[0].endswith("/p") is (mode == "mps")
             shown = user.csub("show", job_id).stdout
             assert f"Sharing:  {mode}, 2 at the same time (" in shown
     untouched.check()

@@ -71,7 +71,9 @@ def read_runs(user: CsubUser, number: int | str) -> list[list[str]]:
 def test_twelve_unknown_jobs_end_in_one_slurm_job_where_they_fit(user: CsubUser) -> None:
     say_room(user, 12)
     show = 'echo "$SLURM_JOB_ID" >"runs/id.$SLURM_ARRAY_TASK_ID"'
-    user.script("work.sh", f"{NOTE}; {show}; until [ -e end ]; do sleep 0.1; done; {END}; echo done")
+    user.script(
+        "work.sh", f"{NOTE}; {show}; until [ -e end ]; do sleep 0.1; done; {END}; echo done"
+    )
     job_id = user.submit(*OPTIONS, "--array=1-12", "work.sh")
     packs = sorted((user.state / "packs").glob("*"))
     assert len(packs) == 3

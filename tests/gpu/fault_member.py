@@ -124,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(
         f"{arguments.kind} pid {os.getpid()} restart {os.environ.get('SLURM_RESTART_COUNT', '0')} "
-        f"mps {'CUDA_MPS_PIPE_DIRECTORY' in os.environ}",
+        f"mps {'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' in os.environ}",
         flush=True,
     )
     if arguments.kind == "work":

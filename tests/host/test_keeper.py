@@ -586,8 +586,8 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
 @pytest.mark.parametrize(
     "message",
     [
-        MpsOptions(gpus=(GPU,), default_gpu_memory_limits_mb={GPU: 3000}, environment={"a": "b"}),
-        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, ("/tmp: full",), ("note",)),
+        MpsOptions(gpus=(GPU,), environment={"a": "b"}),
+        Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, ("/tmp: full",)),
         Fault(1, (2, 3), None, "line\nline"),
         Status(
             (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x"),)),),

@@ -97,7 +97,6 @@ def test_a_daemon_is_ours_alone_and_proven(running: RunningMps, base: Path) -> N
     assert (peer.pid, peer.uid) == (running.child.pid, os.geteuid())
     assert running.daemon == identify(running.child.pid)
     assert running.control_ms > 0
-    assert running.notes == []
     # It leads a session of its own.
     assert [process.id for process in list_session(running.daemon.pid)] == [running.daemon]
     report = stop_daemon(running, asks_nvml=False)
@@ -178,26 +177,6 @@ def test_the_real_daemon_takes_87_bytes_and_no_more(
             time.sleep(0.01)
         assert daemon.poll() == (None if length == 87 else 1)
         daemon.kill()
-
-
-def test_defaults_are_set_and_read_back(start: Start, options: Options) -> None:
-    running = start(options(default_thread_percentage=28.5))
-    assert running.notes == []
-    assert running.control.ask("get_default_active_thread_percentage").stdout == "28.5\n"
-    stop_daemon(running, asks_nvml=False)
-
-
-def test_a_default_that_does_not_take_is_noted(start: Start, options: Options, driver: int) -> None:
-    running = start(options(default_gpu_memory_limits_mb={GPU: 3000}))
-    if driver >= 580:
-        assert running.notes == []
-    else:
-        # It takes a limit by UUID and does not show it.
-        (note,) = running.notes
-        assert note.startswith(
-            f"the MPS daemon shows no default gpu_memory limit of 3000 MiB for {GPU}"
-        )
-    stop_daemon(running, asks_nvml=False)
 
 
 @pytest.mark.parametrize(

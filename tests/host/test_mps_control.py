@@ -19,8 +19,6 @@ from slurm_colloc.host.mps.mps_control import (
     find_complaints,
     find_library_path,
     find_programs,
-    is_limit_shown,
-    parse_limit_mb,
     parse_percentage,
     parse_pids,
     parse_ps,
@@ -69,16 +67,6 @@ def test_the_table_of_clients_is_read_by_its_columns() -> None:
     assert parse_ps("") == ()
     (moved,) = parse_ps("SERVER PID\n574 9\n")
     assert moved == ListedClient(9, 574)
-
-
-def test_limits_are_read_as_the_daemon_rounds_them() -> None:
-    assert parse_limit_mb(said("1G\n")) == 1024
-    assert parse_limit_mb(said("500M\n")) == 500
-    assert parse_limit_mb(said("")) is None
-    assert is_limit_shown(1500, 1024)
-    assert is_limit_shown(3072, 3072)
-    assert not is_limit_shown(3072, 1024)
-    assert not is_limit_shown(3072, None)
 
 
 def test_a_percentage_is_a_number_or_nothing() -> None:

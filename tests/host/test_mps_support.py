@@ -112,7 +112,6 @@ def test_a_member_names_its_gpus_by_uuid_on_every_side() -> None:
         pipe_directory="/tmp/m/p",
         thread_percentage=28,
         gpu_memory_limits_mb={FIRST: 20000},
-        gpu_memory_totals_mb={FIRST: 143771},
     )
     assert built == {
         "CUDA_VISIBLE_DEVICES": FIRST,
@@ -131,24 +130,12 @@ def test_no_limit_names_a_gpu_that_the_member_does_not_see() -> None:
     assert built["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{FIRST}=20000M"
 
 
-def test_a_limit_that_cuda_would_ignore_is_left_out() -> None:
-    built = build_member_environment(
-        gpus=[FIRST],
-        pipe_directory="/tmp/m/p",
-        gpu_memory_limits_mb={FIRST: 400000},
-        gpu_memory_totals_mb={FIRST: 143771},
-    )
-    assert set(built) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
-
-
 @pytest.mark.parametrize("percentage", [0, -1, 100.5, 150])
 def test_a_percentage_that_cuda_would_ignore_is_refused(percentage: float) -> None:
     with pytest.raises(UsageProblem, match="thread percentage"):
         build_member_environment(
             gpus=[FIRST], pipe_directory="/tmp/m/p", thread_percentage=percentage
         )
-    with pytest.raises(UsageProblem, match="thread percentage"):
-        MpsOptions(gpus=(FIRST,), default_thread_percentage=percentage)
 
 
 def test_a_limit_without_room_for_the_context_is_refused() -> None:
@@ -158,13 +145,10 @@ def test_a_limit_without_room_for_the_context_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "limits"),
-    [((), {}), (("0",), {}), ((f"{FIRST},{SECOND}",), {}), ((FIRST,), {SECOND: 5000})],
-)
-def test_a_daemon_is_for_named_gpus_only(gpus: tuple[str, ...], limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("gpus", [(), ("0",), (f"{FIRST},{SECOND}",)])
+def test_a_daemon_is_for_named_gpus_only(gpus: tuple[str, ...]) -> None:
     with pytest.raises(UsageProblem):
-        MpsOptions(gpus=gpus, default_gpu_memory_limits_mb=limits)
+        MpsOptions(gpus=gpus)
 
 
 def test_a_daemon_is_told_its_node_and_no_more() -> None:

@@ -48,6 +48,7 @@ from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.member_states import (
     PARKED,
+    GpuUse,
     Retries,
     StateRecord,
     append_change,
@@ -124,6 +125,29 @@ def test_waiting_for_slurm(state: State) -> None:
     assert line(look(state, "PENDING", "Dependency"), 1, fields=fields) == (
         "4711/1 PENDING: waits for afterok:12(unfulfilled) (Dependency)"
     )
+
+
+@pytest.mark.parametrize(
+    ("limits_mb", "began_s", "is_told"),
+    [
+        ((None, 2000), (0, 60), True),
+        # All have limits, or none has one.
+        ((3000, 2000), (0, 60), False),
+        ((None, None), (0, 60), False),
+        # It came later itself.
+        ((None, 2000), (60, 0), False),
+    ],
+)
+def test_one_that_began_alone_is_told_what_others_have_changed(
+    state: State, limits_mb: tuple[int | None, ...], began_s: tuple[int, ...], is_told: bool
+) -> None:
+    begin_attempt(state.pack_path("s.0"), 1)
+    for number, (limit_mb, s) in enumerate(zip(limits_mb, began_s, strict=True), 1):
+        write(state, number, MemberState.RUNNING, starts=1, started_at=HOUR_AGO + s,
+              gpu=GpuUse("mps", gpu_memory_limit_mb=limit_mb))  # fmt: skip
+    told = line(look(state, "RUNNING"), 1)
+    text = "; it began alone and has no limit of GPU memory, those that came later have theirs"
+    assert (text in told) is is_told
 
 
 def test_waiting_for_a_member_of_another_pack_names_that_member(state: State) -> None:

@@ -85,8 +85,8 @@ class Told:
     ) -> None:
         self.words.append(("control", pipe_directory, control_ms, restarts, notes))
 
-    def note_ready(self, active_ms: float | None, notes: tuple[str, ...]) -> None:
-        self.words.append(("ready", active_ms, notes))
+    def note_ready(self, active_ms: float | None) -> None:
+        self.words.append(("ready", active_ms))
 
     def note_unprepared(self, reason: str) -> None:
         self.words.append(("unprepared", reason))
@@ -137,7 +137,7 @@ def test_a_daemon_comes_up_and_is_ended(daemon: PackDaemon, told: Told) -> None:
     keeper = say(daemon, CONTROL, READY)
     assert told.take() == [
         ("control", "/tmp/csubm-1/p", 19.0, 0, ("not used: /dev/shm: no room",)),
-        ("ready", 280.0, ()),
+        ("ready", 280.0),
     ]
     daemon.close()
     assert keeper.asked == ["stop"]

@@ -40,6 +40,9 @@ class Takes:
     def find_gpu_settled_mb(self, member: Member) -> int | None:
         return self.mb.get(member.number)
 
+    def takes_at_once(self, _: Member) -> bool:
+        return False
+
     def find_gpu_need_mb(self, member: Member) -> int | None:
         return self.mb.get(member.number)
 

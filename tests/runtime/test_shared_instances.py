@@ -99,7 +99,7 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: SteppedRun
     assert second is not None
     first.note_given_up("there is no server program")
     second.note_control("/run/user/1/mps/p", 1.0, 0, ())
-    second.note_ready(2.0, ())
+    second.note_ready(2.0)
     ready.append(instances.is_ready)
     assert ready == [False, True]
     notes = instances.follow_daemons()

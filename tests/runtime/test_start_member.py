@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
+import re
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.programs.member_commands import OwnMember
 from slurm_colloc.runtime.start_member import PORTS
 from slurm_colloc.runtime.step_command import build_srun_argv, build_wrapper_argv
-from slurm_colloc.store.member_states import HomeRecord, write_held
+from slurm_colloc.store.member_states import GpuUse, HomeRecord, write_held
 
 from ..wait_until import wait_until
 from .stepped_runner import SteppedRunner
@@ -91,7 +94,50 @@ def test_its_environment_is_the_submission_s_with_what_is_its_own(
     assert environment["PATH"].split(":")[0] == str(bed.folder(1) / "bin")
     assert int(environment["MASTER_PORT"]) in PORTS
     assert environment["TMPDIR"] == bed.members.by_number[1].tmpdir == launch["own_tmpdir"]
-    assert environment["TMPDIR"].startswith("/tmp/csub-7-1-")
+    assert re.fullmatch("/tmp/cs[0-9a-f]{6}", environment["TMPDIR"])
+
+
+def test_names_of_sockets_fit_below_its_directory_where_the_site_s_is_long(
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="csub-site", dir="/tmp") as site:
+        assert len(site) == 22
+        bed = build_bed(change=write_to(tmp_path))
+        bed.parts.starter._added["TMPDIR"] = site
+        made = Path(bed.parts.starter._make_tmpdir())
+        assert str(made.parent) == site
+        assert made.stat().st_mode & 0o777 == 0o700
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(f"{made}/".ljust(len(str(made)) + 68, "s"))
+
+
+def test_a_directory_that_is_there_is_no_member_s(
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter((f"{tmp_path}/taken", f"{tmp_path}/free"))
+    (tmp_path / "taken").mkdir()
+    monkeypatch.setattr(start_member, "_name_directory", lambda _: next(names))
+    bed = build_bed(change=write_to(tmp_path))
+    assert start(bed, 1).tmpdir == f"{tmp_path}/free"
+
+
+@pytest.mark.parametrize("name", ["", *start_member._OF_MPS])
+def test_no_daemon_that_is_not_its_own_gets_a_member_without_mps(
+    build_bed: Callable[..., SteppedRunner], tmp_path: Path, name: str
+) -> None:
+    bed = build_bed(change=write_to(tmp_path))
+    bed.parts.starter.place_on_gpu = lambda *_: (GpuUse("timeslice"), {})
+    if name:
+        bed.parts.starter._added[name] = "/theirs"
+    member = start(bed, 1)
+    environment = dict(json.loads(Path(f"{member.prefix}.launch").read_text())["environment"])
+    found = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+    if name:
+        assert environment[name] == "/theirs"
+        assert found in (None, "/theirs")
+    else:
+        assert found == f"{member.tmpdir}/mps"
+        assert not os.path.lexists(found)
 
 
 def test_a_member_runs_as_a_plain_process_and_writes_where_sbatch_would(

@@ -34,7 +34,7 @@ from slurm_colloc.host.mps.daemon_limits import (
 )
 from slurm_colloc.host.mps.mps_control import find_programs, judge_support
 from slurm_colloc.host.mps.mps_state import MpsOptions, build_node_environment
-from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon, start_server
+from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon
 from slurm_colloc.host.nvml.nvml_query import EXCLUSIVE_PROCESS, NVML_S, NvmlAnswer, start_question
 from slurm_colloc.host.system import control_groups
 from slurm_colloc.host.system.child_programs import Confinement
@@ -439,14 +439,14 @@ class MpsPreparation(JobPreparation):
         self.compute_mode = EXCLUSIVE_PROCESS
 
     def start(self, checkpoint: Checkpoint, left_s: Callable[[], float]) -> list[RunningMps]:
-        """Start the daemons, each proven to answer.
+        """Start the daemons, each proven to answer; a server comes with the first client.
 
         Args:
             checkpoint: The job's checkpoint.
             left_s: How much time is left.
 
         Raises:
-            NodeError: One cannot be started, or starts no server.
+            NodeError: One cannot be started.
         """
         owner = self._owner or find_owner(checkpoint.uid, checkpoint.gid)
         groups = self.make_groups()
@@ -478,9 +478,7 @@ class MpsPreparation(JobPreparation):
                 )
             finally:
                 os.close(record)
-            self.notes += running.notes
             self.figures[f"control_ms_{name}"] = running.control_ms
-            start_server(running, max(0.5, ends_at - time.monotonic()))
             daemons.append(running)
         return daemons
 

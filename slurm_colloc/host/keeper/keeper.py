@@ -343,6 +343,7 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
 # The keeper: a process that is the MPS daemon's parent; who: the user; where: with the runner.
 
 _TICK_S = 0.1
+_PROOF_S = 5.0
 
 
 class Keeper:
@@ -419,16 +420,19 @@ class Keeper:
         asked_at = time.monotonic()
         server_pid: int | None = None
         try:
-            if not (options.adopt and running.control.read_servers()):
-                start_server(running)
-            if options.needs_active:
-                server_pid = wait_for_active(running, self._goes_on)
-                if server_pid is None:
-                    return self._break_off()
+            if options.starts_server:
+                if not (options.adopt and running.control.read_servers()):
+                    start_server(running)
+                if options.needs_active:
+                    server_pid = wait_for_active(running, self._goes_on)
+                    if server_pid is None:
+                        return self._break_off()
+                    if not options.keeps_server:
+                        self._end_proof(running, server_pid)
         except CollocError as error:
             self._watched.tell(running.events)
-            report = self._stop(0.0, asks_nvml=False)
-            self._say(Failed(str(error), report.notes))
+            self._stop(0.0, asks_nvml=False)
+            self._say(Failed(str(error)))
             return False
         active_ms = (time.monotonic() - asked_at) * 1000
         self._say(
@@ -441,7 +445,6 @@ class Keeper:
                 control_ms=running.control_ms,
                 active_ms=None if server_pid is None else active_ms,
                 refused_bases=running.directory.refused,
-                notes=tuple(running.notes),
             )
         )
         self._watched.tell(running.events)
@@ -452,6 +455,15 @@ class Keeper:
         from slurm_colloc.host.keeper.prepared_daemon import adopt_daemon
 
         return adopt_daemon(options)
+
+    def _end_proof(self, running: RunningMps, server_pid: int) -> None:
+        """End a server that no client has used; the first client brings the next one."""
+        running.control.ask(f"shutdown_server {server_pid}")
+        deadline = time.monotonic() + _PROOF_S
+        while server_pid in (running.control.read_servers() or ()):
+            # One that stays does no harm, but it is seen on the GPU.
+            if time.monotonic() >= deadline or not self._goes_on(_SETTLE_S):
+                return
 
     def _goes_on(self, wait_s: float) -> bool:
         """Wait while a server starts; False where the runner has gone or wants an end."""

@@ -44,7 +44,6 @@ class Ready:
         control_ms: From the daemon's start to the proved control socket.
         active_ms: From the request for a server until it was ACTIVE; None likewise.
         refused_bases: Where the directory could not be made, with reasons.
-        notes: What is not as it should be, and does no harm.
     """
 
     directory: str
@@ -55,7 +54,6 @@ class Ready:
     control_ms: float
     active_ms: float | None
     refused_bases: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class Failed:
     """There is no daemon, and nothing is left of the attempt; the keeper ends."""
 
     reason: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

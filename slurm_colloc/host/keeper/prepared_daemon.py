@@ -364,7 +364,7 @@ def release_daemon(running: RunningMps, logs_prefix: str) -> StopReport:
         running: The daemon; `running.options.logs_to` gets its logs.
         logs_prefix: What the names of the copies begin with.
     """
-    notes = list(running.notes)
+    notes = []
     logs: tuple[str, ...] = ()
     if running.options.logs_to is not None:
         try:

@@ -86,22 +86,6 @@ def parse_percentage(answer: Outcome) -> float | None:
     return None
 
 
-def parse_limit_mb(answer: Outcome) -> int | None:
-    """Read a gpu_memory limit as the daemon shows it, in MiB; None where none is set.
-
-    The daemon rounds down to whole GiB: 1500M is shown as 1G (550, 580).
-    """
-    match = re.fullmatch(r"(\d+)([GM])B?", answer.stdout.strip())
-    if match is None:
-        return None
-    return int(match[1]) * (1024 if match[2] == "G" else 1)
-
-
-def is_limit_shown(wanted_mb: int, shown_mb: int | None) -> bool:
-    """Whether a limit that was set is what the daemon shows, rounded as it rounds."""
-    return shown_mb is not None and shown_mb in (wanted_mb, wanted_mb // 1024 * 1024)
-
-
 def find_complaints(lines: Iterable[str]) -> tuple[str, ...]:
     """Find what the daemon writes to its log only, while the command's answer looks well."""
     return tuple(line for line in lines if _COMPLAINT.search(line))
@@ -492,7 +476,6 @@ def build_member_environment(
     pipe_directory: str,
     thread_percentage: float | None = None,
     gpu_memory_limits_mb: Mapping[str, int] | None = None,
-    gpu_memory_totals_mb: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """What makes a member a client with limits.
 
@@ -506,7 +489,6 @@ def build_member_environment(
         thread_percentage: Share of the SMs it may use; None for no limit.
         gpu_memory_limits_mb: Limit on each GPU, in MiB, the CUDA context included; GPUs that the
             member does not see are left out.
-        gpu_memory_totals_mb: The GPUs' memory, where known; a limit that is no less is left out.
 
     Raises:
         UsageProblem: A limit is out of range.
@@ -524,8 +506,7 @@ def build_member_environment(
                 f"a gpu_memory limit of {limit_mb} MiB leaves no room for the CUDA context",
                 hint=f"give {CONTEXT_MB} MiB at least",
             )
-        total_mb = (gpu_memory_totals_mb or {}).get(gpu)
-        if gpu in gpus and (total_mb is None or limit_mb < total_mb):
+        if gpu in gpus:
             limits.append(f"{gpu}={limit_mb}M")
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),

@@ -148,13 +148,13 @@ class MpsOptions:
     Args:
         gpus: UUIDs; daemon and members name GPUs by nothing else.
         bases: Where its directory may lie, best first; empty for the usual ones.
-        default_thread_percentage: What a member without a limit of its own may use at most.
-        default_gpu_memory_limits_mb: Likewise, for each GPU, in MiB.
         environment: Added to the daemon's clean environment; see `choose_passed_environment`.
         path: Where NVIDIA's programs are looked for first, as a PATH.
         logs_to: Directory for copies of the logs at the end; None to keep none.
         label: Whose it is, for people.
-        needs_active: Ready means that a server is ACTIVE, not only that the daemon answers.
+        starts_server: A server is started at once; else it comes with the first client.
+        keeps_server: That one stays; else it only proves that one can be had, and ends again.
+        needs_active: Ready means that this server was ACTIVE, not only that the daemon answers.
         control_cap_s: How long the daemon may take to answer.
         active_cap_s: How long a server may take to become ACTIVE.
         orphan_grace_s: How long clients may go on when the runner has died.
@@ -166,12 +166,12 @@ class MpsOptions:
 
     gpus: tuple[str, ...]
     bases: tuple[str, ...] = ()
-    default_thread_percentage: float | None = None
-    default_gpu_memory_limits_mb: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     path: str = ""
     logs_to: str | None = None
     label: str = ""
+    starts_server: bool = True
+    keeps_server: bool = True
     needs_active: bool = True
     control_cap_s: float = 5.0
     active_cap_s: float = 30.0
@@ -185,12 +185,6 @@ class MpsOptions:
         for gpu in self.gpus:
             if not gpu.startswith(("GPU-", "MIG-")) or "," in gpu:
                 raise UsageProblem(f"{gpu!r} is not a GPU's UUID")
-        percentage = self.default_thread_percentage
-        if percentage is not None and not 0 < percentage <= 100:
-            raise UsageProblem(f"a thread percentage is above 0 and at most 100, not {percentage}")
-        for gpu, limit_mb in self.default_gpu_memory_limits_mb.items():
-            if gpu not in self.gpus or limit_mb <= 0:
-                raise UsageProblem(f"no gpu_memory limit of {limit_mb} MiB for {gpu}")
 
 
 def choose_passed_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,8 +20,6 @@ from slurm_colloc.host.mps.mps_control import (
     find_complaints,
     find_library_path,
     find_programs,
-    is_limit_shown,
-    parse_limit_mb,
     parse_percentage,
     read_peer,
 )
@@ -64,7 +62,6 @@ class RunningMps:
         control: Its control program.
         logs: Its logs.
         control_ms: From the start to the proved control socket and its first answer.
-        notes: What was not as it should be, and did no harm.
         events: What its logs have said while it was waited for.
         clients: Every client that was seen, by pid.
     """
@@ -77,7 +74,6 @@ class RunningMps:
     control: ControlProgram
     logs: LogFollower
     control_ms: float
-    notes: list[str] = field(default_factory=list)
     events: list[LogEvent] = field(default_factory=list)
     clients: dict[int, ProcessId] = field(default_factory=dict)
 
@@ -183,7 +179,6 @@ def start_daemon(
             logs=LogFollower(directory.descriptor, uid),
             control_ms=control_ms,
         )
-        _set_defaults(running)
     except BaseException as error:
         _undo(child, directory, owner)
         if isinstance(error, OSError):
@@ -291,33 +286,6 @@ def _undo(child: Child | None, directory: PrivateDirectory, owner: Owner | None)
         collect(child, _BROKEN_OFF_S)
     remove_directory(directory.path, directory.descriptor)
     directory.close()
-
-
-def _set_defaults(running: RunningMps) -> None:
-    """Set the defaults and read them back; what did not take is noted.
-
-    They bind members that come without limits of their own, and hold for servers started later.
-    """
-    options, control = running.options, running.control
-    wanted = options.default_thread_percentage
-    running.events += running.logs.read()
-    mark = running.logs.lines_read
-    if wanted is not None:
-        answer = control.ask(f"set_default_active_thread_percentage {wanted:g}")
-        shown = parse_percentage(answer)
-        if shown is None or abs(shown - wanted) > 0.1:
-            running.notes.append(
-                f"the MPS daemon took no default thread percentage of {wanted:g} ({shown} instead)"
-                f"{_read_complaints(running, mark)}"
-            )
-    for gpu, limit_mb in options.default_gpu_memory_limits_mb.items():
-        control.ask(f"set_default_device_pinned_mem_limit {gpu} {limit_mb}M")
-        answer = control.ask(f"get_default_device_pinned_mem_limit {gpu}")
-        if not is_limit_shown(limit_mb, parse_limit_mb(answer)):
-            running.notes.append(
-                f"the MPS daemon shows no default gpu_memory limit of {limit_mb} MiB for {gpu}"
-                f"{_read_complaints(running, mark)}"
-            )
 
 
 def _read_complaints(running: RunningMps, mark: int) -> str:

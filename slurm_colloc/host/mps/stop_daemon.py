@@ -84,7 +84,7 @@ class _Stopping:
     def __init__(self, running: RunningMps, *, searches_all: bool) -> None:
         self.running = running
         self.searches_all = searches_all
-        self.notes = list(running.notes)
+        self.notes: list[str] = []
         self.clients: set[ProcessId] = set(running.clients.values())
         self.forced = False
         self.hangs = False

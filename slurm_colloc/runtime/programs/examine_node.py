@@ -252,7 +252,7 @@ def _hear(
                 trial = replace(trial, control_ms=round(event.control_ms, 1))
             elif isinstance(event, keepers.Ready):
                 active_ms = None if event.active_ms is None else round(event.active_ms, 1)
-                return replace(trial, active_ms=active_ms, notes=(*trial.notes, *event.notes))
+                return replace(trial, active_ms=active_ms)
             elif isinstance(event, keepers.Failed):
                 return replace(trial, problem=event.reason)
             elif isinstance(event, keepers.KeeperDied):

@@ -63,6 +63,7 @@ _READ_BY_SRUN = frozenset({"multi-prog", "bcast"})
 
 _OF_THE_MEMBER = (
     *(name for name in STEP_SCRUB if name not in ("SLURM_EXPORT_ENV", "SLURM_EXACT")),
+    "CUDA_MPS_PIPE_DIRECTORY",
     "SLURM_CPUS_ON_NODE",
     "SLURM_JOB_END_TIME",
     "SLURM_JOB_NAME",
@@ -239,7 +240,8 @@ def _choose_values(
     """
     values = {name: environment[name] for name in _OF_THE_MEMBER if name in environment}
     device = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if device.startswith(("GPU-", "MIG-")):
+    is_shared = device and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environment
+    if is_shared or device.startswith(("GPU-", "MIG-")):
         # slurmstepd names all GPUs of the job, of which others have some, or the whole GPU in place
         # of the member's instance.
         values["CUDA_VISIBLE_DEVICES"] = device
