@@ -106,6 +106,7 @@ class Job:
         job_id: `--job-id`: `own` or `pack`; empty where the settings decide.
         own_id: The number that csub has given it as its SLURM_JOB_ID; empty where that is the id of
             its submission, whose first job it is, or of its pack (`--job-id=pack`).
+        private_tmp: `--private-tmp`: `auto`, `always` or `never`; empty where the settings decide.
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -158,6 +159,7 @@ class Job:
     chain: int = 0
     job_id: str = ""
     own_id: str = ""
+    private_tmp: str = ""
 
     @property
     def is_alone_in_its_id(self) -> bool:

@@ -14,7 +14,9 @@ from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.planning.hard_limits import format_cpu_mask
 from slurm_colloc.runtime.member_environment import STEP_SCRUB, build_step_environment
+from slurm_colloc.runtime.member_places import is_covered
 from slurm_colloc.runtime.programs.member_commands import OwnMember, become
+from slurm_colloc.runtime.programs.own_places import build_entering
 from slurm_colloc.slurm.option_table import ask_argument
 from slurm_colloc.slurm.options import (
     Concern,
@@ -157,6 +159,13 @@ def rewrite_srun(
             "SLURM_JOB_NAME": job_name,
         }
         command = [*_build_env_prefix(environment, asked), *command]
+        if "places" in member.values:
+            # A step starts outside. What stands before it lives for as long as it does, inside.
+            directory = os.path.abspath(_last_value(kept, "chdir") or "")
+            command = [*build_entering(os.getpid(), directory), *command]
+            if is_covered(os.path.realpath(directory), member.values["places"].split(":")):
+                kept = [given for given in kept if given.option.canonical_name != "chdir"]
+                options.append("--chdir=/")
     step = build_step_environment(environment)
     step |= {name: member.real_id for name in _IDS if name in environment}
     if "SLURM_EXPORT_ENV" in environment:

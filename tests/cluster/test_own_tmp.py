@@ -1,0 +1,133 @@
+"""A /tmp of their own for members of one pack, with sbatch on the same Slurm as the control."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_colloc_lab.sandbox.cluster import Sandbox
+
+from ..bed import CsubUser, running_sandbox, user_of
+from ..wait_until import wait_until
+
+pytestmark = pytest.mark.slurm
+
+OPTIONS = ("--gres=gpu:1", "--time=5", "--share=timeslice", "--degree=3", "--array=0-2")
+
+
+@pytest.fixture(scope="module")
+def contained() -> Iterator[Sandbox]:
+    """A node on which Slurm gives each job a /tmp of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("job_container/tmpfs needs a slurmd of root's")
+    base = Path(tempfile.mkdtemp(prefix="jc", dir="/var/tmp"))
+    base.chmod(0o755)
+    try:
+        with running_sandbox(
+            nodes=1,
+            gpus_per_node=2,
+            cpus_per_node=16,
+            files={"job_container.conf": f"AutoBasePath=true\nBasePath={base}\n"},
+            extra_conf=("JobContainerType=job_container/tmpfs",),
+        ) as sandbox:
+            yield sandbox
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def inside(contained: Sandbox, accounts: tuple[str, ...]) -> Iterator[CsubUser]:
+    """A user of that node."""
+    with user_of(contained, accounts[0]) as somebody:
+        yield somebody
+
+
+def finish_both(user: CsubUser, body: str, *options: str) -> tuple[list[str], list[str]]:
+    """What three tasks have written into `m_TASK` under sbatch and in a pack of csub's."""
+    user.script("t.sh", body)
+    found = []
+    sbatch = ["sbatch", "--wait", "--gres=gpu:1", "--time=5", "--array=0-2", "t.sh"]
+    for argv in (sbatch, ["csub", *OPTIONS, *options, "--wait", "t.sh"]):
+        # Under sbatch two of them run at the same time, on the node's two GPUs.
+        user.run(argv, check=False)
+        found.append([user.output(f"m_{task}").strip() for task in range(3)])
+        for task in range(3):
+            (user.home / f"m_{task}").unlink(missing_ok=True)
+    return found[0], found[1]
+
+
+TRAP = """
+W=/tmp/$USER/run; trap 'rm -rf /tmp/$USER' EXIT; mkdir -p $W; echo $SLURM_ARRAY_TASK_ID >$W/c
+sleep $((1 + SLURM_ARRAY_TASK_ID)); cp $W/c m_$SLURM_ARRAY_TASK_ID
+"""
+LOCK = """
+exec 9>/tmp/x_$USER.lock; flock -n 9 || exit 0
+sleep 2; echo trained >m_$SLURM_ARRAY_TASK_ID
+"""
+FIXED = """
+rm -rf /tmp/data; mkdir /tmp/data; echo $SLURM_ARRAY_TASK_ID >/tmp/data/fold; sleep 2
+cat /tmp/data/fold >m_$SLURM_ARRAY_TASK_ID; echo $TMPDIR $(stat -c %a /tmp) >>m_$SLURM_ARRAY_TASK_ID
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [(TRAP, "{}"), (LOCK, "trained"), (FIXED, "{}\n/tmp 700")],
+    ids=["trap", "lock", "fixed"],
+)
+def test_members_are_as_apart_as_jobs_under_job_container(
+    inside: CsubUser, body: str, shown: str
+) -> None:
+    alone, packed = finish_both(inside, body)
+    assert alone == [shown.format(task) for task in range(3)]
+    assert packed == alone
+    # --private-tmp=never is what members had before: the three are in one job, with one /tmp.
+    assert finish_both(inside, body, "--private-tmp=never")[1] != alone
+
+
+@pytest.mark.parametrize("body", [TRAP, LOCK], ids=["trap", "lock"])
+def test_private_tmp_where_slurm_gives_none(user: CsubUser, body: str) -> None:
+    mine = finish_both(user, body, "--private-tmp")[1]
+    assert mine == (["trained"] * 3 if "trained" in body else ["0", "1", "2"])
+    assert finish_both(user, body)[1] != mine
+
+
+def test_absolute_paths_lead_to_csubs_commands(user: CsubUser) -> None:
+    user.script(
+        "t.sh",
+        "cat >own.py <<'E'\nimport os, subprocess, time\n"
+        "if os.environ['SLURM_ARRAY_TASK_ID'] == '1':\n"
+        f"    subprocess.run(['env', '-i', '{user.find('scancel')}', os.environ['SLURM_JOB_ID']])\n"
+        "    time.sleep(60)\nE\n"
+        f"python3 own.py; sleep 2; env -i {user.find('squeue')} -h -o %i -j $SLURM_JOB_ID "
+        ">m_$SLURM_ARRAY_TASK_ID",
+    )
+    job_id = user.submit(*OPTIONS, "--private-tmp", "t.sh")
+    rows = user.finish(job_id)
+    assert [rows[n]["state"] for n in range(3)] == ["COMPLETED", "CANCELLED", "COMPLETED"]
+    assert user.output("m_0").split() == [f"{job_id}_0"]
+
+
+def test_steps_shell_and_commands_are_inside(user: CsubUser) -> None:
+    user.script(
+        "t.sh",
+        "echo $SLURM_ARRAY_TASK_ID >/tmp/own; mkdir /tmp/w; cd /tmp/w; srun cat ../own >$OLDPWD/s_$SLURM_ARRAY_TASK_ID\n"
+        "srun -n 2 sh -c 'pwd; cat /tmp/own' >>$OLDPWD/s_$SLURM_ARRAY_TASK_ID 2>&1\n"
+        "cd $OLDPWD; touch up_$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.1; done\n",
+    )
+    job_id = user.submit(*OPTIONS, "--private-tmp", "t.sh")
+    wait_until(lambda: all(user.output(f"s_{n}").count("/tmp/w") == 2 for n in range(3)), "steps")
+    wait_until(lambda: (user.home / "up_1").exists(), "the second is up")
+    shown = user.csub("shell", f"{job_id}/1", "--", "cat", "/tmp/own").stdout
+    assert shown.split() == ["1"]
+    user.run(["touch", "go"])
+    rows = user.finish(job_id)
+    assert {row["state"] for row in rows.values()} == {"COMPLETED"}
+    assert [user.output(f"s_{n}").split() for n in range(3)] == [
+        [str(n), "/tmp/w", str(n), "/tmp/w", str(n)] for n in range(3)
+    ]
