@@ -18,7 +18,7 @@ _TMP = "/tmp"
 
 _RULES_OUT = re.compile(
     r"(?<![\w.$@=+-])(apptainer|singularity|podman|docker|su|sudo|fusermount3?|sshfs|squashfuse"
-    r"|newgrp|chgrp|newuidmap|newgidmap)(?![\w.=@+-]|/\S*/)"
+    r"|newgrp|chgrp|newuidmap|newgidmap)(?=[\s\"';|&)`]|/\d|$)"
 )
 _CONTAINERS = ("JobContainerType", "NamespaceType")
 
