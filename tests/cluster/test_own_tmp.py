@@ -14,6 +14,7 @@ from slurm_colloc_lab.sandbox.cluster import Sandbox
 
 from ..bed import CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
+from .mps import OPTIONS as OPTIONS_MPS
 from .mps import explained, kill, runner_pid, submit_pack
 
 pytestmark = pytest.mark.slurm
@@ -209,7 +210,7 @@ def test_a_script_with_setuid_programs_is_told_and_runs_without(user: CsubUser) 
     assert said in user.csub("why", f"{job_id}_1").stdout
     assert f"member 1 {said[3:]}" in user.csub("show", job_id).stdout
     user.finish(job_id)
-    assert said in user.output("out")
+    assert [said in path.read_text() for path in user.home.glob("out*")] == [True] * 3
     Path(f"/tmp/there.{user.name}").unlink()
 
 
@@ -218,7 +219,10 @@ def test_limits_and_attribution_hold_inside(mps_user: CsubUser) -> None:
     want = 'rm -rf /tmp/* 2>rm_$2; simgpu run --seconds 2 --gpu-memory "$1"'
     user.script("want.sh", want)
     job_id = submit_pack(
-        user, "want.sh 1G a", "want.sh 3G b", options=("--gpu-mem=2G", "--private-tmp")
+        user,
+        "want.sh 1G a",
+        "want.sh 3G b",
+        options=(*OPTIONS_MPS, "--gpu-mem=2G", "--private-tmp"),
     )
     with explained(user, job_id):
         rows = user.wait_for_rows(job_id, lambda rows: rows[2]["starts"] == 2, "b again")
