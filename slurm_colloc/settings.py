@@ -79,6 +79,10 @@ class Settings:
         job_id: What SLURM_JOB_ID is in a member: `own`, a number of its own; `pack`, the id of its
             pack's Slurm job; `auto`, the former but where Slurm's own ids are as large.
         accept: Names of findings of `csub check` in spite of which jobs share, or `all`.
+        private_tmp: Whether members have a /tmp of their own: `auto` (where job_container/tmpfs
+            gives each job one), `always` or `never`.
+        own_directories: Directories that the site makes for each job, `/lscratch/%j`, several with
+            colons: members have their own by that path; empty for none.
         hooks: Whether packs ask the node's prolog for MPS: `auto` (it is asked, and a pack on a
             node without one starts MPS itself), `always` (packs run on nodes with `hook_feature`
             alone) or `never`.
@@ -124,6 +128,8 @@ class Settings:
     open: str = "auto"
     job_id: str = "auto"
     accept: Sequence[str] = field(default_factory=list)
+    private_tmp: str = "auto"
+    own_directories: str = ""
     hooks: str = "auto"
     mig: bool = False
     mig_mps_inside: bool = False

@@ -284,6 +284,10 @@ def running_sandbox(**changes: Any) -> Iterator[Sandbox]:
         **changes,
     }
     extra = tuple(settings.pop("extra_conf", ()))
+    for name, text in settings.pop("files", {}).items():
+        path = sandbox.directory / "etc" / name
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.write_text(text)
     if not any(line.startswith("FirstJobId=") for line in extra):
         # Tests of root's hooks, which ask the kernel for jobs of any Slurm here, have small ids.
         extra = ("FirstJobId=2001", *extra)

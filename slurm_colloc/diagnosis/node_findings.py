@@ -245,7 +245,7 @@ _OLDEST_PYTHON = (3, 11)
 _LITTLE_MB = 1024
 _SHARE = "set state_dir in the settings to a path that login and compute nodes share"
 
-CHECKS = ("job", "shared-state", "python", "steps", "tmpdir", "nvml", "mps", "hooks")
+CHECKS = ("job", "shared-state", "python", "steps", "tmpdir", "private-tmp", "nvml", "mps", "hooks")
 
 
 def judge_no_job(why: str) -> list[Finding]:
@@ -265,6 +265,7 @@ def judge_outcome(outcome: JobOutcome, asked: DoctorQuestion) -> list[Finding]:
         judge_python(outcome, asked),
         judge_steps(outcome, asked),
         judge_tmpdir(outcome),
+        judge_private_tmp(outcome),
         *_judge_gpu(outcome, asked),
     ]
 
@@ -386,6 +387,24 @@ def judge_tmpdir(outcome: JobOutcome) -> Finding:
             **values,
         )
     return green(check, what, **values)
+
+
+def judge_private_tmp(outcome: JobOutcome) -> Finding:
+    """Members may have a /tmp of their own."""
+    check = "private-tmp"
+    problem = outcome.seen.no_places if outcome.seen else None
+    if problem is None:
+        return _unseen(check, outcome)
+    if not problem:
+        return green(check, "members may have a /tmp of their own", works=True)
+    return yellow(
+        check,
+        f"members get no /tmp of their own: {problem}",
+        "members of a pack share /tmp and directories with the job's id, also where sbatch gives "
+        "each job its own",
+        f"{_ASK} to allow user namespaces (docs/admin.md)",
+        works=False,
+    )
 
 
 def find_obstacle(findings: Sequence[Finding]) -> str:

@@ -138,6 +138,7 @@ class Examination:
         nvml: The GPU; None where none was asked for.
         mps: MPS on it; None where none was asked for.
         hooks: Root's hooks; None where no GPU was asked for.
+        no_places: Why a member gets no /tmp of its own; empty where it may, None where not told.
     """
 
     node: str
@@ -149,3 +150,4 @@ class Examination:
     nvml: NvmlLook | None = None
     mps: MpsTrial | None = None
     hooks: HooksLook | None = None
+    no_places: str | None = None

@@ -108,6 +108,7 @@ class Job:
             its submission, whose first job it is, or of its pack (`--job-id=pack`).
         has_joined: It joined a pack, and its user knows it by that number.
         findings: What in its script collides where it shares, a sentence each (`csub check`).
+        private_tmp: `--private-tmp`: `auto`, `always` or `never`; empty where the settings decide.
         needs_wall: Its fault would end its neighbours under MPS: it runs alone, or behind walls.
     """
 
@@ -162,6 +163,7 @@ class Job:
     own_id: str = ""
     has_joined: bool = False
     findings: tuple[str, ...] = ()
+    private_tmp: str = ""
 
     @property
     def is_alone_in_its_id(self) -> bool:

@@ -5,6 +5,7 @@ Also: the settings that a pack's runner goes by, which pack.json holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ JOIN_CHOICES = ("auto", "pending", "never")
 JOIN_ALWAYS = "always"
 """As `auto`, also where a program reads the answer."""
 OPEN_CHOICES = ("auto", "always", "never")
+PRIVATE_TMP_CHOICES = ("auto", "always", "never")
 HOOK_CHOICES = ("auto", "always", "never")
 ACCESS_CHOICES = ("auto", "commands", "pyslurm")
 ACTIVITY_CHOICES = ("gpm", "dcgm")
@@ -46,6 +48,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "open": OPEN_CHOICES,
     "hooks": HOOK_CHOICES,
     "job_id": ("auto", OWN_ID, REAL_ID),
+    "private_tmp": PRIVATE_TMP_CHOICES,
     "slurm_access": ACCESS_CHOICES,
     "goal": GOAL_CHOICES,
     "activity_source": ACTIVITY_CHOICES,
@@ -89,6 +92,11 @@ def check_values(path: str, values: Mapping[str, Any]) -> None:
     feature = values.get("hook_feature", "")
     if not all(letter.isalnum() or letter in "_-.:" for letter in feature):
         raise UsageProblem(f"{path}: hook_feature = {feature!r} must be the name of one feature")
+    for pattern in filter(None, values.get("own_directories", "").split(":")):
+        if not re.fullmatch(r"/[^/%]+(/[^/]+)*/[^/]*%j[^/]*|/[^/%]+/[^/]*%j[^/]*", pattern):
+            raise UsageProblem(
+                f"{path}: own_directories: {pattern!r} must be a path with %j in its last part"
+            )
     for gpu_type, text in values.get("gpu_memory", {}).items():
         try:
             parse_gpu_memory_mb(str(text))
@@ -145,6 +153,8 @@ class RunnerSettings:
         monitor_interval_s: See there.
         activity_source: See there.
         gpu_names: See there.
+        private_tmp: See there.
+        own_directories: See there.
     """
 
     launcher: str = "auto"
@@ -156,3 +166,5 @@ class RunnerSettings:
     monitor_interval_s: float = 1.0
     activity_source: str = "gpm"
     gpu_names: str = "auto"
+    private_tmp: str = "auto"
+    own_directories: str = ""

@@ -286,6 +286,11 @@ def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
             notes.append(f"a mail to {event.get('to')} was not sent: {event.get('reason')}")
         elif event.get("event") == "settings":
             notes.append(f"not used on the node: {event.get('problem')}")
+        elif event.get("event") == "no_places":
+            notes.append(
+                f"member {event.get('member')} shares /tmp with its neighbours: "
+                f"{event.get('reason')}"
+            )
         elif event.get("event") == "fallback":
             notes.append(
                 f"members run as plain processes instead of job steps: {event.get('reason')}"

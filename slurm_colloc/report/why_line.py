@@ -120,6 +120,8 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
     if member.record is not None and member.record.taken_at_once:
         clauses.append(member.record.taken_at_once)
     clauses += member.findings
+    if member.record is not None and member.record.no_places:
+        clauses.append(f"it shares /tmp with its neighbours: {member.record.no_places}")
     if facts.slow_gpu:
         clauses.append(f"its GPU is slow: {facts.slow_gpu}")
     if facts.left_out and member.state is MemberState.PENDING:

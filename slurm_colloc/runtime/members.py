@@ -49,6 +49,8 @@ class Member:
         process: The srun or wrapper that runs it, None while it does not run.
         prefix: Path prefix of the files of its present start.
         tmpdir: Its own directory for temporary files; empty where it has none of its own.
+        places: Folders of its own in directories of the job, and whether it has such places; see
+            runtime.programs.own_places.
         launcher: `srun` or `process`, as it was last started.
         pid: Process id of its script, once it has started.
         wrapper_pid: Process id of its wrapper, once it has started.
@@ -75,6 +77,7 @@ class Member:
     process: StartedProcess | None = None
     prefix: str = ""
     tmpdir: str = ""
+    places: tuple[str, ...] | None = None
     launcher: str = ""
     pid: int | None = None
     wrapper_pid: int | None = None

@@ -28,7 +28,7 @@ from slurm_colloc.runtime import programs
 from slurm_colloc.runtime.guarded_steps import Journal
 from slurm_colloc.runtime.member_environment import MemberContext
 from slurm_colloc.runtime.members import Member
-from slurm_colloc.slurm.real_command import SHIM_MARK
+from slurm_colloc.slurm.real_command import REAL_MARK, SHIM_MARK
 from slurm_colloc.slurm.scontrol_records import describe_command
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -57,6 +57,32 @@ def write_shims(pack: Path, python: str) -> None:
     text = f'#!/bin/sh\n{SHIM_MARK.decode()}exec {program} "$0" "$@"\n'
     for name in SHIMMED:
         write_atomic(directory / name, text.encode(), 0o700)
+
+
+def bind_shims(
+    pack: Path, shims: str, python: str, commands: Sequence[tuple[str, list[str]]]
+) -> dict[str, object]:
+    """What is bound over Slurm's commands where a member has a mount namespace.
+
+    Args:
+        pack: The pack's directory.
+        shims: That of the member's shims.
+        python: The interpreter.
+        commands: Slurm's commands and their programs.
+
+    Raises:
+        OSError: The files over which the real ones are bound cannot be made.
+    """
+    real = pack / "real"
+    real.mkdir(mode=0o700, exist_ok=True)
+    for name, _ in commands:
+        (real / name).touch(mode=0o600)
+    program = f"{shlex.quote(python)} -IBS {shlex.quote(_PROGRAM)}"
+    text = (
+        f"#!/bin/sh\n{SHIM_MARK.decode()}{REAL_MARK.decode()}{real}\n"
+        f'exec {program} {shlex.quote(shims)}/"${{0##*/}}" "$@"\n'
+    )
+    return {"commands": commands, "real": str(real), "command": text}
 
 
 def find_shims(folder: Path) -> str:
@@ -313,7 +339,8 @@ class PathWatch:
         now = time.monotonic()
         due: dict[int, Member] = {}
         for member in members:
-            if member.pid is None:
+            if member.pid is None or (member.places is not None and not member.record.no_places):
+                # Slurm's commands are bound over there.
                 continue
             moments = self._due.setdefault(
                 member.prefix, [now + after_s for after_s in self._looks_s]

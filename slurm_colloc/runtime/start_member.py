@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from slurm_colloc.model.job_ids import REAL_ID
 from slurm_colloc.model.job_values import (
@@ -24,12 +25,14 @@ from slurm_colloc.model.job_values import (
 from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import member_environment as environments
+from slurm_colloc.runtime import member_places
 from slurm_colloc.runtime.allocation import find_user_name
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.path_shims import (
     SHIMMED,
+    bind_shims,
     build_bash_variables,
     build_inside,
     find_shims,
@@ -47,7 +50,7 @@ from slurm_colloc.runtime.step_command import (
 )
 from slurm_colloc.runtime.stop_member import read_started
 from slurm_colloc.runtime.write_states import StateWriter
-from slurm_colloc.slurm.real_command import find_real_command
+from slurm_colloc.slurm.real_command import find_real_command, iterate_real_commands
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import GpuUse, is_held
@@ -165,8 +168,10 @@ class MemberStarter:
             truncates=self._truncates(member) and not self.lone,
         )
         composed.update(self.watch(member, composed))
+        places = self._choose_places(member, where, (captured, added), composed)
         if self._has_shims:
-            self._give_shims(member, where, alone, composed, (output, error))
+            covered = member_places.list_covered(places) if places else []
+            self._give_shims(member, where, alone, composed, (output, error), covered=covered)
         member.launcher = self.launcher
         is_step = member.launcher == "srun"
         launch = Launch(
@@ -190,6 +195,7 @@ class MemberStarter:
                 job.start_together, self.pack.record.degree, len(self.pack.record.members)
             ),
             shares_cgroup=not is_step and not self.lone,
+            places=places,
         )
         launch_file = f"{member.prefix}.launch"
         write_json(launch_file, asdict(launch))
@@ -241,6 +247,8 @@ class MemberStarter:
         alone: Mapping[str, str],
         composed: dict[str, str],
         outputs: tuple[str | None, str | None],
+        *,
+        covered: Sequence[str],
     ) -> None:
         """Lay out the member's shims, and complete its environment."""
         job, plan = member.spec.job, member.spec.plan
@@ -258,6 +266,8 @@ class MemberStarter:
             submit_directory=member.spec.submit_directory or submitted.submit_directory,
             outputs=outputs,
         )
+        if covered:
+            inside["places"] = ":".join(covered)
         give_shims(
             folder,
             inside,
@@ -316,6 +326,45 @@ class MemberStarter:
                 # The wrapper tries it, too, and tells the member as slurmstepd does.
                 pass
             return path
+
+    def _choose_places(
+        self,
+        member: Member,
+        where: environments.MemberContext,
+        before: tuple[Mapping[str, str], ...],
+        composed: Mapping[str, str],
+    ) -> dict[str, Any] | None:
+        """What is to be its own by its path, besides TMPDIR; None for nothing."""
+        job, settings = member.spec.job, self.pack.settings
+        choice = job.private_tmp or settings.private_tmp
+        own = where.tmpdir or self._choose_tmpdir(member.number, {})
+        ids = (self.pack.allocation.environment.get("SLURM_JOB_ID", ""), where.job_id)
+        patterns = settings.own_directories if ids[0] and not self.lone else ""
+        directories = member_places.find_job_directories(patterns, find_user_name(), ids, own)
+        has_tmp = member_places.wants_tmp(choice, self.pack.config, is_lone=self.lone)
+        member.places = None
+        if choice == "never" or not (has_tmp or directories):
+            return None
+        member.tmpdir, member.places = own, tuple(source for _, _, source in directories)
+        script = Path(where.run).with_name("script").read_bytes()
+        used = [job.directory, *(os.path.dirname(path) for path, _ in member.outputs)]
+        places = member_places.describe_places(
+            own,
+            directories,
+            has_tmp=has_tmp,
+            refused=member_places.find_obstacle(
+                script, job.arguments, job.directory, has_tmp=has_tmp
+            ),
+            kept=[str(self.pack.state.root), *used],
+            added=member_places.find_added(composed, *before),
+        )
+        if self._has_shims:
+            path = composed.get("PATH")
+            commands = member_places.find_commands(
+                SHIMMED, partial(iterate_real_commands, path=path)
+            )
+            places |= bind_shims(self.pack.path, where.shims, sys.executable, commands)
+        return places
 
     def _choose_port(self, number: int) -> int:
         """A port that is free now and belongs to no neighbour."""
@@ -434,7 +483,10 @@ class StartCollector:
             gpu=member.gpu,
             cause="",
             at_door=member.is_at_door,
+            no_places=started.get("no_places", ""),
         )
+        if reason := started.get("no_places", ""):
+            self.pack.journal.write("no_places", member=member.number, reason=reason)
         if member.gpu is not None and member.gpu.is_under_mps:
             self.clients.watch(member)
         use = None if member.gpu is None else asdict(member.gpu)

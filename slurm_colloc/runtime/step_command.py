@@ -72,6 +72,7 @@ class Launch:
     is_step: bool
     together: int = 0
     shares_cgroup: bool = False
+    places: Mapping[str, object] | None = None
 
 
 class StartedProcess:

@@ -97,8 +97,9 @@ def clean(member: Member) -> None:
     """Remove what the wrapper could not remove itself."""
     with contextlib.suppress(OSError):
         os.unlink(f"{member.prefix}.launch")
-    if member.tmpdir:
-        shutil.rmtree(member.tmpdir, ignore_errors=True)
+    for path in (member.tmpdir, *(member.places or ())):
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ---- The steps that members' own scripts have started: signals to them, and their end ------------

@@ -408,6 +408,15 @@ OWN_OPTIONS: tuple[Option, ...] = (
         "times",
         repeats=True,
     ),
+    Option(
+        "private-tmp",
+        None,
+        _OPT,
+        Concern.MEMBER,
+        own=True,
+        reason="a /tmp of its own: always, auto (where sbatch gives one), never",
+        choices=("always", "auto", "never"),
+    ),
     _own("no-pause", _NO, Concern.MEMBER, "never pause the job, not even to measure others"),
     _own("no-instrument", _NO, Concern.MEMBER, "do not touch the job's Python: count no steps"),
     Option(

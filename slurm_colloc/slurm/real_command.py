@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SHIM_MARK = b"# csub: acts on one member of a pack\n"
 """The second line of each shim."""
 
+REAL_MARK = b"# csub: the real one is in "
+"""Begins the third line of a shim that is bound over the real command."""
+
 _CSUB_MARKS = (b"slurm_colloc.__main__", b"-m slurm_colloc ")
 """What stands in the program that pip makes of csub's entry point, and in that of the nodes."""
 
@@ -53,6 +56,15 @@ def iterate_real_commands(
             continue
         if not is_own(candidate):
             yield candidate
+        elif (real := find_kept(candidate)) is not None:
+            yield real
+
+
+def find_kept(shim: str) -> str | None:
+    """The real command behind a shim that is bound over it; None where it is not."""
+    directory = read_head(shim).partition(REAL_MARK)[2].partition(b"\n")[0]
+    path = os.path.join(os.fsdecode(directory), os.path.basename(shim))
+    return path if directory and os.access(path, os.X_OK) else None
 
 
 def identify(path: str) -> tuple[int, int]:

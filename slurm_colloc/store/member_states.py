@@ -138,6 +138,8 @@ class StateRecord:
         waits: Why one that waits does; None where nothing is said of it.
         taken_at_once: What of the evidence tells that it took GPU memory before it needed any;
             empty for nothing.
+        no_places: Why it shares /tmp with its neighbours, although it was to have its own; empty
+            where it does not, and where it was not to.
     """
 
     state: MemberState
@@ -159,6 +161,7 @@ class StateRecord:
     at_door: bool = False
     waits: WaitReason | None = None
     taken_at_once: str = ""
+    no_places: str = ""
 
     @property
     def dependency(self) -> str:

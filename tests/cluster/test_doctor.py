@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slurm
 
 CHECKS = [
     "csub", "settings", "state", "slurm", "controller", "access", "nodes", "gres", "cgroup",
-    "numbers", "job", "shared-state", "python", "steps", "tmpdir", "nvml", "mps", "hooks",
+    "numbers", "job", "shared-state", "python", "steps", "tmpdir", "private-tmp", "nvml", "mps",
+    "hooks",
 ]  # fmt: skip
 SLOW = 60.0
 FIELDS = Path(__file__).resolve().parents[2] / "docs" / "json.md"

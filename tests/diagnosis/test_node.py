@@ -39,6 +39,7 @@ SEEN = Examination(
     slurm_gpus=("0",),
     steps=StepTrial(elapsed_ms=51.0),
     tmpdir=TmpdirLook("/tmp", "", 50_000),
+    no_places="",
     nvml=NvmlLook("", "580.159.04", "13.0", 1, (GPU,)),
     mps=MpsTrial(control="/usr/bin/nvidia-cuda-mps-control", control_ms=20.0, active_ms=300.0),
     hooks=HooksLook(),
@@ -197,6 +198,9 @@ def test_room_for_temporary_files() -> None:
     assert (missing.level, "/x: No such file" in missing.what) == (Level.RED, True)
     little = judge(seeing(tmpdir=TmpdirLook("/tmp", "", 10)))["tmpdir"]
     assert (little.level, little.what) == (Level.YELLOW, "/tmp has 10 MiB free")
+    refused = judge(seeing(no_places="user namespaces are not allowed"))["private-tmp"]
+    assert refused.level is Level.YELLOW
+    assert refused.what == "members get no /tmp of their own: user namespaces are not allowed"
     unknown = judge(seeing(tmpdir=TmpdirLook("/tmp")))["tmpdir"]
     assert (unknown.level, unknown.what) == (Level.GREEN, "/tmp has an unknown amount free")
     assert unknown.values["free_mb"] is None
@@ -205,7 +209,7 @@ def test_room_for_temporary_files() -> None:
 def test_what_a_node_did_not_say_is_unknown() -> None:
     nothing = Examination("n1", "0.1.0", "3.11.2")
     found = judge(dataclasses.replace(DONE, seen=nothing))
-    for check in ("steps", "tmpdir", "nvml", "mps", "hooks"):
+    for check in ("steps", "tmpdir", "private-tmp", "nvml", "mps", "hooks"):
         assert found[check].level is Level.UNKNOWN
 
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.process_name import name_process
+from slurm_colloc.runtime.programs.own_places import enter_places_of
 from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
 from slurm_colloc.runtime.programs.wrapper import SCHEMA
 
@@ -104,6 +105,7 @@ def become(command: Sequence[str], inside: Inside) -> None:
             os.sched_setaffinity(0, inside.cpus)
         copy_limits(inside.pid)
         os.umask(inside.umask)
+        enter_places_of(inside.pid, inside.directory)
         os.chdir(inside.directory)
         for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)

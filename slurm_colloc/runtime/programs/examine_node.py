@@ -48,6 +48,7 @@ from slurm_colloc.runtime.node_daemon import (
     PreparedFinding,
     find_prepared,
 )
+from slurm_colloc.runtime.programs.own_places import try_places
 from slurm_colloc.runtime.step_command import build_srun_argv
 from slurm_colloc.store.atomic_files import read_bytes, read_json, write_json
 
@@ -92,6 +93,7 @@ def examine(
         slurm_gpus=tuple(word for word in gpus.split(",") if word),
         steps=try_step(environ),
         tmpdir=look_at_tmpdir(environ.get("TMPDIR") or "/tmp"),
+        no_places=try_places(),
     )
     if not asked.get("gpus"):
         return seen

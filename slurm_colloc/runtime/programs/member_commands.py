@@ -56,6 +56,11 @@ class OwnMember:
         self.name = values["member"]
 
     @property
+    def places(self) -> list[str]:
+        """Directories of its own by their paths: a /tmp, say; none where it has no namespace."""
+        return list(filter(None, self.values.get("places", "").split(":")))
+
+    @property
     def number(self) -> int:
         """Its number in the pack, which is that of its directory."""
         return int(self.folder.rpartition("/")[2])

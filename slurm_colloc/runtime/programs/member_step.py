@@ -17,7 +17,9 @@ from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.quantities import parse_host_memory_mb
 from slurm_colloc.planning.hard_limits import format_cpu_mask
 from slurm_colloc.runtime.member_environment import STEP_SCRUB, build_step_environment
+from slurm_colloc.runtime.member_places import is_covered
 from slurm_colloc.runtime.programs.member_commands import OwnMember, become
+from slurm_colloc.runtime.programs.own_places import build_entering
 from slurm_colloc.runtime.programs.translate_calls import IDS
 from slurm_colloc.slurm.option_table import ask_argument
 from slurm_colloc.slurm.options import (
@@ -168,6 +170,11 @@ def rewrite_srun(
         "SLURM_JOB_NAME": job_name,
     }
     values = _choose_values(environment, asked) | _choose_ids(member)
+    directory = os.path.abspath(_last_value(kept, "chdir") or "")
+    if is_covered(os.path.realpath(directory), member.places):
+        # A step starts outside, where another directory has this path, or none.
+        kept = [given for given in kept if given.option.canonical_name != "chdir"]
+        options.append("--chdir=/")
     step = build_step_environment(environment)
     step |= {name: member.real_id for name in IDS if name in environment}
     if "SLURM_EXPORT_ENV" in environment:
@@ -267,6 +274,10 @@ def _place_values(
         else:
             pairs = sorted(values.items())
             command = ["/usr/bin/env", *(f"{name}={value}" for name, value in pairs), *command]
+            if member.places:
+                # This process becomes srun, and lives for as long as the step, inside.
+                directory = os.path.abspath(_last_value(line.values, "chdir") or "")
+                command = [*build_entering(os.getpid(), directory), *command]
     return [*([f"--task-prolog={theirs}"] if theirs else []), *command]
 
 

@@ -81,16 +81,19 @@ def main(argv: list[str]) -> int:
     started_at = time.time()
     ready, hold = os.pipe()
     told, tell = os.pipe()
+    said, say = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(hold)
+        places = make_places(launch, say)
         if os.read(ready, 1) != b"\0":
             # The wrapper could not say that it is up, and has said why.
             os._exit(126)
         os.close(ready)
-        run_script(launch, environment, tell)
+        run_script(launch, environment, tell, places)
     os.close(ready)
     os.close(tell)
+    os.close(say)
     write_record(
         launch["prefix"] + ".started",
         {
@@ -99,6 +102,7 @@ def main(argv: list[str]) -> int:
             "at": started_at,
             "step": os.environ.get("SLURM_STEP_ID") if launch["is_step"] else None,
             "cpus": sorted(os.sched_getaffinity(0)),
+            "no_places": os.read(said, 4096).decode("utf-8", "replace"),
         },
     )
     # The script starts only now: a reader that sees it running also finds its record.
@@ -127,11 +131,39 @@ def main(argv: list[str]) -> int:
         # Only now: every waiting member would hold half a megabyte for it.
         import shutil
 
-        shutil.rmtree(launch["own_tmpdir"], ignore_errors=True)
+        sources = [source for _, _, source in (launch.get("places") or {}).get("directories", ())]
+        for path in (launch["own_tmpdir"], *sources):
+            shutil.rmtree(path, ignore_errors=True)
     return 128 + (status & 0x7F) if status & 0x7F else (status >> 8) & 0xFF
 
 
-def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: int) -> None:
+def make_places(launch: dict[str, Any], say: int) -> tuple[int, ...]:
+    """In the child: make its own /tmp, where it is to have one, or say through `say` why not."""
+    places, problem = launch.get("places"), ""
+    descriptors: tuple[int, ...] = ()
+    if places:
+        problem = places["refused"]
+        try:
+            if not problem:
+                from slurm_colloc.runtime.programs.own_places import make_places as make
+
+                os.mkdir(places["own"], 0o700)
+                descriptors = make(places)
+        except OSError as error:
+            problem = str(error)
+        with contextlib.suppress(OSError):
+            os.write(say, problem.encode("utf-8", "surrogateescape"))
+        launch["no_places"] = problem
+    os.close(say)
+    return descriptors
+
+
+def run_script(
+    launch: dict[str, Any],
+    environment: dict[bytes, bytes],
+    tell: int,
+    places: tuple[int, ...] = (),
+) -> None:
     """In the child: become the script, or say through `tell` why not. Never returns."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
@@ -150,6 +182,10 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
                 f"error: couldn't chdir to `{directory}': {error.strerror}: going to /tmp instead\n"
             )
             os.chdir("/tmp")
+        if places and environment.get(b"TMPDIR") == os.fsencode(launch["own_tmpdir"]):
+            environment[b"TMPDIR"] = os.fsencode(launch["places"]["tmpdir"])
+        if launch.get("no_places"):
+            note += f"csub: it shares /tmp with its neighbours: {launch['no_places']}\n"
         note += make_tmpdir(environment)
         redirect(launch)
         if launch["together"] > 1:
@@ -157,6 +193,10 @@ def run_script(launch: dict[str, Any], environment: dict[bytes, bytes], tell: in
         if note:
             os.write(2, note.encode("utf-8", "surrogateescape"))
         environment[b"SLURM_TASK_PID"] = str(os.getpid()).encode()
+        if places:
+            from slurm_colloc.runtime.programs.own_places import enter_places
+
+            enter_places(places, os.getcwd())
         argv = launch["argv"]
         try:
             os.execve(argv[0], argv, environment)

@@ -52,6 +52,7 @@ from slurm_colloc.submission.jobs.job_options import (
     read_open_mode,
     read_option,
     read_output,
+    read_private_tmp,
     read_slowdown,
     read_turn_s,
     refuse_directories,
@@ -519,6 +520,7 @@ def build_candidate(
         start_together=read_count(options, "start-together") or 0,
         chain=read_links(options),
         job_id=read_option(options, "job-id", parse_job_id_choice) or "",
+        private_tmp=read_private_tmp(options),
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, capture_environment(options, environ), options)

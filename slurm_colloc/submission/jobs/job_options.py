@@ -30,7 +30,7 @@ from slurm_colloc.model.job_values import (
 from slurm_colloc.model.late_definitions import dataclass, field, late_pattern, replace
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
-from slurm_colloc.model.setting_values import SLOWDOWN_MOST
+from slurm_colloc.model.setting_values import PRIVATE_TMP_CHOICES, SLOWDOWN_MOST
 from slurm_colloc.slurm.options import Concern, Options
 
 _T = TypeVar("_T")
@@ -317,6 +317,20 @@ def parse_job_id_choice(text: str) -> str:
     """
     if text not in (OWN_ID, REAL_ID):
         raise ValueError(f"{OWN_ID} (a number of its own) or {REAL_ID} (its pack's) is needed")
+    return text
+
+
+def read_private_tmp(options: Options) -> str:
+    """`--private-tmp`; empty where it is not given.
+
+    Raises:
+        UsageProblem: It is no such choice.
+    """
+    text = options.text("private-tmp") or ("always" if options.flag("private-tmp") else "")
+    if text not in ("", *PRIVATE_TMP_CHOICES):
+        raise UsageProblem(
+            f"--private-tmp={text}: {', '.join(PRIVATE_TMP_CHOICES)} are the choices"
+        )
     return text
 
 
