@@ -337,14 +337,14 @@ class MemberStarter:
         """What is to be its own by its path, besides TMPDIR; None for nothing."""
         job, settings = member.spec.job, self.pack.settings
         choice = job.private_tmp or settings.private_tmp
-        own = where.tmpdir or self._choose_tmpdir(member.number, {})
         ids = (self.pack.allocation.environment.get("SLURM_JOB_ID", ""), where.job_id)
         patterns = settings.own_directories if ids[0] and not self.lone else ""
-        directories = member_places.find_job_directories(patterns, find_user_name(), ids, own)
         has_tmp = member_places.wants_tmp(choice, self.pack.config, is_lone=self.lone)
         member.places = None
-        if choice == "never" or not (has_tmp or directories):
+        if choice == "never" or not (has_tmp or patterns):
             return None
+        own = where.tmpdir or self._make_tmpdir()
+        directories = member_places.find_job_directories(patterns, find_user_name(), ids, own)
         member.tmpdir, member.places = own, tuple(source for _, _, source in directories)
         script = Path(where.run).with_name("script").read_bytes()
         used = [job.directory, *(os.path.dirname(path) for path, _ in member.outputs)]
