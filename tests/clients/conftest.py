@@ -88,6 +88,6 @@ def put_csub_in_place(user: CsubUser) -> Path:
     assert csub is not None
     links = user.home / "links"
     user.run(["mkdir", str(links)])
-    for name in ("sbatch", "scancel", "squeue", "sacct", "scontrol"):
+    for name in ("sbatch", "scancel", "squeue", "sacct", "scontrol", "sstat", "sattach"):
         user.run(["ln", "-s", csub, str(links / name)])
     return links

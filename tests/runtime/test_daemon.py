@@ -13,6 +13,7 @@ import pytest
 from slurm_colloc.host.keeper import keeper_messages as keepers
 from slurm_colloc.host.keeper.prepared_daemon import PreparedDaemon
 from slurm_colloc.host.mps.mps_state import StopReport
+from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import pack_daemon as module
 from slurm_colloc.runtime.guarded_steps import Journal
@@ -402,3 +403,41 @@ def test_a_killed_watcher_of_the_nodes_daemon_is_replaced(prepared: PackDaemon, 
         assert told.take() == []
     say(prepared, keepers.KeeperDied(-9))
     assert told.take()[-1][0] == "given up"
+
+
+@pytest.fixture
+def late(daemon: PackDaemon, told: Told) -> PackDaemon:
+    """A daemon whose server comes with its first client."""
+    daemon._options = replace(daemon._options, starts_server=False)
+    daemon.start()
+    say(daemon, CONTROL, READY)
+    told.take()
+    return daemon
+
+
+def test_a_server_that_its_first_client_does_not_bring_is_done_without(
+    late: PackDaemon, told: Told
+) -> None:
+    keeper = say(late, keepers.ServerStatus(9, "INITIALIZING", ""))
+    assert told.take() == []
+    say(late, keepers.ServerStatus(9, "EXITED", "no such device"))
+    assert keeper.asked == ["stop"]
+    *_, lost, given_up = told.take()
+    assert lost == "lost"
+    assert given_up == ("given up", "the MPS server cannot start: no such device")
+
+
+def test_a_server_that_stays_away_is_not_waited_for_for_ever(late: PackDaemon, told: Told) -> None:
+    late._options = replace(late._options, active_cap_s=0.0)
+    say(late, keepers.ServerStatus(9, "INITIALIZING", ""))
+    late.work()
+    assert told.take()[-1] == (
+        "given up", "the MPS server cannot start: none became ACTIVE within 0 s",
+    )  # fmt: skip
+
+
+def test_a_server_that_has_served_may_end(late: PackDaemon, told: Told) -> None:
+    say(late, keepers.ServerStatus(9, "ACTIVE", ""))
+    say(late, keepers.ServerStatus(9, "EXITED", ""))
+    assert told.take() == []
+    assert late.filenos() != []

@@ -121,7 +121,7 @@ def test_a_directory_that_is_there_is_no_member_s(
     assert start(bed, 1).tmpdir == f"{tmp_path}/free"
 
 
-@pytest.mark.parametrize("name", ["", *start_member._OF_MPS])
+@pytest.mark.parametrize("name", ["", *sorted(start_member._OF_MPS)])
 def test_no_daemon_that_is_not_its_own_gets_a_member_without_mps(
     build_bed: Callable[..., SteppedRunner], tmp_path: Path, name: str
 ) -> None:
