@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -16,14 +16,14 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def list_descendants(ancestor: int) -> list[int]:
-    """All processes below one."""
+def list_descendants(ancestor: int, apart: Container[int] = ()) -> list[int]:
+    """All processes below one, without these and what is below them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state != b"Z":
+                if state != b"Z" and int(name) not in apart:
                     children.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
     left = [ancestor]

@@ -152,7 +152,9 @@ def list_processes(number: str) -> list[int]:
     """All processes of a job, with the steps that somebody has started from outside."""
     with open_state() as state:
         sruns = [step["srun"] for step in state.jobs[number]["steps"].values()]
-    return [pid for root in (os.getpid(), *sruns) for pid in list_descendants(root)]
+        # A job that a command of this one has let start is none of its processes.
+        others = {job["supervisor"] for name, job in state.jobs.items() if name != number}
+    return [pid for root in (os.getpid(), *sruns) for pid in list_descendants(root, others)]
 
 
 def end_all(number: str) -> None:
