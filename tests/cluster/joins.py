@@ -94,10 +94,14 @@ def job_of(member: str) -> str:
 
 
 def show(user: CsubUser, job_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`csub show --json` of many submissions by member, each of which is there once."""
-    wanted = list(dict.fromkeys(job_ids))
-    if not wanted:
+    """`csub show --json` of many submissions by member, each of which is there once.
+
+    Jobs that have joined the packs of these are there, too.
+    """
+    ids = list(dict.fromkeys(job_ids))
+    if not ids:
         return {}
+    wanted = [*ids, *(number for job_id in ids for number in user.list_joined(job_id))]
     rows = json.loads(user.csub("show", "--json", *wanted).stdout)
     names = Counter(row["member"] for row in rows)
     assert set(names.values()) <= {1}, names
