@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.job_ids import is_own_number
+
 from ..bed import require_slurm
 
 
@@ -32,7 +34,11 @@ def test_the_tutorial_does_what_it_says() -> None:
     assert "last line of its output: ValueError: the loss is not a number" in ended.stdout
     # The pack of four, and the one that another has joined.
     assert re.search(r"members (\d+)/1-\1/4 in 1 pack", ended.stderr)
-    assert re.search(r"member (\d+)/2 shares a pack with \1/1: 2 of \d+ places", ended.stderr)
+    assert re.search(r"(\d+)/2, shares a pack with \1/1: 2 of \d+ places", ended.stderr)
+    # It has a number of its own, under which it is shown.
+    number = re.findall(r"^Submitted batch job (\d+)$", ended.stdout, re.MULTILINE)[-1]
+    assert is_own_number(number)
+    assert re.search(rf"^{number} PENDING", ended.stdout, re.MULTILINE)
     assert ended.stdout.rstrip().endswith("what was gained.")
     assert set(Path("/var/tmp").glob("cst*")) == before
 

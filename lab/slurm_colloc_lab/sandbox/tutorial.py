@@ -75,10 +75,12 @@ STEPS = (
     TutorialStep("The next job has to wait ...", ("csub", "--join", "train.sh", "6")),
     TutorialStep(
         "... and one that comes meanwhile joins it, because there is room, whatever its "
-        "arguments. Jobs that you type at a terminal do so without --join.",
+        "arguments. It has a number of its own, though both are one Slurm job. Jobs that you type "
+        "at a terminal do so without --join.",
         ("csub", "--join", "train.sh", "7"),
     ),
-    TutorialStep("This is what each of them waits for:", ("csub", "why", "last")),
+    TutorialStep("Every command knows it by that number.", ("csub", "queue")),
+    TutorialStep("This is what it waits for:", ("csub", "why", "last")),
     TutorialStep(
         "Members are cancelled like jobs, one by one or all together.",
         ("csub", "cancel", "--yes", "all"),
