@@ -245,10 +245,15 @@ def _render_submission(
         return render(parts, width, styled=styled)
     job = name_submission(*found[0])
     hint = f"csub report {job} --detail, --html; csub explain WORD, such as {_WORDS_SHOWN}"
-    opened = [line for summary in summaries if chosen is None for line in list_open(summary)]
+    opened = [line for each in found if _has_own_members(*each) for line in list_open(each[0])]
     opened += [line for summary in summaries for line in list_links(summary, len(summaries) > 1)]
     parts.append(build_lines([*opened, *notes, ("More", hint)]))
     return render(parts, width, styled=styled)
+
+
+def _has_own_members(summary: Summary, chosen: Collection[int] | None) -> bool:
+    """Whether those are shown for whom Slurm was asked, and not only jobs that joined later."""
+    return any(member["joined_at"] is None for member in choose_members(summary, chosen))
 
 
 def _build_text(text: str) -> RenderableType:

@@ -77,13 +77,18 @@ def test_a_job_alone_sees_an_idle_gpu_of_which_it_may_take_all(bed: GpuNode) -> 
     (bed.user.home / "go").touch()
     rows = bed.finish(first, patience_s=60)
     told = {"first": read_output(bed, first), "second": read_output(bed, second), "why": why}
-    keep(bed, "alone", told)
+    limits = {
+        name: json.loads(bed.user.csub("history", "--json", one).stdout)[0]["gpu_memory_limit_mb"]
+        for name, one in (("first", first), ("second", second))
+    }
+    keep(bed, "alone", {**told, "gpu_memory_limit_mb": limits})
     print(f"\n{told}")
     assert {row["state"] for row in rows.values()} == {"COMPLETED"}
     assert told["first"]["listed"] == ""
     assert told["first"]["cvd"] == told["second"]["cvd"] == "0"
     assert told["first"]["took"] == "40"
-    assert float(told["second"]["total_gb"]) < float(told["first"]["total_gb"])
+    assert limits["first"] is None
+    assert limits["second"] is not None
 
 
 def join(bed: GpuNode, words: tuple[str, ...]) -> str:
@@ -105,7 +110,8 @@ def test_members_with_a_tmp_of_their_own_keep_limits_and_faults_apart(
     shutil.chown(folder, bed.user.uid, bed.user.gid)
     program = f"{sys.executable} {HERE / 'fault_member.py'}"
     head = "#!/bin/bash\n" + ("#CSUB --private-tmp\n" if private else "")
-    body = f'{head}echo $1 >/tmp/whose.{bed.user.name}; ls -d /tmp/whose.*; exec {program} "$@"\n'
+    look = "echo $1 >/tmp/whose.$SLURM_JOB_ID; sleep 2; ls -d /tmp/whose.*"
+    body = f'{head}{look}; exec {program} "$@"\n'
     script = bed.user.home / f"{name}.sh"
     script.write_text(body)
     script.chmod(0o755)
@@ -124,8 +130,13 @@ def test_members_with_a_tmp_of_their_own_keep_limits_and_faults_apart(
     keep(bed, name, {**told, "left": left})
     print(f"\n{told}\n{left}")
     assert [rows[number]["state"] for number in (1, 2)] == ["COMPLETED", "COMPLETED"]
-    assert rows[3]["state"] == rows[4]["state"] == "FAILED"
-    assert "there is no limit" not in causes[3]
+    # Out of memory at its limit, and then without one; the last has ended all clients' server.
+    assert "OutOfMemoryError" in bed.user.output(f"slurm-{job_id}_3.out")
+    assert rows[4]["state"] == "FAILED"
+    assert "culprit" in causes[4]
+    listed = [bed.user.output(f"slurm-{job_id}_{number}.out") for number in rows]
+    most = max(len({*re.findall(r"/tmp/whose\.\S+", text)}) for text in listed)
+    assert most == 1 if private else most > 1, listed
     assert left["left"] == {}
 
 
@@ -133,4 +144,5 @@ def find_figures(bed: GpuNode, job_id: str) -> str:
     """What csub top prints once both members that work have GPU memory; empty before that."""
     told = bed.user.csub("top", "--once", job_id, check=False).stdout
     rows = [line for line in told.splitlines() if line.startswith((f"{job_id}/1", f"{job_id}/2"))]
-    return told if len([row for row in rows if re.search(r"[0-9] ?[MG]B?\b", row)]) == 2 else ""
+    taken = [re.search(r"unknown +([1-9][0-9.]*) [MG]B", row) for row in rows]
+    return told if len(list(filter(None, taken))) == 2 else ""

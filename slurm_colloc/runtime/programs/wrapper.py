@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
 import time
 
@@ -147,7 +148,7 @@ def make_places(launch: dict[str, Any], say: int) -> tuple[int, ...]:
             if not problem:
                 from slurm_colloc.runtime.programs.own_places import make_places as make
 
-                os.mkdir(places["own"], 0o700)
+                make_own_directory(places["own"])
                 descriptors = make(places)
         except OSError as error:
             problem = str(error)
@@ -156,6 +157,21 @@ def make_places(launch: dict[str, Any], say: int) -> tuple[int, ...]:
         launch["no_places"] = problem
     os.close(say)
     return descriptors
+
+
+def make_own_directory(path: str) -> None:
+    """Make a directory, unless the runner has made it.
+
+    Raises:
+        OSError: It cannot be made, or something else is there.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        # Neither a link nor what another user has put there.
+        if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.getuid():
+            raise
 
 
 def run_script(
