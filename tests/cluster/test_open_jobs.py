@@ -10,7 +10,7 @@ import pytest
 from ..bed import CsubUser, administrate, running_sandbox, user_of
 from ..wait_until import wait_until
 from .joins import block, list_packs, read_field
-from .test_joining import on_terminal
+from .test_joining import on_terminal, read_log
 
 pytestmark = pytest.mark.slurm
 
@@ -29,6 +29,12 @@ def script(small: CsubUser) -> CsubUser:
 def submit(user: CsubUser, *words: str) -> str:
     """Submit on a terminal; the job's id."""
     return on_terminal(user, *words).split()[3]
+
+
+def join(user: CsubUser, word: str) -> str:
+    """Submit where the id is captured, so that it joins; the member as which it has."""
+    number = user.csub("--join", "--parsable", "train.sh", word).stdout.strip()
+    return user.find_address(number)
 
 
 def let_go(user: CsubUser, job_id: str) -> None:
@@ -58,13 +64,15 @@ def test_a_job_is_opened_on_a_terminal_and_the_next_one_joins_it_while_it_runs(
     assert "Open:     for 7 more jobs" in script.csub("show", job_id).stdout
     assert "open for 7 more jobs while it runs" in script.csub("why", f"{job_id}/1").stdout
     joined = on_terminal(script, "train.sh", "b")
-    assert f"{job_id}/2, joined the running pack of {job_id}/1" in joined
-    wait_until(lambda: "up b" in script.output(f"slurm-{job_id}_2.out"), "the second runs")
+    (number,) = script.list_joined(job_id)
+    head = f"Submitted batch job {number} ({job_id}/2, joined the running pack of {job_id}/1"
+    assert head in joined
+    wait_until(lambda: "up b" in script.output(f"slurm-{number}.out"), "the second runs")
     assert "Open:     for 6 more jobs" in script.csub("show", job_id).stdout
     let_go(script, job_id)
     assert [row["state"] for row in script.members(job_id).values()] == ["COMPLETED"] * 2
     assert script.output(f"slurm-{job_id}.out") == "up a\nout a\n"
-    assert script.output(f"slurm-{job_id}_2.out") == "up b\nout b\n"
+    assert script.output(f"slurm-{number}.out") == "up b\nout b\n"
     wait_until(lambda: read_field(script, job_id, "%T") == "COMPLETED", "the GPU is given back")
     (summary,) = json.loads(script.csub("report", "--json", job_id).stdout)
     opened = summary["open"]
@@ -78,11 +86,11 @@ def test_a_job_is_opened_on_a_terminal_and_the_next_one_joins_it_while_it_runs(
 def test_a_job_that_is_joined_while_it_waits_stays_open(script: CsubUser) -> None:
     (blocker,) = block(script)
     job_id = script.csub("--open=4", "--parsable", "train.sh", "a").stdout.strip()
-    assert script.csub("--join", "--parsable", "train.sh", "b").stdout.strip() == f"{job_id}/2"
+    assert join(script, "b") == f"{job_id}/2"
     assert read_field(script, job_id, "%T %C") == "PENDING 8"
     script.run(["scancel", blocker])
-    wait_until(lambda: "up b" in script.output(f"slurm-{job_id}_2.out"), "both run")
-    assert script.csub("--join", "--parsable", "train.sh", "c").stdout.strip() == f"{job_id}/3"
+    wait_until(lambda: "up b" in read_log(script, job_id), "both run")
+    assert join(script, "c") == f"{job_id}/3"
     let_go(script, job_id)
     assert [row["state"] for row in script.members(job_id).values()] == ["COMPLETED"] * 3
 
@@ -96,8 +104,7 @@ def test_open_with_a_number_where_the_id_is_captured(script: CsubUser) -> None:
     wait_until(lambda: "up a" in script.output(f"slurm-{job_id}.out"), "it runs")
     assert read_field(script, job_id, "%C") == "6"
     for number, word in ((2, "b"), (3, "c")):
-        joined = script.csub("--join", "--parsable", "train.sh", word).stdout.strip()
-        assert joined == f"{job_id}/{number}"
+        assert join(script, word) == f"{job_id}/{number}"
     full = script.csub("--join", "--parsable", "--dry-run", "train.sh", "d").stdout
     assert "would join" not in full
     let_go(script, job_id)
