@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.job_ids import is_own_number
+
 from ..bed import PATIENCE_S, CsubUser, running_sandbox, user_of
 from ..wait_until import wait_until
 
@@ -115,7 +117,10 @@ def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
 ) -> None:
     kinds = {
         "all.sh": ("#SBATCH --mail-type=ALL --mail-user=a@example.com", "exit 0"),
-        "fails.sh": ("#SBATCH --mail-type=FAIL,end --job-name=bad", "exit 3"),
+        "fails.sh": (
+            "#SBATCH --mail-type=FAIL,end --job-name=bad",
+            'echo "$SLURM_JOB_ID" > inside; exit 3',
+        ),
         "well.sh": ("#SBATCH --mail-type=FAIL", "exit 0"),
         "none.sh": ("#SBATCH --mail-type=NONE --mail-user=b@example.com", "exit 1"),
     }
@@ -140,7 +145,12 @@ def test_members_with_different_wishes_share_a_pack_and_get_mails_of_their_own(
     assert first == f"{job_id}/2 fails.sh"
     assert second.startswith("FAILED, exit code 3:0 on ")
     failed = next(mail for mail in mails if mail.to == default)
-    assert failed.environment["SLURM_JOB_ID"] == job_id
+    # As of sbatch's job: what its script has seen, here the member's own number.
+    number = (writer.home / "inside").read_text().strip()
+    assert is_own_number(number)
+    assert failed.environment["SLURM_JOB_ID"] == failed.environment["SLURM_JOBID"] == number
+    began = next(mail for mail in mails if "Began" in mail.subject)
+    assert began.environment["SLURM_JOB_ID"] == job_id
     assert failed.environment["SLURM_COLLOC_MEMBER"] == f"{job_id}/2"
     assert failed.environment["SLURM_JOB_NAME"] == "bad"
     assert failed.environment["SLURM_JOB_STATE"] == "FAILED"
