@@ -76,6 +76,7 @@ OF_A_PACK_MEMBER = OF_A_LONE_CSUB_JOB | {
     "SLURM_OVERLAP": "an srun called by its path runs next to the neighbours",
     "SLURM_CPU_BIND": "an srun called by its path runs on the member's CPUs",
     "TMPDIR": "a directory of its own, where nobody set it",
+    "CUDA_MPS_PIPE_DIRECTORY": "where no MPS daemon listens: in TMPDIR, which is compared below",
     "MASTER_PORT": "a port of its own, where nobody set it",
     "PET_MASTER_PORT": "a port of its own, where nobody set it",
     "OMP_NUM_THREADS": "as many threads as CPUs, where nobody set it",
@@ -209,6 +210,7 @@ def test_a_member_of_a_pack_sees_what_sbatch_gives_it(
         assert compare(sbatch, member, allowed) == []
         shims, _, rest = member["PATH"].partition(":")
         assert shims == str(Path(member["SLURM_COLLOC_START"]).parent / "bin")
+        assert member["CUDA_MPS_PIPE_DIRECTORY"] == f"{member['TMPDIR']}/mps"
         # With --export=NIL, Slurm 24.11 and 26.05 give none; the shell then has its own.
         assert rest == sbatch.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         # A member's limit is stretched, because it shares the GPU.
