@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.job_ids import is_own_number
+
 from ..bed import CsubUser
 from ..wait_until import wait_until
 
@@ -129,8 +131,13 @@ def test_one_line_for_each_task_with_its_own_times(linked: CsubUser) -> None:
     bare = {word for word in told.split() if "=" not in word}
     for words in (("-o", "show", "job", job_id), ("show", "--oneliner", "job", job_id)):
         lines = call(linked, *words)[1].splitlines()
+        # As of Slurm's own tasks: each has an id of its own, and the last one the array's.
+        ids = [line.partition(" ")[0].removeprefix("JobId=") for line in lines]
+        assert len({*ids}) == 3
+        assert [is_own_number(own) for own in ids] == [True, True, False]
         heads = [
-            f"JobId={job_id}_{n} ArrayJobId={job_id} ArrayTaskId={n} " for n in (100, 101, 102)
+            f"JobId={own} ArrayJobId={job_id} ArrayTaskId={n} "
+            for own, n in zip([*ids[:2], job_id], (100, 101, 102), strict=True)
         ]
         assert [line[: len(head)] for line, head in zip(lines, heads, strict=True)] == heads
         assert " JobState=PENDING Reason=Resources " in lines[2]
@@ -139,8 +146,11 @@ def test_one_line_for_each_task_with_its_own_times(linked: CsubUser) -> None:
         assert {word for line in lines for word in line.split() if "=" not in word} <= bare
     # All jobs, as no id is named.
     lines = call(linked, "-o", "show", "job")[1].splitlines()
-    assert sum(line.startswith(f"JobId={job_id}_") for line in lines) == 3
-    assert not any(line.startswith(f"JobId={job_id} ") for line in lines)
+    assert [line for line in lines if f" ArrayJobId={job_id} " in line] == [
+        line for line in lines if line.startswith(tuple(heads))
+    ]
+    assert sum(line.startswith(tuple(heads)) for line in lines) == 3
+    assert sum(line.startswith(f"JobId={job_id} ") for line in lines) == 1
     go(linked, 100, 101, 102)
     linked.finish(job_id)
 
