@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_colloc.model.job_ids import is_own_number
+
 from ..bed import CsubUser
 from ..wait_until import wait_until
 
@@ -43,7 +45,7 @@ def test_output_goes_to_the_submission_directory_merged_and_in_order(user: CsubU
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        pytest.param("%j.log", "{job}_{n}.log", marks=pytest.mark.smoke),
+        pytest.param("%j.log", "{own}.log", marks=pytest.mark.smoke),
         ("%A-%a.log", "{job}-{n}.log"),
         ("%x-%u-%N", "{name}-{user}-{node}_{n}"),
         ("%x.log.txt", "{name}.log_{n}.txt"),
@@ -64,7 +66,12 @@ def test_patterns_never_give_two_members_one_file(
     rows = user.finish(job_id)
     for number in (1, 2):
         short_node = rows[number]["node"].partition(".")[0]
-        name = expected.format(job=job_id, n=number, name="a name", user=user.name, node=short_node)
+        # The first one's own number is the submission's.
+        own = rows[number]["job_id"] or job_id
+        assert is_own_number(own) == (number > 1)
+        name = expected.format(
+            job=job_id, n=number, own=own, name="a name", user=user.name, node=short_node
+        )
         assert user.output(name) == f"out of {number}\n"
         assert user.csub("logs", f"{job_id}/{number}").stdout == f"out of {number}\n"
 
