@@ -37,9 +37,10 @@ def test_ten_jobs_of_five_kinds_typed_one_by_one_run_together(mps_user: CsubUser
     for number in range(EACH):
         for kind in KINDS:
             told = on_terminal(user, "--open", "--join", f"{kind}.sh", str(number))
-            found = re.search(r"member (\d+/\d+)", told)
+            found = re.search(r"Submitted batch job (\d+)(?: \((\d+/\d+), )?", told)
             assert found, told
-            names.append(found.group(1))
+            names.append(user.find_address(found.group(1)))
+            assert found.group(2) in (names[-1], *([None] if len(names) == 1 else [])), told
 
     def count_running() -> int:
         rows = json.loads(user.csub("queue", "--json").stdout)
