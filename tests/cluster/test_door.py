@@ -106,7 +106,7 @@ def test_who_waits_for_gpu_memory_has_loaded_its_program(mps_user: CsubUser) -> 
     # The next one begins as soon as another ends; it has loaded once.
     (user.home / f"stop.{job_id}.1").touch()
     began = user.home / f"began.{job_id}.{first}"
-    wait_until(began.exists, "it goes on", patience_s=120)
+    wait_until(lambda: user.output(began.name), "it goes on", patience_s=120)
     assert began.read_text() == (user.home / f"loaded.{job_id}.{first}").read_text()
     assert user.members(job_id)[first]["reason"] is None
     # A cancel reaches the other one.
