@@ -209,7 +209,7 @@ def test_a_pack_of_scripts_and_a_job_from_an_array_can_be_joined(busy: CsubUser)
     busy.script("train.sh", NOTE, directives=OPTIONS)
     pack = busy.submit("pack", "train.sh", "train.sh 2")
     assert join(busy, "train.sh", "3") == f"{pack}/3"
-    busy.csub("cancel", "--yes", pack)
+    busy.csub("cancel", "--yes", pack, *busy.list_joined(pack))
     array = busy.submit("--array=5-6", "--mem=150M", "train.sh", "task")
     assert join(busy, "train.sh", "8") == f"{array}/7"
     free(busy)

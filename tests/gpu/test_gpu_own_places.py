@@ -144,5 +144,5 @@ def find_figures(bed: GpuNode, job_id: str) -> str:
     """What csub top prints once both members that work have GPU memory; empty before that."""
     told = bed.user.csub("top", "--once", job_id, check=False).stdout
     rows = [line for line in told.splitlines() if line.startswith((f"{job_id}/1", f"{job_id}/2"))]
-    taken = [re.search(r"unknown +([1-9][0-9.]*) [MG]B", row) for row in rows]
+    taken = [re.search(r"(unknown +){3}[1-9][0-9.]* [MG]B", row) for row in rows]
     return told if len(list(filter(None, taken))) == 2 else ""
