@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -38,6 +39,7 @@ simgpu run --seconds 1 && echo trained"""
 TRIALS = """\
 for b in 64 32 16 8; do simgpu run --gpu-memory ${b}G --seconds 1 && break; done
 echo size=$b"""
+# Without --accept, neither of them could be joined.
 TRAIN = 'simgpu run --seconds 300 & pid=$!; until [ -e "$1" ]; do sleep 0.1; done; kill $pid'
 
 
@@ -58,7 +60,10 @@ def run_by_sbatch(user: CsubUser, script: str) -> str:
 
 def type_alone(user: CsubUser, *words: str) -> str:
     """Submit on a terminal; the job's id."""
-    return on_terminal(user, *words).split()[3]
+    told = on_terminal(user, *words)
+    found = re.search(r"Submitted batch job (\d+)", told)
+    assert found, told
+    return found.group(1)
 
 
 def finish_open(user: CsubUser, job_id: str) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def test_a_job_alone_finds_no_process_but_its_own_on_its_gpu(
     user: CsubUser, options: tuple[str, ...]
 ) -> None:
     assert run_by_sbatch(user, "guard.sh").splitlines()[-1] == "trained"
-    job_id = type_alone(user, *options, "guard.sh")
+    job_id = type_alone(user, "--accept=idle-gpu-guard", *options, "guard.sh")
     with explained(user, job_id):
         row = finish_open(user, job_id)
         assert user.output(f"slurm-{job_id}.out").splitlines()[-1] == "trained"
@@ -86,7 +91,7 @@ def test_a_job_alone_finds_no_process_but_its_own_on_its_gpu(
 
 def test_a_job_alone_has_the_memory_of_its_gpu(user: CsubUser) -> None:
     assert "size=64" in run_by_sbatch(user, "trials.sh")
-    job_id = type_alone(user, "trials.sh")
+    job_id = type_alone(user, "--accept=memory-sized-batch", "trials.sh")
     with explained(user, job_id):
         assert finish_open(user, job_id)["gpu_memory_limit_mb"] is None
         assert "size=64" in user.output(f"slurm-{job_id}.out")
