@@ -314,6 +314,7 @@ def test_jobs_that_a_member_submits_see_nothing_of_the_member(user: CsubUser) ->
     user.script(
         "outer.sh",
         """
+echo -n "$TMPDIR" > outer.tmpdir
 sbatch -o sbatch.out inner.sh sbatch
 csub -o csub.out inner.sh alone
 csub pack --gres=gpu:1 -o pack.%a.out "inner.sh member" "inner.sh neighbour"
@@ -329,7 +330,7 @@ csub pack --gres=gpu:1 -o pack.%a.out "inner.sh member" "inner.sh neighbour"
         words = (user.home / f"inner.{name}").read_text().split("\0")
         seen = dict(word.partition("=")[::2] for word in words if word)
         assert seen["SLURM_JOB_ID"] != job_id
-        outer = [word for word in words if f"csub-{job_id}-" in word]
+        outer = [word for word in words if (user.home / "outer.tmpdir").read_text() in word]
         assert outer == []
         shims = [folder for folder in seen["PATH"].split(":") if folder.endswith("/bin")]
         packs = [folder for folder in shims if str(user.state) in folder]

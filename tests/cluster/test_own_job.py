@@ -43,15 +43,17 @@ def test_a_job_submitted_past_the_shims_is_itself(user: CsubUser, shebang: str) 
     child.write_text(
         f"#!{shebang}\n"
         'echo "leaks: $(env | grep -c -E "^(SLURM_COLLOC|MASTER_PORT|SLURM_OVERLAP|BASH_ENV)")"\n'
-        'case "${TMPDIR-}" in *csub-*) echo "temporary of the parent" ;; esac\n'
+        '[ "${TMPDIR-}" != "$(cat parent.tmpdir)" ] || echo "temporary of the parent"\n'
         "scancel $SLURM_JOB_ID; sleep 60; echo lives\n"
     )
-    user.script("parent.sh", f"env {user.find('sbatch')} -o child.out child.sh; sleep 9; echo on")
+    submits = f"env {user.find('sbatch')} -o child.out child.sh; sleep 9; echo on"
+    user.script("parent.sh", f'echo "$TMPDIR" > parent.tmpdir; {submits}')
     user.script("other.sh", "exit 0")
     job_id = user.submit("pack", "--gres=gpu:1", "parent.sh", "other.sh")
     rows = user.finish(job_id)
     assert rows[1]["state"] == "COMPLETED"
     wait_until(lambda: "CANCELLED" in user.output("child.out"), "the child has ended itself")
+    assert user.output("parent.tmpdir").strip()
     assert "leaks: 0\n" in user.output("child.out")
     assert "parent" not in user.output("child.out")
 
