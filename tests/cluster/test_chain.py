@@ -96,7 +96,11 @@ def test_members_of_a_pack_go_on_together_and_a_failure_ends_a_member(user: Csub
     states = {number: row["state"] for number, row in rows.items()}
     assert states == {1: "COMPLETED", 2: "COMPLETED", 3: "FAILED"}
     check_links(user, job_id)
-    assert [len(user.output(f"starts.{name}").split()) for name in "abc"] == [1, 2, 2]
+    starts = [user.output(f"starts.{name}").split() for name in "abc"]
+    assert [len(ids) for ids in starts] == [1, 2, 2]
+    # Each has a number of its own, and keeps it in both links.
+    assert [len({*ids}) for ids in starts] == [1, 1, 1]
+    assert len({ids[0] for ids in starts}) == 3
     wait_until(lambda: not list_jobs(user), "no successor is left")
 
 
