@@ -52,10 +52,9 @@ def write_script(user: CsubUser, name: str = "train.sh", body: str = "") -> Path
 
 def list_runs(user: CsubUser) -> dict[str, list[str]]:
     """Which members ran with each argument, in the order of their runs."""
-    return {
-        path.name: [name_member(user, name) for name in path.read_text().split()]
-        for path in (user.home / "ran").iterdir()
-    }
+    runs = {path.name: path.read_text().split() for path in (user.home / "ran").iterdir()}
+    names = name_members(user, {name for own in runs.values() for name in own})
+    return {argument: [names[name] for name in own] for argument, own in runs.items()}
 
 
 def block(user: CsubUser, count: int = 1) -> list[str]:
@@ -86,6 +85,17 @@ def name_member(user: CsubUser, answer: str) -> str:
     if is_own_number(text):
         return user.find_address(text)
     return text if "/" in text else f"{text}/1"
+
+
+def name_members(user: CsubUser, answers: Iterable[str]) -> dict[str, str]:
+    """As `name_member`, of many: csub is asked once."""
+    texts = set(answers)
+    numbers = sorted(filter(is_own_number, texts))
+    rows = json.loads(user.csub("show", "--json", *numbers).stdout) if numbers else []
+    found = {row["job_id"]: row["member"] for row in rows}
+    assert sorted(found) == numbers
+    assert len(rows) == len(numbers)
+    return {text: found.get(text) or name_member(user, text) for text in texts}
 
 
 def job_of(member: str) -> str:

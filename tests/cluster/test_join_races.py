@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ from .joins import (
     list_packs,
     list_runs,
     name_member,
+    name_members,
     read_field,
     read_lines,
     show,
@@ -88,7 +90,8 @@ def test_five_hundred_submissions_from_eight_shells_are_neither_lost_nor_doubled
     answers = dict(line.split() for line in read_lines(wide, "answers.*"))
     assert set(answers) == {str(number) for number in range(1, SUBMISSIONS + 1)}
     assert "failed" not in answers.values(), read_lines(wide, "errors.*")
-    members = {argument: name_member(wide, answer) for argument, answer in answers.items()}
+    names = name_members(wide, answers.values())
+    members = {argument: names[answer] for argument, answer in answers.items()}
     assert sorted(members.values()) == list_in_state(wide)
     check_slurm_has_room(wide)
     wide.run(["scancel", blockers[1]])
@@ -110,7 +113,8 @@ def test_twenty_four_one_after_another_share_a_pack_that_has_cpus_for_them(
     block(wide, 2)
     if typed:
         told = [on_terminal(wide, "--open=never", "train.sh", str(number)) for number in range(24)]
-        members = [text.partition("(member ")[2].split()[0] for text in told]
+        # `(member 4711/1 in 1 pack, ...`, then `(4711/2, shares a pack with ...`.
+        members = [re.findall(r"\((?:member )?(\d+/\d+)", text)[0] for text in told]
     else:
         members = [join(wide, "train.sh", str(number)) for number in range(24)]
     (job_id,) = set(map(job_of, members))
