@@ -161,7 +161,8 @@ def test_an_srun_inside_a_member_stays_on_its_instance() -> None:
         {"job_id": "1795491552", "real_id": "4711", "member": "4711/3", "prefix": "/p/run"},
     )
     for device, named in ((name_instance(1), True), ("0", False)):
-        arguments, _ = rewrite_srun(["python", "x"], {"CUDA_VISIBLE_DEVICES": device}, member)
+        environment = {"CUDA_VISIBLE_DEVICES": device, "SLURM_JOB_ID": "1795491552"}
+        arguments, _ = rewrite_srun(["python", "x"], environment, member)
         assert arguments is not None
         assert (f"CUDA_VISIBLE_DEVICES={device}" in arguments) == named
 

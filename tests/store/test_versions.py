@@ -47,6 +47,7 @@ from slurm_colloc.store.member_states import (
     Retries,
     StateRecord,
 )
+from slurm_colloc.store.own_numbers import NumberClaim, NumberOrigin
 from slurm_colloc.store.pack_directory import (
     GpuDivision,
     GpuSetShare,
@@ -167,6 +168,8 @@ CASES = [
         KeptMetrics((ReportedMetric(3, "loss", "python", 1.5, 0.5, 0.25, 2.0),)), "metrics"
     ),
     build_case(FaultRecord("4711/3", ("a line",)), ""),
+    build_case(NumberOrigin(1795491551, 7), ""),
+    build_case(NumberClaim(3, (("s.0", "2-4"),)), ""),
 ]  # fmt: skip
 each_record = pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.record).__name__)
 

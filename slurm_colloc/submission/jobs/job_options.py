@@ -433,7 +433,7 @@ def list_output_files(job: Job, *, alone: bool, job_id: str = "%j") -> set[str]:
         job_id: The id of its Slurm job; where it is not known yet, the pattern for it.
     """
     output, error = choose_output_paths(
-        job.output, job.error, _choose_values(job, job_id), alone=alone
+        job.output, job.error, _choose_values(job, job_id, alone=alone), alone=alone
     )
     return {
         os.path.normpath(os.path.join(job.directory, path))
@@ -468,12 +468,12 @@ def refuse_shared_files(jobs: Iterable[Job]) -> None:
                 )
 
 
-def _choose_values(job: Job, job_id: str = "%j") -> PatternValues:
+def _choose_values(job: Job, job_id: str = "%j", *, alone: bool = False) -> PatternValues:
     """What is not known before the start stands for itself."""
     return PatternValues(
         job_id=job_id,
         # Which of both it will be is not known yet: a number of its own, or one behind the id.
-        own_id=f"{job_id}.{job.number}",
+        own_id=job_id if alone else f"{job_id}.{job.number}",
         is_alone_in_it=True,
         number=job.number,
         is_array=job.array_task is not None,
