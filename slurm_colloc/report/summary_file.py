@@ -146,7 +146,7 @@ class SummaryMember(TypedDict):
 
     member: Count
     id: str
-    job_id: NotRequired[object]
+    job_id: NotRequired[str | None]
     name: str
     parameters: dict[str, str]
     retry_of: str | None

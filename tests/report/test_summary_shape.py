@@ -168,6 +168,9 @@ FITTING: tuple[tuple[tuple[Any, ...], str], ...] = (
         members.*.mig.shared_by members.*.mig.uuid members.*.mode members.*.node
         members.*.retry_of members.*.script node pack.idle_power_from pack.kwh_how submission
     """),
+    ((OUT, None, "x", "exact"), """
+        members.*.job_id
+    """),
     ((None, -1, 3, 2.5, 10**12), """
         chain.handovers.*.interruption_s chain.handovers.*.overlap_s chain.handovers.*.waited_s
         chain.interruption_s chain.overlap_s coverage.gap_s coverage.share degree.cores.*.gain
