@@ -196,23 +196,24 @@ def read_actual(entry: Submitted, user: CsubUser) -> list[Run]:
             f"{entry.case.name}: {rows[number]}\n{user.describe(entry.csub_job)}"
         )
         codes.append((int(code["code"]), int(code["signal"])))
+    # Each member but the first has a number of its own, as each has an id by sbatch.
+    own_ids = {number: rows[number]["job_id"] or entry.csub_job for number in rows}
+    ids = dict.fromkeys((entry.csub_job, *own_ids.values()))
     if entry.case.is_array:
         [directory] = entry.actual
-        return [Run(*max(codes), _read(entry.case, directory, entry.csub_job))]
+        return [Run(*max(codes), _read(entry.case, directory, *ids))]
     runs = []
     for number, (directory, code) in enumerate(zip(entry.actual, codes, strict=True), start=1):
-        tree = _rename_outputs(
-            _read(entry.case, directory, entry.csub_job), entry.case.outputs, number
-        )
+        tree = _rename_outputs(_read(entry.case, directory, *ids), entry.case.outputs, number)
         runs.append(Run(*code, tree))
     return runs
 
 
-def _read(case: Case, directory: Path, job_id: str) -> dict[str, Entry]:
+def _read(case: Case, directory: Path, *job_ids: str) -> dict[str, Entry]:
     """The tree with the two things that are the harness's own made equal: job id and directory."""
-    given = {case.name, *case.companions}
-    place, job = str(directory).encode(), re.compile(rb"(?<![\w.])%s(?![\d.])" % job_id.encode())
-    name_job = re.compile(rf"(?<!\d){job_id}(?!\d)")
+    given, ids = {case.name, *case.companions}, f"(?:{'|'.join(job_ids)})"
+    place, job = str(directory).encode(), re.compile(rb"(?<![\w.])%s(?![\d.])" % ids.encode())
+    name_job = re.compile(rf"(?<!\d){ids}(?!\d)")
     tree = {}
     for name, entry in read_tree(directory, leave_out=sorted(given)).items():
         content = job.sub(b"JOB", entry.content.replace(place, b"DIRECTORY"))
