@@ -39,7 +39,8 @@ _WORDS = late_pattern(
 _WORDS_OF_SHELL = late_pattern(r"\bdate\b|rdzv|lsof|/srun|\bbreak\b|/ *2\b|-port")
 _WRITES = late_pattern(r">|open\(|\.save|save_|dump|to_\w+\(|savefig|write_")
 """What tasks of an array may write to one file with."""
-_PROGRAMS = late_pattern(r"[^\s'\"`;|&()<>=]+\.py\b|(?<=-m )\s*[\w.]+")
+_PROGRAMS = late_pattern(r"(?<![^\s'\"`;|&()<>=])[^\s'\"`;|&()<>=]+\.py\b|(?<=-m )\s*[\w.]+")
+"""Tried once for each word: in one of a megabyte, as base64 makes it, it is not tried anew."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ def _name_content(path: str) -> str:
 
 
 def _read(key: str, job: Job, script: bytes, environment: Mapping[str, str]) -> Reading:
+    if len(script) > LARGEST_BYTES:
+        return Reading(key, unread="it is larger than 1 MiB, and was not checked")
     named = list(_list_named(job, script))
     texts = [script, *(_read_or_empty(path) for path in named)]
     is_array = job.array_task is not None
@@ -126,8 +129,6 @@ def _read(key: str, job: Job, script: bytes, environment: Mapping[str, str]) -> 
         return Reading(key, tuple((path, _name_content(path)) for path in named))
     from slurm_colloc.check.check_script import check_script_text
 
-    if len(script) > LARGEST_BYTES:
-        return Reading(key, unread="it is larger than 1 MiB, and was not checked")
     try:
         with limited_cpu(READ_S):
             findings, read = check_script_text(job, script, environment)

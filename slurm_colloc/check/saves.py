@@ -22,7 +22,8 @@ _SIGNS = (
     (r"\bload_checkpoint\(|\bload_state_dict\(|\brestore_checkpoint\(|\bload_state\(",
      "a checkpoint that is loaded"),
 )  # fmt: skip
-_PROGRAM = late_pattern(r"[^\s'\"$;|&()<>]+\.(?:py|sh)\b|-m\s+[A-Za-z_][\w.]*")
+_PROGRAM = late_pattern(r"(?<![^\s'\"$;|&()<>])[^\s'\"$;|&()<>]+\.(?:py|sh)\b|-m\s+[A-Za-z_][\w.]*")
+"""It is tried once for each word, see kept_readings."""
 _MOST_BYTES = 1_000_000
 
 

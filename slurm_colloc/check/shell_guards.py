@@ -41,7 +41,6 @@ _TRAINS = late_pattern(
     r"^(python|pypy)[\d.]*$|^(torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec)$|\.py$"
 )
 _EMPTY_OR_NOT = late_pattern(r"^\[\[?\s+(!\s+)?-([nz])\s")
-_HALVED = r"\b{name}\b.*/ *2"
 _COMPARED = late_pattern(
     r"\s(-gt|-ge|-ne|-lt|-le|-eq|!=|==?|>=?|<=?)\s+[\"']?(\d*)[\"']?\s*(\]\]?|\)\))$"
 )

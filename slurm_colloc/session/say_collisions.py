@@ -75,6 +75,9 @@ def say_collisions(call: Call, policy: Policy, session: Session, *, may_meet: bo
             changed[id(candidate)] = replace(
                 candidate, job=replace(candidate.job, alone_because=because, findings=told)
             )
+    if len(kinds) > _SCRIPTS_MOST and not is_quiet:
+        left_out = format_count(len(kinds) - _SCRIPTS_MOST, "script")
+        said.insert(0, f"not checked: {left_out}; csub check SCRIPT does it")
     readings.keep()
     _say(said)
     return replace(call, candidates=tuple(changed.get(id(c), c) for c in call.candidates))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -15,6 +16,13 @@ from ..bed import CsubUser
 SHARE = "#SBATCH --gres=gpu:1 --time=5 --mem=100M -c1"
 GO = "echo ran $SLURM_JOB_ID; until [ -e go.$1 ]; do sleep 0.1; done; exit ${2:-0}"
 LATER = "--begin=2099-01-01T12:00"
+OF_ONE_USER = (
+    "import os, pwd, sys\n"
+    "account = (*pwd.getpwuid(os.getuid())[:5], sys.argv.pop(), '/bin/sh')\n"
+    "pwd.getpwall = lambda: [pwd.struct_passwd(account)]\n"
+    "from slurm_colloc.__main__ import run\n"
+    "sys.exit(run(['admin', 'job', sys.argv.pop()]))\n"
+)
 
 
 def start(user: CsubUser, *options: str) -> tuple[str, str]:
@@ -211,6 +219,26 @@ def test_an_administrator_is_led_from_a_number_to_its_user(user: CsubUser) -> No
     assert unknown.returncode == 7
     assert "2147483647 was not found" in unknown.stderr
     assert unknown.stderr.count("\n") == 1
+
+
+def test_an_administrator_is_told_where_the_state_of_a_user_cannot_be_read(user: CsubUser) -> None:
+    _, number = start(user, LATER)
+    (user.home / ".local").mkdir()
+    (user.home / ".local" / "state").symlink_to(user.home / "state")
+    call = [sys.executable, "-c", OF_ONE_USER, number, str(user.home)]
+    assert user.run(call).stdout.startswith(f"{number}: member ")
+    (claim,) = user.state.glob(f"numbers/*/{number}/claim.json")
+    text = claim.read_text()
+    claim.write_text("{")
+    lost = user.run(call, check=False)
+    assert lost.returncode == 7
+    assert "csub: the state of 1 user cannot be read: root\n" in lost.stderr
+    assert f"{number} was not found in the states of 0 users" in lost.stderr
+    claim.write_text(text)
+    (record,) = user.state.glob("packs/*/pack.json")
+    record.write_text(record.read_text().replace('"pack_id": "', '"pack_id": "\\u001b[2J'))
+    shown = user.run(call, check=False)
+    assert "\x1b" not in shown.stdout + shown.stderr
 
 
 def test_completion_offers_the_numbers_of_joined_jobs(user: CsubUser) -> None:

@@ -243,3 +243,24 @@ def test_a_script_that_takes_too_long_to_read_is_submitted_with_one_note(user: C
     assert (
         ended.stderr == "csub: long.sh: reading it takes longer than 1 s, so it was not checked\n"
     )
+
+
+def test_a_script_with_a_long_word_is_read_as_any_other(user: CsubUser) -> None:
+    # As a file in base64 is, in one line.
+    user.script("blob.sh", f"export MASTER_PORT=29500\nBLOB={'A' * 300_000}\npython t.py\n")
+    ended = user.run(["csub", "--parsable", *TWO, "blob.sh"], timeout_s=60)
+    assert ended.stdout.strip().isdigit()
+    assert ended.stderr.startswith("csub: blob.sh:3: MASTER_PORT=29500")
+    chain = ("--chain", "--gres=gpu:1", "--time=5", "--hold")
+    told = user.run(["csub", *chain, "blob.sh"], check=False, timeout_s=60)
+    assert (told.returncode, "blob.sh: nothing shows that it saves" in told.stderr) == (2, True)
+
+
+def test_scripts_that_are_too_many_to_check_are_counted(user: CsubUser) -> None:
+    names = [f"s{number}.sh" for number in range(22)]
+    for name in names:
+        user.script(name, f"echo {name}")
+    ended = user.csub("pack", "--parsable", "--gres=gpu:1", "--time=5", "--hold", *names)
+    assert "csub: not checked: 2 scripts; csub check SCRIPT does it\n" in ended.stderr
+    quiet = user.csub("pack", "--quiet", "--gres=gpu:1", "--time=5", "--hold", *names)
+    assert "not checked" not in quiet.stderr
