@@ -139,7 +139,7 @@ def test_a_job_alone_has_its_id_translated_for_scancel(
     ],
 )  # fmt: skip
 def test_scontrol(typed: list[str], pack: list[str] | None, alone: list[str] | None) -> None:
-    assert translate_words("scontrol", typed, MEMBER, MEMBER.translate) == pack or pack is None
+    assert translate_words("scontrol", typed, MEMBER, MEMBER.translate) == pack
     if alone is not None:
         call, _ = translate_call(ALONE, ["scontrol", *typed], {})
         assert call[1:] == alone
