@@ -62,6 +62,8 @@ def tell_joined(options: Options, joined: Joined) -> None:
 
     # Without a number of its own it is named as a member: the job's id would mean all of its pack.
     tell_id(options, str(joined.member), describe_room(joined))
+    for path in () if is_one_stream() else joined.renamed:
+        note(f"{joined.member}: it writes {path}, for another member writes where it would have")
     if options.flag("explain") or options.flag("verbose"):
         for text in joined.record.reasons:
             note(f"pack {joined.member.job}: {text}")

@@ -315,6 +315,7 @@ def _retry(
 
     def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
         nonlocal job_id, names
+        session.tell_notices()
         if not is_part:
             job_id = submitted[0].job_id
             names = {job_id: names[""]}

@@ -533,6 +533,10 @@ TENSORFLOW_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH=true"
 PART_AT_ONCE = 0.7
 """What takes so much of what it may take, at once, takes it by that: JAX asks for 75 %."""
 
+BEYOND_ALL = 1.1
+"""What has more than it may take, and NVML's overhead, was not bounded by that: several processes
+share a limit that each has, or MPS was not reached."""
+
 
 _TAKERS = late_pattern(r"(?m)^\s*(?:import|from)\s+(?:jax|flax|tensorflow|keras)\b")
 _GROWERS = late_pattern(r"XLA_PYTHON_CLIENT_|TF_FORCE_GPU_ALLOW_GROWTH|set_memory_growth")
@@ -555,7 +559,9 @@ def describe_taken_at_once(taken_mb: float | None, may_take_mb: int | None) -> s
             PyTorch's allocator; None where that is not known.
         may_take_mb: What it may take at most; None where that is not known.
     """
-    if taken_mb is None or may_take_mb is None or taken_mb < PART_AT_ONCE * may_take_mb:
+    if taken_mb is None or may_take_mb is None:
+        return ""
+    if not PART_AT_ONCE * may_take_mb <= taken_mb <= BEYOND_ALL * may_take_mb:
         return ""
     return (
         f"it took {taken_mb:.0f} of {may_take_mb} MB of GPU memory at once, before any step, as "

@@ -174,7 +174,7 @@ class PackView:
     def mode_of(self, member: MemberView) -> str:
         """How a member shares the GPU; before its first start, how it will."""
         if member.record is not None and member.record.gpu is not None:
-            return member.record.gpu.mode
+            return member.record.gpu.shown_mode
         if self.record.mode is not SharingMode.MPS or self.record.share != AUTO:
             return self.record.mode.value
         # A member that started without a GPU that could be named had no MPS.

@@ -339,6 +339,8 @@ def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:
     if len(partners) > _PARTNERS_NAMED_MOST:
         names = f"{len(partners)} others of its pack"
     how = _SHARING.get(view.mode_of(member), "in one allocation")
+    if record.gpu is not None and record.gpu.shown_mode != record.gpu.mode:
+        how += ", as it does not reach the pack's MPS daemon: no limit of GPU memory binds it"
     pace = describe_pace(view, member, facts.latest, facts.degree, facts.now)
     told = ", ".join(filter(None, (f"{text}, sharing with {names} {how}", pace)))
     return f"{told}{_tell_limit(record, partners)}{end}"

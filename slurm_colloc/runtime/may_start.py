@@ -28,8 +28,9 @@ from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
 from slurm_colloc.runtime.write_states import StateWriter
-from slurm_colloc.store.member_states import is_held, leave_behind, write_held
+from slurm_colloc.store.member_states import cancel_left, is_held, leave_behind, write_held
 from slurm_colloc.store.pack_directory import read_moved, write_ended
+from slurm_colloc.store.runner_requests import is_cancel_asked
 
 PASSES_MOST = 8
 """So many members may start before the first one while there is no room for that one: then what
@@ -388,6 +389,9 @@ class StartQueue:
                 continue
             if leave_behind(self.pack.path, number):
                 self.pack.journal.write("left_behind", member=number)
+                # csub writes its request first and then looks whether the member was left.
+                if is_cancel_asked([(self.pack.path, number)]):
+                    cancel_left(self.pack.path, number)
             else:
                 released = True
         if short and not released:

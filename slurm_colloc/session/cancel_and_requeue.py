@@ -282,7 +282,9 @@ def _cancel_whole(
 def _cancel_without_slurm(session: Session, view: PackView) -> None:
     path = session.state.pack_path(view.record.pack_id)
     if view.record.local and not _is_over(view):
-        _cancel_local_pack(view, path)
+        for member in _list_alive(view):
+            _cancel_member(session, view, member)
+        signal_runner(path, signal.SIGTERM)
         return
     for member in _list_alive(view):
         cancel_left(path, member.place)
@@ -370,14 +372,6 @@ def _cancel_members(
             _cancel_member(session, view, member)
 
 
-def _cancel_local_pack(view: PackView, path: Path) -> None:
-    for member in view.members:
-        inbox.withdraw(str(path), member.place)
-    signal_runner(path, signal.SIGTERM)
-    for member in _list_alive(view):
-        _request(path, member)
-
-
 def _list_alive(view: PackView) -> list[MemberView]:
     return [member for member in view.members if not member.is_final]
 
@@ -391,7 +385,11 @@ def _cancel_member(session: Session, view: PackView, member: MemberView) -> None
     if inbox.withdraw(str(path), number) or withdraw_moving(str(path), number):
         remove_environment(path, number)
         return
-    _request(path, member)
+    write_request(path, Request(Action.CANCEL, number, reason="csub cancel"))
+    if was_left(path, number):
+        # Its runner has left it just now, and looked for requests before this one was there.
+        cancel_left(path, number)
+        return
     wake_runner(session, view, member.member)
 
 
@@ -409,10 +407,6 @@ def list_strayed(
 def _is_over(view: PackView) -> bool:
     """It has only held members left: no runner and no Slurm job."""
     return view.slurm_state in OVER or view.slurm_state is SlurmJobState.ABSENT
-
-
-def _request(path: Path, member: MemberView) -> None:
-    write_request(path, Request(Action.CANCEL, member.place, reason="csub cancel"))
 
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]

@@ -241,6 +241,12 @@ def place_call(
             )
             tell(made, submitted, ())
             return PlacedCall(submitted)
+
+        def answer(made: CallPlan, submitted: Sequence[Submitted]) -> None:
+            # Before the id, as sbatch does: who reads both streams as one takes the last word.
+            session.tell_notices()
+            tell(made, submitted, refusals)
+
         return PlacedCall(
             submit_call(
                 call,
@@ -249,7 +255,7 @@ def place_call(
                 state,
                 session.slurm,
                 directory=directory,
-                answer=lambda made, submitted: tell(made, submitted, refusals),
+                answer=answer,
                 refusals=refusals,
                 opening=opening,
             )

@@ -124,6 +124,12 @@ class Session:
             return self.state
         raise build_refusal(self.state.root, self.state.owner_name)
 
+    def tell_notices(self) -> None:
+        """Say, as sbatch would, what it said of jobs that it took."""
+        for text in self.slurm.notices:
+            note(text, "sbatch")
+        self.slurm.notices.clear()
+
     def refresh(self, *, always_ask: bool = False) -> Mapping[str, SlurmJob] | None:
         """Ask Slurm once for all jobs, and bring the state up to date where it is the caller's own.
 

@@ -315,6 +315,9 @@ class SlurmAccess:
     ) -> None:
         self._environment = environment
         self._uid = uid
+        self.notices: dict[str, None] = {}
+        """What sbatch has said of jobs that it took, each line once: by a site's plugin, as a rule
+        (job_submit_lua's log_user), or a warning."""
 
     def submit(
         self,
@@ -349,6 +352,8 @@ class SlurmAccess:
             held=held,
             directory=directory,
         )
+        lines = (line.strip().removeprefix("sbatch: ") for line in output.stderr.split("\n"))
+        self.notices.update(dict.fromkeys(line for line in lines if line))
         return parse_submitted(output.stdout)
 
     def check(

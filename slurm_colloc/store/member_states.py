@@ -81,6 +81,12 @@ class GpuUse:
     inside: str = ""
 
     @property
+    def shown_mode(self) -> str:
+        """The mode that it has: what was put under MPS, and does without, shares by time slices."""
+        is_outside = self.mode == SharingMode.MPS.value and self.is_mps_client is False
+        return SharingMode.TIMESLICE.value if is_outside else self.mode
+
+    @property
     def is_under_mps(self) -> bool:
         """An MPS server was to serve it: the GPU's, or its instance's."""
         return SharingMode.MPS.value in (self.mode, self.inside)

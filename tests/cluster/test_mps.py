@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -135,7 +136,9 @@ def test_show_tells_clients_from_those_that_go_without_mps_and_those_that_need_n
     shorten_waits(user, gpu_looks_s=(0.5, 1.5), gpu_look_every_s=0.5)
     user.script("client.sh", TRAIN_UNTIL_STOP)
     user.script("idle.sh", "until [ -e stop ]; do sleep 0.1; done")
-    user.script("leaver.sh", f"unset CUDA_MPS_PIPE_DIRECTORY; {TRAIN_UNTIL_STOP}")
+    # A mount namespace of its own hides the daemon's sockets.
+    inside = f"mount -t tmpfs none /tmp; {TRAIN_UNTIL_STOP}"
+    user.script("leaver.sh", f"exec unshare -Urm sh -c {shlex.quote(inside)}")
     # It is a client at last: then it was one.
     user.script(
         "late.sh",
@@ -149,6 +152,11 @@ def test_show_tells_clients_from_those_that_go_without_mps_and_those_that_need_n
 
     with explained(user, job_id):
         wait_until(lambda: read_clients() == [True, None, False, False], "NVML was asked")
+        modes = [row["mode"] for _, row in sorted(user.members(job_id).items())]
+        assert modes == ["mps", "mps", "timeslice", "timeslice"]
+        why = user.csub("why", f"{job_id}/3").stdout
+        assert "by time slices, as it does not reach the pack's MPS daemon" in why
+        assert "by time slices" not in user.csub("why", f"{job_id}/1").stdout
         shown = [user.csub("show", f"{job_id}/{number}").stdout for number in (1, 2, 3)]
         assert ", a client of the MPS server\n" in shown[0]
         assert ", not seen to use it\n" in shown[1]

@@ -53,6 +53,15 @@ end
 """
 
 
+NOTICE = """
+local submit = slurm_job_submit
+function slurm_job_submit(desc, parts, uid)
+    if desc.name == "billed" then slurm.log_user("this job is billed\\nto its account") end
+    return submit(desc, parts, uid)
+end
+"""
+
+
 def write_policy(folder: Path, values: Mapping[str, str]) -> Path:
     """The script as a site would have edited it."""
     lines = SCRIPT.read_text().splitlines()
@@ -237,6 +246,9 @@ def controller_with(more: Path) -> Iterator[Sandbox]:
             sandbox.layout.etc,
             {"modes": '{ "mps" }', "partitions": '{ "gpu" }', "malformed": '"refuse"'},
         )
+        script = sandbox.layout.etc / SCRIPT.name
+        head, returned, tail = script.read_text().rpartition("return slurm.SUCCESS")
+        script.write_text(f"{head}{NOTICE}{returned}{tail}")
         more.write_text("JobSubmitPlugins=lua\n")
         sandbox.stop_controller()
         sandbox.start_controller()
@@ -284,3 +296,24 @@ def test_a_real_controller_runs_it(user: CsubUser) -> None:
         assert ("csub/1" in comment) is (words == ())
         user.csub("release", job_id)
         assert {row["state"] for row in user.finish(job_id).values()} == {"COMPLETED"}
+
+
+@pytest.mark.slurm
+def test_what_the_site_says_of_a_job_that_it_takes_is_said_once(user: CsubUser) -> None:
+    user.script("a.sh", "true", directives="#SBATCH --gres=gpu:1 --mem=200M --time=5 -J billed")
+    plain = user.run(["sbatch", "--hold", "--output=/dev/null", "a.sh"])
+    lines = plain.stderr.splitlines()
+    assert [line.rsplit(": ", 1)[1] for line in lines] == ["this job is billed", "to its account"]
+    # Four packs, which may be several Slurm jobs, and sbatch speaks for each.
+    for words in ((), ("--parsable",), ("--array=1-4", "--degree=1"), ("--share=exclusive",)):
+        told = user.csub(*words, "--hold", "a.sh")
+        assert told.stderr.splitlines()[:2] == lines
+        assert told.stderr.count("billed") == 1
+        job_id = told.stdout.split()[-1]
+        assert "billed" not in told.stdout
+        user.csub("cancel", job_id)
+    user.script("fail.sh", "exit 1", directives="#SBATCH --gres=gpu:1 --mem=200M --time=5")
+    job_id = user.submit("--array=1-2", "-J", "billed", "fail.sh")
+    user.finish(job_id)
+    retried = user.csub("retry", job_id)
+    assert retried.stderr.splitlines()[:2] == lines

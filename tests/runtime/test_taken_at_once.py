@@ -54,6 +54,8 @@ def test_most_of_what_it_may_take_is_told_with_what_to_do() -> None:
     assert "export TF_FORCE_GPU_ALLOW_GROWTH=true" in text
     assert describe_taken_at_once(PART_AT_ONCE * 10_000, 10_000)
     assert not describe_taken_at_once(PART_AT_ONCE * 10_000 - 1, 10_000)
+    # Two processes of 8 GB each, or one that does not reach MPS: no program took "75 % at once".
+    assert not describe_taken_at_once(17_000.0, 10_000)
     assert not describe_taken_at_once(None, 10_000)
     assert not describe_taken_at_once(7500.0, None)
 

@@ -442,6 +442,23 @@ def list_output_files(job: Job, *, alone: bool, job_id: str = "%j") -> set[str]:
     }
 
 
+def list_renamed_files(job: Job, own_id: str) -> list[str]:
+    """The files of --output and --error that get the job's number into their names.
+
+    Args:
+        job: The job, with its number in its pack.
+        own_id: Its SLURM_JOB_ID.
+    """
+    if job.output is None and job.error is None:
+        return []
+    values = _choose_values(job, own_id, alone=True)
+    plain = choose_output_paths(job.output, job.error, values, alone=True)
+    numbered = choose_output_paths(job.output, job.error, values, alone=False)
+    return [
+        path for path, as_asked in zip(numbered, plain, strict=True) if path and path != as_asked
+    ]
+
+
 def refuse_shared_files(jobs: Iterable[Job]) -> None:
     """Refuse members of one call that would write one file, as `x1%a` and `x%a` may.
 

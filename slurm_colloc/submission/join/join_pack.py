@@ -68,7 +68,7 @@ from slurm_colloc.store.pack_directory import (
 )
 from slurm_colloc.store.runner_requests import DegreeRecord, read_degree
 from slurm_colloc.submission.jobs.call_jobs import Call, Candidate
-from slurm_colloc.submission.jobs.job_options import list_output_files
+from slurm_colloc.submission.jobs.job_options import list_output_files, list_renamed_files
 from slurm_colloc.submission.packs.build_packs import encode_environment
 from slurm_colloc.submission.packs.call_batches import HookChoice, extend_comment
 from slurm_colloc.submission.packs.open_job import Growth
@@ -412,6 +412,7 @@ class Joined:
         partners: The members that it shares with.
         is_running: The pack runs already.
         places: How many members can be in the pack at the same time, at most.
+        renamed: Its files that another member's would be without the number in their names.
     """
 
     member: MemberId
@@ -419,6 +420,7 @@ class Joined:
     partners: tuple[MemberId, ...]
     is_running: bool
     places: int
+    renamed: tuple[str, ...] = ()
 
 
 def join_open_pack(
@@ -545,14 +547,16 @@ class _Join(Prospect):
         if self.is_running:
             with contextlib.suppress(SlurmError):
                 self.slurm.wake_batch_script(base)
-        return self._describe(chosen, record, number, spec.joined_as)
+        renamed = () if spec.names_alone else list_renamed_files(spec.job, spec.joined_as or base)
+        joined = self._describe(chosen, record, number)
+        return replace(
+            joined, member=MemberId(base, number, spec.joined_as), renamed=tuple(renamed)
+        )
 
-    def _describe(
-        self, chosen: Chosen, record: PackRecord, number: int, own_id: str = ""
-    ) -> Joined:
+    def _describe(self, chosen: Chosen, record: PackRecord, number: int) -> Joined:
         base = self.job.job_id
         return Joined(
-            member=MemberId(base, number, own_id),
+            member=MemberId(base, number),
             record=record,
             partners=tuple(name_member(self.path, base, p.number) for p in chosen.present),
             is_running=self.is_running,
