@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import dataclass, late_pattern
+from slurm_colloc.model.late_definitions import dataclass, hash_sha256, late_pattern
 from slurm_colloc.store.atomic_files import TooSlow, limited_cpu, read_bytes
 from slurm_colloc.store.kept_answers import keep, read_kept
 
@@ -102,19 +101,19 @@ def _name_rules() -> str:
     with os.scandir(os.path.dirname(__file__)) as entries:
         stats = ((entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py"))
         told = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return sha256(repr(told).encode()).hexdigest()
+    return hash_sha256(repr(told).encode())
 
 
 def _name_reading(job: Job, script: bytes, environment: Mapping[str, str]) -> str:
     about = sorted((n, v) for n, v in environment.items() if n.startswith(_ENVIRONMENT))
     is_array = job.array_task is not None
     told = (job.script_name, job.arguments, job.directory, is_array, about)
-    return sha256(repr(told).encode("utf-8", "surrogateescape") + script).hexdigest()
+    return hash_sha256(repr(told).encode("utf-8", "surrogateescape") + script)
 
 
 def _name_content(path: str) -> str:
     try:
-        return sha256(read_bytes(path, LARGEST_BYTES)).hexdigest()
+        return hash_sha256(read_bytes(path, LARGEST_BYTES))
     except OSError:
         return ""
 

@@ -23,7 +23,6 @@ from slurm_colloc.store.all_packs import build_element_id
 from slurm_colloc.store.pack_directory import PackRecord
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.packs.call_batches import Batch
-from slurm_colloc.submission.packs.open_job import open_job
 from slurm_colloc.submission.packs.submit_batch import Submitted, group_call
 from slurm_colloc.submission.plan.plan_call import CallPlan, Opening, plan_call
 
@@ -213,6 +212,8 @@ def run_dry(
         return 0
     made = plan_call(call, policy, session.settings, None if local else session.slurm)
     if opening is not None:
+        from slurm_colloc.submission.packs.open_job import open_job
+
         made = open_job(made, opening, session.settings, session.slurm, directory=directory)
     share = ShareRequest.parse(made.policy.share)
     for text in made.plan.reasons:

@@ -43,7 +43,7 @@ LAYOUT = rf"{WORD}(?:\+{WORD}){{0,{WORDS_MAX - 1}}}"
 
 _MODE = rf"mps|off|mig={LAYOUT}"
 _POWER = "[1-9][0-9]{1,3}"
-_TOKEN = re.compile(
+_TOKEN = (
     rf"(?as)(?:.* )?\[csub/1 (?P<mode>{_MODE})(?P<each> gpus=each)?"
     rf"(?: power=(?P<power>{_POWER}))?\]"
 )
@@ -101,7 +101,7 @@ def parse_token(comment: str) -> Token | None:
     """
     if _count_bytes(comment) > COMMENT_MAX_BYTES:
         return None
-    match = _TOKEN.fullmatch(comment)
+    match = re.fullmatch(_TOKEN, comment)
     if match is None:
         return None
     grouping = "each" if match["each"] else "all"

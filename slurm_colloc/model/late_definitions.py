@@ -1,4 +1,4 @@
-"""Dataclasses and regular expressions that are quick to define: they are made at their first use.
+"""Quick to load: dataclasses and regular expressions made at their first use, a bare SHA-256.
 
 `dataclasses.dataclass` writes the source of up to six methods for each class and compiles it, for
 about a millisecond. A command loads more than a hundred classes and makes instances of a few. Here
@@ -36,9 +36,25 @@ if isinstance(_given, _LateModule):
     sys.modules.pop("inspect", None)
 
 __all__ = [
-    "KW_ONLY", "MISSING", "Field", "asdict", "dataclass", "field", "fields", "is_dataclass",
-    "late_pattern", "replace",
+    "KW_ONLY", "MISSING", "Field", "asdict", "dataclass", "field", "fields", "hash_sha256",
+    "is_dataclass", "late_pattern", "replace",
 ]  # fmt: skip
+
+_SHA256 = ("_sha2", "_sha256", "hashlib")
+"""Where Python has it: from 3.12 on, before that, and always. As for `random`, which looks so, too,
+OpenSSL's start of 3 ms is not worth some bytes."""
+
+
+def hash_sha256(content: bytes) -> str:
+    """The SHA-256 of some content, in hexadecimal."""
+    for name in _SHA256:
+        try:
+            found: str = import_module(name).sha256(content).hexdigest()
+        except ImportError:
+            continue
+        return found
+    raise AssertionError("hashlib is part of Python")
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -83,6 +99,9 @@ else:
 _FIELDS = "__dataclass_fields__"
 _AT_ONCE = frozenset({"slots", "unsafe_hash", "__init__", "__eq__", "__hash__"})
 """Options and methods of a class that is left to `dataclasses`."""
+_COMPILED_AT = 16
+"""With so many instances a class gets a compiled `__init__`."""
+_MADE: dict[type, int] = {}
 _WRITING = RLock()
 _DEFINED: list[type] = []
 
@@ -90,7 +109,7 @@ _DEFINED: list[type] = []
 def write_methods() -> None:
     """Write those of all classes that are defined, for processes that are forked to share them."""
     for kind in _DEFINED:
-        _find_dataclass(kind)
+        _compile_init(_find_dataclass(kind))
 
 
 class _Fields:
@@ -105,12 +124,11 @@ class _Fields:
                 written: Any = dataclasses.dataclass(
                     init=False, repr=False, eq=False, kw_only=self.kw_only
                 )(self.owner)
-                names = [one.name for one in fields(written) if one.compare]
+                written.__dataclass_all__ = found = fields(written)
+                names = [one.name for one in found if one.compare]
                 # Of a single name it would give no tuple.
                 values = operator.attrgetter(*names, *names[:1]) if names else type
                 written.__dataclass_compare__ = values
-                # Until here another thread waits in the one that stands for it.
-                written.__init__ = _write_init(written)
         return getattr(kind, _FIELDS)
 
 
@@ -123,7 +141,46 @@ def _find_dataclass(kind: type) -> Any:
 
 
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
-    _find_dataclass(type(self)).__init__(self, *args, **kwargs)
+    """Stands for `__init__` until a class has had some instances: compiling one takes longer."""
+    owner = _find_dataclass(type(self))
+    made = _MADE[owner] = _MADE.get(owner, 0) + 1
+    values = _bind(owner, args, kwargs) if made < _COMPILED_AT else None
+    if values is None:
+        _compile_init(owner)
+        owner.__init__(self, *args, **kwargs)
+        return
+    for name, value in values.items():
+        object.__setattr__(self, name, value)
+    if hasattr(owner, "__post_init__"):
+        self.__post_init__()
+
+
+def _compile_init(owner: Any) -> None:
+    with _WRITING:
+        if owner.__init__ is _init:
+            owner.__init__ = _write_init(owner)
+
+
+def _bind(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """A value for each field; None where the arguments do not fit, or not as simply as that."""
+    values: dict[str, Any] = {}
+    left, given = len(kwargs), len(args)
+    for at, one in enumerate(owner.__dataclass_all__):
+        if not one.init or one.kw_only:
+            return None
+        name = one.name
+        if at < given:
+            values[name] = args[at]
+        elif name in kwargs:
+            values[name] = kwargs[name]
+            left -= 1
+        elif one.default is not MISSING:
+            values[name] = one.default
+        elif one.default_factory is not MISSING:
+            values[name] = one.default_factory()
+        else:
+            return None
+    return None if left or given > len(values) else values
 
 
 def _set_state(self: Any, state: dict[str, Any]) -> None:

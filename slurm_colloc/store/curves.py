@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.model.late_definitions import asdict
+from slurm_colloc.model.late_definitions import asdict, hash_sha256
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json
@@ -114,8 +114,5 @@ def _has_run(path: Path, families: Collection[tuple[str, str]]) -> bool:
 
 
 def _build_path(root: Path, families: Iterable[str], gpu_model: str, mode: SharingMode) -> Path:
-    # As for signatures: it takes longer to load than all else here.
-    import hashlib
-
-    digest = hashlib.sha256("\n".join((mode.value, *sorted(families))).encode()).hexdigest()[:32]
+    digest = hash_sha256("\n".join((mode.value, *sorted(families))).encode())[:32]
     return root / _FOLDER / f"{digest}.{slug_gpu_model(gpu_model)}.json"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.job_ids import OWN_NUMBERS, format_task_runs, parse_array
-from slurm_colloc.model.late_definitions import asdict, dataclass
+from slurm_colloc.model.late_definitions import asdict, dataclass, hash_sha256
 from slurm_colloc.ownership import find_caller
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
@@ -84,7 +83,7 @@ def compute_base(cluster: str, uid: int, salt: int = 0) -> int:
         salt: The folder's inode where it is a copy, else 0.
     """
     text = f"{cluster.lower()}\0{uid}\0{salt or ''}".encode()
-    hashed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+    hashed = int(hash_sha256(text)[:16], 16)
     return OWN_NUMBERS.start + hashed % (len(OWN_NUMBERS) - WINDOW)
 
 

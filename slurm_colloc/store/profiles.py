@@ -19,7 +19,14 @@ from typing import Any
 
 from slurm_colloc.errors import StateError, UsageProblem
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.late_definitions import asdict, dataclass, fields, late_pattern, replace
+from slurm_colloc.model.late_definitions import (
+    asdict,
+    dataclass,
+    fields,
+    hash_sha256,
+    late_pattern,
+    replace,
+)
 from slurm_colloc.model.power_curve import PowerPoint
 from slurm_colloc.model.records import build_record
 from slurm_colloc.model.usage_profile import (
@@ -339,16 +346,13 @@ def compute_signature(script: bytes, job: Job) -> str:
 
     Of a job of several GPUs their number counts, too: on one it would take something else.
     """
-    # It takes longer to load than all else that a runner needs of this module.
-    import hashlib
-
     task = "" if job.array_task is None else str(job.array_task.task_id)
-    digest = hashlib.sha256()
+    told = b""
     # With their lengths, so that no part can be taken for another.
     gpus = [f"gpus={job.gpus}".encode()] if job.gpus > 1 else []
     for part in (task.encode(), script, *map(os.fsencode, job.arguments), *gpus):
-        digest.update(f"{len(part)}:".encode() + part)
-    return digest.hexdigest()[:32]
+        told += f"{len(part)}:".encode() + part
+    return hash_sha256(told)[:32]
 
 
 def note_culprit(root: Path, signature: str, record: FaultRecord) -> None:

@@ -9,14 +9,13 @@ while its jobs run.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_definitions import dataclass, late_pattern, replace
+from slurm_colloc.model.late_definitions import dataclass, hash_sha256, late_pattern, replace
 from slurm_colloc.model.printable import cut, render_csv_lines
 from slurm_colloc.slurm.option_table import OWN_OPTIONS, SBATCH_OPTIONS
 from slurm_colloc.slurm.options import Argument, Concern, Given, Option, Options, ParsedLine
@@ -171,13 +170,13 @@ class RowReader:
 def hash_cells(setting: ParameterSetting) -> str:
     """What a row is known by within its table, whatever the order of its columns."""
     cells = "\0".join(f"{name}\0{value}" for name, value in sorted(setting.values))
-    return hashlib.sha256(cells.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return hash_sha256(cells.encode("utf-8", "surrogateescape"))[:16]
 
 
 def build_table_key(shown: str, directory: str) -> str:
     """What a table is known by: where it lies, whatever links lead to it."""
     path = os.path.realpath(os.path.join(directory, shown))
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return hash_sha256(os.fsencode(path))[:16]
 
 
 def _sort_cells(setting: ParameterSetting) -> _RowPlan:

@@ -88,6 +88,17 @@ class Destination:
     reasons: tuple[str, ...] = ()
 
 
+NODES_KEPT_S = 60.0
+"""How long the kinds of nodes stand for the next submissions, so that each asks Slurm once less."""
+
+
+@dataclass(frozen=True)
+class NodeShapes:
+    """The kinds of nodes of all partitions."""
+
+    shapes: tuple[NodeShape, ...]
+
+
 class Destinations:
     """Finds out where jobs may land; Slurm is asked about the same nodes once.
 
@@ -99,7 +110,18 @@ class Destinations:
     def __init__(self, settings: Settings, slurm: SlurmAccess | None) -> None:
         self._settings = settings
         self._slurm = slurm
-        self._shapes: dict[str | None, list[NodeShape]] = {}
+        self._shapes: dict[str | None, Sequence[NodeShape]] = {}
+
+    def _list_nodes(self, slurm: SlurmAccess, nodelist: str | None) -> Sequence[NodeShape]:
+        root = self._settings.state_path
+        cluster = find_cluster(root) if nodelist is None else ""
+        kept = read_kept(root, "nodes", cluster, NodeShapes, NODES_KEPT_S) if cluster else None
+        if kept is not None:
+            return kept.shapes
+        found = slurm.list_nodes(nodelist)
+        if cluster:
+            keep(root, "nodes", cluster, NodeShapes(tuple(found)))
+        return found
 
     def read(self, job: Job) -> Destination:
         """Where a job may land.
@@ -113,7 +135,7 @@ class Destinations:
         group = dict(job.group)
         nodelist, partition = group.get("nodelist"), group.get("partition")
         if nodelist not in self._shapes:
-            self._shapes[nodelist] = self._slurm.list_nodes(nodelist)
+            self._shapes[nodelist] = self._list_nodes(self._slurm, nodelist)
         shapes = self._shapes[nodelist]
         types = list_gpu_types(choose_shapes(shapes, partition)) if job.gpu_type is None else ()
         memories = [self._settings.gpu_memory_mb(kind) for kind in types or (job.gpu_type,)]

@@ -1,4 +1,5 @@
-"""PSI/J: jobs that succeed, one that fails, one that is cancelled; it reads squeue's table."""
+"""PSI/J: jobs that succeed, one that fails, one that is cancelled, one that waits for another; it
+reads squeue's table."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ SCRIPTS = {
     "bad": f"{WAIT}; exit 3",
     "long": "sleep 300",
 }
+AFTER = "cat good0.out"
 
 
-def describe(name: str, body: str) -> Job:
+def describe(name: str, body: str, after: str | None = None) -> Job:
     attributes = JobAttributes(duration=timedelta(minutes=5))
     attributes.set_custom_attribute("slurm.gres", "gpu:1")
     attributes.set_custom_attribute("slurm.mem", "50M")
+    if after is not None:
+        attributes.set_custom_attribute("slurm.dependency", f"afterok:{after}")
     here = Path.cwd()
     spec = JobSpec(
         executable="/bin/bash", arguments=["-c", body], name=name, directory=here,
@@ -39,6 +43,8 @@ if __name__ == "__main__":
     jobs = {name: describe(name, body) for name, body in SCRIPTS.items()}
     for job in jobs.values():
         executor.submit(job)
+    jobs["goodafter"] = describe("goodafter", AFTER, jobs["good0"].native_id)
+    executor.submit(jobs["goodafter"])
     jobs["long"].wait(timedelta(seconds=120), target_states=[JobState.ACTIVE])
     jobs["long"].cancel()
     Path("go").touch()
