@@ -83,7 +83,7 @@ def run_and_cancel(name: str) -> list[object]:
     while not all((folder / f"began.{number}").exists() for number in range(2)):
         assert process.poll() is None, (folder / "told").read_text()
         time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     status = process.wait()
     since = time.monotonic()
     squeue = ["squeue", "-h", "--me"]
