@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+from slurm_colloc.planning.arrange import DegreeFacts, View
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.members import Member
+from slurm_colloc.runtime.take_over_members import MemberTakeOver
 from slurm_colloc.store.member_states import MEASURED, PARKED
 
 
@@ -19,7 +20,7 @@ def pause_at_random(seed: int, room: int = 0) -> None:
     chance = random.Random(seed)
     due = 0.0
 
-    def work(self: MeasuredDegree) -> None:
+    def work(self: MeasuredDegree, _look: object) -> None:
         nonlocal due
         running = self.pack.members.running()
         self.pauser.check(running)
@@ -34,12 +35,12 @@ def pause_at_random(seed: int, room: int = 0) -> None:
         self.pauser.resume([m for m in some if m not in chosen])
         self.pauser.pause(chosen, reason)
 
-    def describe(_: MeasuredDegree, _member: Member) -> None:
-        return None
+    def gather(_: MeasuredDegree, _running: object) -> DegreeFacts:
+        return DegreeFacts(bounds=False)
 
-    def find_room(self: MeasuredDegree) -> int:
-        return max(0, room - len(self.pack.members.running()))
+    def find_room(_: MemberTakeOver, view: View) -> int:
+        return max(0, room - len(view.running))
 
-    MeasuredDegree.work = work  # type: ignore[method-assign]
-    MeasuredDegree.describe = describe  # type: ignore[method-assign, assignment]
-    MeasuredDegree.find_room = find_room  # type: ignore[method-assign]
+    MeasuredDegree.work = work  # type: ignore[method-assign, assignment]
+    MeasuredDegree.gather = gather  # type: ignore[method-assign, assignment]
+    MemberTakeOver.find_room = find_room  # type: ignore[method-assign, assignment]

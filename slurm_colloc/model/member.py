@@ -397,12 +397,37 @@ def choose_plain_cause(
 # ---- Why a member waits, as its runner writes it down --------------------------------------------
 
 
+class Stage(enum.Enum):
+    """Where a member stands in a pack that runs."""
+
+    WAITING = enum.auto()
+    LOADING = enum.auto()
+    """It was started to load its program, and may not use the GPU yet."""
+    RUNNING = enum.auto()
+    PARKED = enum.auto()
+    """Its processes are stopped until there is room for them."""
+    AWAY = enum.auto()
+    """Stopped likewise, and its GPU memory is in host memory."""
+    ENDING = enum.auto()
+    """It was told to end, and has not ended yet."""
+    ENDED = enum.auto()
+
+
 class WaitKind(enum.StrEnum):
     """What a waiting member waits for."""
 
+    HELD = "held"
     DEPENDENCY = "dependency"
+    MOVED = "moved"
+    """It was submitted again in another pack."""
     TIME = "time"
     """A pack with more time: too little is left of this one."""
+    PLACES = "places"
+    """All places are taken."""
+    AGAIN = "again"
+    """The same, for one that ran before."""
+    ALONE = "alone"
+    """The GPU to itself."""
     PLACE = "place"
     """A place with more CPUs, it or the one before it."""
     MEASURING = "measuring"
@@ -417,6 +442,14 @@ class WaitKind(enum.StrEnum):
     ENDING = "ending"
 
 
+OF_GPU = frozenset(
+    {
+        *(WaitKind.MEASURING, WaitKind.DEGREE, WaitKind.MEMORY, WaitKind.DOOR, WaitKind.INSTANCE),
+    }
+)
+"""Why none starts although there is a place: the GPU has no room for the next one."""
+
+
 @dataclass(frozen=True)
 class WaitReason:
     """Why a member waits, with the facts that there are of its kind.
@@ -427,11 +460,13 @@ class WaitReason:
         kind: What it waits for.
         name: A member, or a condition (`afterok:4711/3`).
         told: What was measured, answered or decided, in words.
-        count: How many run; how many have reserved memory; how many CPUs are wanted.
+        count: How many run; how many have reserved memory; how many CPUs are wanted; how many
+            places there are, 0 where the GPU takes one member at a time.
+        names: Members that have a place.
         taken_mb: GPU memory that is reserved.
         usable_mb: What there is.
         need_mb: What it may take; None where that is not known.
-        left_s: What is left of the pack's time.
+        left_s: What is left of the pack's time, or of the first of `names`; None for no limit.
         limit_s: What it may take of that.
     """
 
@@ -439,10 +474,11 @@ class WaitReason:
     name: str = ""
     told: str = ""
     count: int = 0
+    names: tuple[str, ...] = ()
     taken_mb: int = 0
     usable_mb: int = 0
     need_mb: int | None = None
-    left_s: int = 0
+    left_s: int | None = None
     limit_s: int = 0
 
 

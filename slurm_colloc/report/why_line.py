@@ -9,10 +9,19 @@ from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass, field
-from slurm_colloc.model.member import EndCause, MemberState, SlurmJobState, WaitKind, WaitReason
+from slurm_colloc.model.member import (
+    OF_GPU,
+    EndCause,
+    MemberState,
+    SlurmJobState,
+    Stage,
+    WaitKind,
+    WaitReason,
+)
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.quantities import format_elapsed
-from slurm_colloc.model.why_not_now import OF_GPU, RunningMember, StartFacts, why_not_now
+from slurm_colloc.model.why_not_now import say_why
+from slurm_colloc.planning.arrange import MemberFacts, View, find_wait
 from slurm_colloc.report.member_survey import HELD
 from slurm_colloc.report.member_views import MemberView, PackView
 from slurm_colloc.report.queue_rows import compute_elapsed_s, compute_left_s, format_where
@@ -217,8 +226,9 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
 
 def _explain_held(member: MemberView) -> str:
     # Its runner holds what it must not start yet, see runtime.may_start.
-    facts = StartFacts(is_held=True, dependency=member.dependency)
-    return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
+    reason = find_wait(View(), MemberFacts(is_held=True, dependency=member.dependency))
+    assert reason is not None
+    return f"{say_why(reason)}; csub release {member.member} lets it go on"
 
 
 def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -251,47 +261,58 @@ def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> 
 
 
 def _explain_in_pack(view: PackView, member: MemberView, facts: Facts) -> str:
-    start = gather_start_facts(view, member, facts)
-    why = why_not_now(start)
-    if start.too_late:
+    reason = read_wait(view, member, facts)
+    has_run = member.record is not None and member.record.starts > 0
+    if reason is None and has_run:
+        reason = WaitReason(WaitKind.AGAIN)
+    before = [str(m.member) for m in _list_others(view, member) if m.place < member.place]
+    why = "its pack has a free place: it is about to start"
+    if reason is not None:
+        why = say_why(reason, before)
+    if reason is not None and reason.kind is WaitKind.TIME:
         # However many places become free.
         return "; ".join(filter(None, (why, describe_limit(facts.degree))))
-    if why is None:
-        why = "its pack has a free place: it is about to start"
-        if start.has_run:
-            why = "it starts as soon as its pack has a place for it"
-    cause = member.record.reason if start.has_run and member.record is not None else ""
+    cause = member.record.reason if has_run and member.record is not None else ""
     return f"to be started again ({cause}): {why}" if cause else why
 
 
-def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> StartFacts:
-    """What decides whether a waiting member starts, as its runner has written it down."""
+def read_wait(view: PackView, member: MemberView, facts: Facts) -> WaitReason | None:
+    """Why a waiting member does not start, by what its runner has written down."""
     running = [m for m in view.members if m.state is MemberState.RUNNING]
-    waiting = [
-        m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
-    ]
+    waiting = _list_others(view, member)
     record = member.record
     obstacles = [m.record.waits for m in (member, *waiting) if m.record and m.record.waits]
     own = None if record is None else record.waits
     is_preparing = facts.is_gpu_unprepared and not running
-    return StartFacts(
+    seen = View(
+        places=_count_places(view, facts),
+        takes_one=facts.takes_one,
+        pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
+        present=tuple(_gather_running(view, m, facts.now) for m in running),
+    )
+    asked = MemberFacts(
+        name=str(member.member),
         is_held=member.is_held,
         dependency=member.dependency if member.is_held else "",
         is_moved=member.moved_to is not None,
         too_late=own if own is not None and own.kind is WaitKind.TIME else None,
         alone=record is not None and record.retries.alone,
         has_run=record is not None and record.starts > 0,
-        before=tuple(str(m.member) for m in waiting if m.place < member.place),
-        degree=_count_places(view, facts),
-        takes_one=facts.takes_one,
-        running=tuple(_look_at_running(view, m, facts.now) for m in running),
-        pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
         no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
-        degree_reason=next((each for each in obstacles if each.kind in OF_GPU), None)
-        or explain_kept_waiting(
-            facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
-        ),
     )
+    at_door = sum(m.record is not None and m.record.at_door for m in running)
+    return (
+        find_wait(seen, asked)
+        or next((each for each in obstacles if each.kind in OF_GPU), None)
+        or explain_kept_waiting(facts.degree, len(running) - at_door)
+    )
+
+
+def _list_others(view: PackView, member: MemberView) -> list[MemberView]:
+    """The other members that wait."""
+    return [
+        m for m in view.members if m.state is MemberState.PENDING and not m.is_held and m != member
+    ]
 
 
 def _count_places(view: PackView, facts: Facts) -> int:
@@ -299,9 +320,10 @@ def _count_places(view: PackView, facts: Facts) -> int:
     return view.record.degree if facts.degree is None else facts.degree.places
 
 
-def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:
+def _gather_running(view: PackView, member: MemberView, now: float) -> MemberFacts:
     alone = member.record is not None and member.record.retries.alone
-    return RunningMember(str(member.member), alone, compute_left_s(view, member, now))
+    left_s = compute_left_s(view, member, now)
+    return MemberFacts(member.place, str(member.member), Stage.RUNNING, alone=alone, left_s=left_s)
 
 
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:

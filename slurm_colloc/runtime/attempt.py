@@ -30,7 +30,7 @@ from slurm_colloc.runtime.allocation import Allocation, read_allocation
 from slurm_colloc.runtime.divide_gpus import wait_for_gpu
 from slurm_colloc.runtime.guarded_steps import Journal, insist
 from slurm_colloc.runtime.runner import Runner
-from slurm_colloc.runtime.serve_requests import Fenced
+from slurm_colloc.runtime.stop_member import Fenced
 from slurm_colloc.settings import load_node_settings, read_given_environment
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store import inbox

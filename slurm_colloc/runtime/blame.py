@@ -20,7 +20,6 @@ import enum
 import os
 import re
 import stat
-from collections.abc import Callable
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, field, replace
@@ -29,6 +28,7 @@ from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.allocation import requeues_jobs
 from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.mps_clients import MpsMember
 from slurm_colloc.runtime.pack_context import PackContext
@@ -406,13 +406,13 @@ class BlameFinder:
         pack: The attempt of the pack.
         states: Writes their states.
         gpu_mode: Knows which members shared the GPU how.
-        find_process_mb: What a member's process was seen to take of the GPU's memory.
+        progress: Sees what a member's process takes of the GPU's memory.
     """
 
     pack: PackContext
     states: StateWriter
     gpu_mode: GpuMode
-    find_process_mb: Callable[[Member], float | None] = lambda _: None
+    progress: ProgressReader
 
     def __post_init__(self) -> None:
         self._suspected_with: dict[int, set[int]] = {}
@@ -481,7 +481,7 @@ class BlameFinder:
             findings=findings,
             may_restart=requeues_jobs(self.pack.config) if job.requeue is None else job.requeue,
             is_forbidden=job.requeue is False,
-            gpu_memory_mb=round(max(self.find_process_mb(member) or 0, limit_mb or 0)),
+            gpu_memory_mb=round(max(self.progress.find_gpu_process_mb(member) or 0, limit_mb or 0)),
             limit_mb=limit_mb,
             stated_mb=job.gpu_memory_mb,
             usable_mb=compute_usable_gpu_memory_mb(self.gpu_mode.setup.gpu_memory_mb),

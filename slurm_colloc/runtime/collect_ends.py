@@ -10,8 +10,8 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slurm_colloc.errors import SlurmError
 from slurm_colloc.model.late_definitions import dataclass, replace
@@ -41,6 +41,9 @@ from slurm_colloc.runtime.verdict import (
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.chain_links import ChainLinks
+
 # ---- The end of one start of a member, from top to bottom ----------------------------------------
 #
 # collect_ends has judged how its processes ended. Here follow: whose fault it was, what that means
@@ -60,14 +63,15 @@ class MemberEnds:
         blame_finder: Says whose fault an end was.
         states: Writes states; the mails hear of each.
         pauser: Forgets members that have ended.
-        goes_on: What ends now was asked to save, and goes on in the next link of its chain.
+        chain: Whether what ends now was asked to save, and goes on in the next link; None for no
+            chain.
     """
 
     pack: PackContext
     blame_finder: BlameFinder
     states: StateWriter
     pauser: MemberPauser
-    goes_on: Callable[[], bool] = lambda: False
+    chain: ChainLinks | None = None
 
     def end(self, member: Member, verdict: Verdict) -> None:
         """Everything from a verdict on, in this order.
@@ -76,7 +80,8 @@ class MemberEnds:
             member: The member; its processes have ended, or it could not be started.
             verdict: How they ended, with a state.
         """
-        if self.goes_on() and member.asked is not StopReason.CANCEL:
+        is_saving = self.chain is not None and self.chain.is_saving
+        if is_saving and member.asked is not StopReason.CANCEL:
             # Also with status 0: many programs end so once they have saved.
             verdict = replace(verdict, state=MemberState.PENDING, reason=GOES_ON)
         self.blame_finder.listen(member, verdict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -24,6 +24,8 @@ from slurm_colloc.planning.lend_cores import (
     list_idle,
     list_wanted_back,
 )
+from slurm_colloc.runtime.measured_degree import MeasuredDegree
+from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import StepProcesses, list_wrappers_of
@@ -48,13 +50,14 @@ class CoreLender:
 
     Attributes:
         pack: The attempt of the pack.
-        find_figures: The monitor's newest figures of members, by number as text, and of when.
-        is_measuring: Members are paused for a measurement, which tells of their own cores.
+        progress: Has the monitor's newest figures of members.
+        measured_degree: Whether members are paused for a measurement, which tells of their own
+            cores.
     """
 
     pack: PackContext
-    find_figures: Callable[[], tuple[float, Mapping[str, Any]]]
-    is_measuring: Callable[[], bool]
+    progress: ProgressReader
+    measured_degree: MeasuredDegree
 
     loans: dict[int, list[int]] = field(default_factory=dict)
     """CPUs that a member has borrowed, by its number."""
@@ -89,7 +92,7 @@ class CoreLender:
     def work(self) -> None:
         """Lend, judge what was lent, take back what is needed."""
         now = self.pack.clock()
-        is_measuring = self.is_measuring()
+        is_measuring = self.measured_degree.is_measuring
         look_s = LENDING_LOOK_S if self.loans else LOOK_S
         if now < self._looked_at + look_s and not (is_measuring and self.loans):
             return
@@ -101,7 +104,7 @@ class CoreLender:
             return
         if self.loans:
             self._take_back(members)
-        at, figures = self.find_figures()
+        at, figures = self.progress.looked_at, self.progress.figures
         if at > self._judged and now >= self._changed_at + JUDGED_AFTER_S:
             self._judged = at
             self._decide(members, figures)

@@ -13,21 +13,22 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
+from slurm_colloc.model.member import MemberState, WaitReason
 from slurm_colloc.model.why_not_now import describe_wait
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
-from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
+from slurm_colloc.runtime.room import TimeLeft, count_host_memory_left_mb
+from slurm_colloc.runtime.start_member import MemberStarter
+from slurm_colloc.runtime.stop_member import MemberControl
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.member_states import AT_DOOR, append_change
 
@@ -59,24 +60,20 @@ class Doors:
         pack: The attempt of the pack.
         monitor: Knows where a member counts its steps.
         progress: Knows what members are like, and sees what they take.
-        memory: Whether there is GPU memory for the next one.
-        measured_degree: Why the next one may not use the GPU yet.
         gpu_mode: How they share the GPU.
         time_left: What is left of the pack's time.
-        begin_time: Tells a member that its time begins; what is different in its environment.
-        requeue: Ends a member that is to start again.
+        starter: Tells a member that its time begins; what is different in its environment.
+        control: Ends a member that is to start again.
         states: Writes states.
     """
 
     pack: PackContext
     monitor: PackMonitor
     progress: ProgressReader
-    memory: GpuMemoryRoom
-    measured_degree: MeasuredDegree
     gpu_mode: GpuMode
     time_left: TimeLeft
-    begin_time: Callable[[Member, float], Mapping[str, str]]
-    requeue: Callable[[Member], None]
+    starter: MemberStarter
+    control: MemberControl
     states: StateWriter
 
     def __post_init__(self) -> None:
@@ -90,18 +87,10 @@ class Doors:
 
     # -- asking -------------------------------------------------------------------------------
 
-    def may_wait_there(self, member: Member) -> bool:
-        """Whether a member that has a place, and no room on the GPU, may start up to the door."""
+    def may_load(self, member: Member) -> bool:
+        """Whether a member can be started up to the door."""
         job = member.spec.job
         if not self._is_on or not job.instrument or job.turn_s:
-            return False
-        if self.measured_degree.is_measuring or any(
-            m.is_parked for m in self.pack.members.running()
-        ):
-            # What loads would disturb; who is parked goes on before any that waits.
-            return False
-        if self.gpu_mode.instances is not None or len(self.gpu_mode.setup.gpus) > 1:
-            # On which it runs is settled at its start, and where there will be room is not known.
             return False
         # A rate that is known was counted inside PyTorch.
         is_known = member.spec.plan.solo_steps_per_s is not None and job.progress_regex is None
@@ -111,11 +100,6 @@ class Doors:
     def list_waiting(self) -> list[Member]:
         """Those whose door is closed and that are to go on, the next one first."""
         return [door.member for door in self._doors.values() if door.member.asked is None]
-
-    def describe(self) -> WaitReason | None:
-        """Why no other member is let on to the GPU; None where none is at the door."""
-        names = (str(member.name(self.pack.shown_id)) for member in self.list_waiting())
-        return next((WaitReason(WaitKind.DOOR, name) for name in names), None)
 
     def _has_host_memory(self, member: Member) -> bool:
         left_mb = count_host_memory_left_mb(self.pack.record, self.pack.members.with_process())
@@ -169,20 +153,17 @@ class Doors:
     # -- the runner's turn --------------------------------------------------------------------
 
     def work(self) -> None:
-        """Let on who may use the GPU now, in the order in which they came."""
+        """See who has come to the door, and who uses the GPU without."""
         self._note_kinds()
         for door in list(self._doors.values()):
             if door.member.process is None:
                 self.drop(door.member)
             elif door.member.asked is None:
                 self._look(door)
-        for member in self.list_waiting():
-            reason = self.measured_degree.describe(member) or self.memory.describe(member)
-            if reason:
-                self._tell(describe_wait(reason))
-                return
-            self.memory.reserve_at_door(member)
-            self._open(self._doors[member.number], "has room")
+
+    def enter(self, member: Member) -> None:
+        """Let a member on to the GPU."""
+        self._open(self._doors[member.number], "has room")
 
     def open_all(self) -> None:
         """Nothing is waited for any more."""
@@ -217,10 +198,11 @@ class Doors:
             return
         if self.time_left.is_too_short_for(member):
             door.too_late = True
-            self.requeue(member)
+            self.control.requeue(member)
 
-    def _tell(self, reason: str) -> None:
+    def tell(self, waits: WaitReason) -> None:
         """Write down why those at the door wait there."""
+        reason = describe_wait(waits)
         for door in self._doors.values():
             member = door.member
             if door.has_come:
@@ -237,7 +219,7 @@ class Doors:
         member.is_at_door = False
         changed: Mapping[str, str] = {}
         try:
-            changed = self.begin_time(member, now)
+            changed = self.starter.begin_time(member, now)
         except StateError as error:
             # It ends by its limit as it should, but squeue in its script shows another.
             self.pack.journal.write("time_not_told", member=member.number, reason=str(error))

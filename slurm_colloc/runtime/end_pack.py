@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState
+from slurm_colloc.runtime.chain_links import ChainLinks
 from slurm_colloc.runtime.collect_ends import GOES_ON, EndCollector, SlurmDecision
+from slurm_colloc.runtime.fill_places import MemberIntake
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.member_dependencies import Dependents
 from slurm_colloc.runtime.member_mails import LAST_WAIT_S, MemberMails
@@ -39,10 +41,10 @@ class PackEnd:
         slurm_decision: What Slurm says of the job.
         ends: Knows how members ended before Slurm had said it.
         gpu_mode: Is told to let go before Slurm kills.
-        adopt: Takes in a new member.
+        intake: Takes in a new member.
         kill_wait_s: Slurm's KillWait.
         lines: Says in their output that they were ended, as slurmstepd does.
-        goes_on: There is a next link of the chain, for what a time limit ends.
+        chain: Whether there is a next link, for what a time limit ends.
     """
 
     pack: PackContext
@@ -50,10 +52,10 @@ class PackEnd:
     slurm_decision: SlurmDecision
     ends: EndCollector
     gpu_mode: GpuMode
-    adopt: Callable[[int], None]
+    intake: MemberIntake
     kill_wait_s: float
     lines: CancellationLines
-    goes_on: Callable[[], bool] = lambda: False
+    chain: ChainLinks
 
     def __post_init__(self) -> None:
         self._let_go_at: float | None = None
@@ -92,7 +94,7 @@ class PackEnd:
             # That it was cancelled no later attempt would know.
             if member.asked is StopReason.CANCEL and not member.is_final:
                 self._end(member, MemberState.CANCELLED, StopReason.CANCEL.value)
-        if self.goes_on() and (verdict is None or verdict.state in {None, MemberState.TIMEOUT}):
+        if self.chain.goes_on and (verdict is None or verdict.state in {None, MemberState.TIMEOUT}):
             # One that saves in an instant has ended before its wrapper had Slurm's TERM.
             for number in self.ends.undecided:
                 member = self.pack.members.by_number[number]
@@ -105,7 +107,7 @@ class PackEnd:
         stays = verdict.state is MemberState.TIMEOUT
         for number in [] if stays else inbox.list_waiting(str(self.pack.path)) or []:
             if inbox.take(str(self.pack.path), number):
-                self.adopt(number)
+                self.intake.adopt(number)
         for member in self.pack.members.by_number.values():
             is_left = member.record.starts == 0 or is_held(self.pack.path, member.number)
             if not member.is_final and not (stays and is_left):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from slurm_colloc.errors import NodeError, StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import EndCause, MemberState
-from slurm_colloc.model.why_not_now import why_not_now
+from slurm_colloc.model.why_not_now import say_why
+from slurm_colloc.planning.arrange import Enter, Order, Preload, arrange, find_front, find_wait
+from slurm_colloc.planning.hard_limits import FreeMemory
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.door import Doors
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import is_passing
+from slurm_colloc.runtime.look import PackLook
 from slurm_colloc.runtime.may_start import StartQueue
+from slurm_colloc.runtime.member_mails import MemberMails
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.place_member import BELOW_NORMAL, NORMAL, GpuShare
@@ -21,6 +24,7 @@ from slurm_colloc.runtime.requeue_after_kill import tell_of_restart
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.runtime.sister_packs import JobSets
 from slurm_colloc.runtime.start_member import MemberStarter
+from slurm_colloc.runtime.stop_member import AttemptFence
 from slurm_colloc.runtime.verdict import Verdict
 from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store import inbox
@@ -35,7 +39,8 @@ class PlaceFiller:
 
     Attributes:
         pack: The attempt of the pack.
-        start_queue: Which member starts next.
+        look: Looks at the pack.
+        start_queue: Writes down why members wait.
         doors: Starts members ahead of their turn.
         memory: What a member may take of the GPU's memory.
         gpu_mode: Whether any may start here at all.
@@ -44,10 +49,11 @@ class PlaceFiller:
         states: Writes their states.
         intake: Takes in new members.
         job_sets: Other GPU sets of the job, to which members are left where none may start here.
-        check_fence: Called before a start; raises where a newer attempt has begun.
+        fence: Raises before a start where a newer attempt has begun.
     """
 
     pack: PackContext
+    look: PackLook
     start_queue: StartQueue
     doors: Doors
     memory: GpuMemoryRoom
@@ -57,7 +63,7 @@ class PlaceFiller:
     states: StateWriter
     intake: MemberIntake
     job_sets: JobSets
-    check_fence: Callable[[], None]
+    fence: AttemptFence
 
     def work(self) -> None:
         """Take what has entered, and start as many as may run."""
@@ -69,16 +75,47 @@ class PlaceFiller:
                 self._refuse_all()
             return
         self.doors.work()
-        while (member := self.start_queue.take_next()) is not None:
-            self.check_fence()
-            self._start(member)
-        while (member := self.start_queue.find_for_door()) is not None:
-            self.check_fence()
-            if not self.doors.may_wait_there(member) or not self.doors.close(member):
-                return
-            self._start(member)
-            if member.process is None:
-                self.doors.drop(member)
+        if (instances := self.gpu_mode.instances) is not None:
+            places = self.pack.members.places
+            instances.seats.keep({place.occupant for place in places if place.occupant is not None})
+        while self._take_step():
+            pass
+
+    def _take_step(self) -> bool:
+        """Look, and do what follows; False where nothing does."""
+        view = self.look.look()
+        chosen = arrange(view)
+        self.start_queue.follow(view, chosen, self.look.dependencies)
+        if chosen.at_door is not None:
+            self.doors.tell(chosen.at_door)
+        if chosen.order is None:
+            return False
+        self.fence.check()
+        return self._carry_out(chosen.order, view.compute_free())
+
+    def _carry_out(self, order: Order, free: FreeMemory | None) -> bool:
+        """Do what was ordered; False where it cannot be done.
+
+        Args:
+            order: The order.
+            free: GPU memory that is reserved for none.
+        """
+        member = self.pack.members.by_number[order.number]
+        match order:
+            case Enter():
+                if not self.gpu_mode.enforces:
+                    # Its limit stays.
+                    self.memory.reserve(member, free)
+                self.doors.enter(member)
+            case Preload():
+                if not self.doors.close(member):
+                    return False
+                self._start(member, free)
+                if member.process is None:
+                    self.doors.drop(member)
+            case _:
+                self._start(member, free)
+        return True
 
     def close(self) -> bool:
         """Close the pack if nothing waits; False if something has entered meanwhile.
@@ -91,12 +128,12 @@ class PlaceFiller:
         if self.gpu_mode.refusal:
             # None of the others had room.
             self._refuse_all()
-        look = self.start_queue.look()
-        if look.front is not None:
-            why = why_not_now(look.facts)
-            if why is None or look.facts.pack_waits:
+        view = self.look.look()
+        if (front := find_front(view)) is not None:
+            reason = find_wait(view, front)
+            if reason is None or view.pack_waits:
                 return False
-            raise NodeError(f"member {look.front.number} cannot be started: {why}")
+            raise NodeError(f"member {front.number} cannot be started: {say_why(reason)}")
         if self.intake.has_late() or not inbox.close(str(self.pack.path)):
             return False
         # A fenced attempt may have taken an entry before it noticed.
@@ -113,12 +150,12 @@ class PlaceFiller:
         self._fail_waiting(reason)
         self.close()
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: Member, free: FreeMemory | None) -> None:
         if not inbox.begin(str(self.pack.path), member.number):
             self.intake.forget(member)
             return
         self.pack.members.waiting.remove(member.number)
-        share = self._choose_share(member)
+        share = self._choose_share(member, free)
         places = self.pack.members.find_places(member.spec.plan.cpus)
         place = self.pack.members.occupy(member.number, places)
         problem: Exception | None = None
@@ -149,9 +186,9 @@ class PlaceFiller:
             member, Verdict(MemberState.FAILED, None, f"it could not be started: {problem}")
         )
 
-    def _choose_share(self, member: Member) -> GpuShare:
+    def _choose_share(self, member: Member, free: FreeMemory | None) -> GpuShare:
         """What a member is given of the GPU."""
-        limit_mb, gpus = self.memory.reserve(member, is_later=member.is_at_door)
+        limit_mb, gpus = self.memory.reserve(member, free, is_later=member.is_at_door)
         return GpuShare(
             self.memory.find_likely_degree(member),
             limit_mb,
@@ -192,13 +229,13 @@ class MemberIntake:
         pack: The attempt of the pack.
         killed_before: The killed runner after which it runs; None where there was none.
         states: Writes their states.
-        note_requeue: Told of a member that starts again.
+        mails: Told of a member that starts again.
     """
 
     pack: PackContext
     killed_before: RunnerKill | None
     states: StateWriter
-    note_requeue: Callable[[Member], None]
+    mails: MemberMails
 
     def __post_init__(self) -> None:
         self._late: set[int] = set()
@@ -295,7 +332,7 @@ class MemberIntake:
         if end is not None:
             member.record = record = replace(record, state=MemberState.RUNNING, retries=end.retries)
         if record.state is not MemberState.PENDING:
-            self.pack.steps.run("the mails", partial(self.note_requeue, member))
+            self.pack.steps.run("the mails", partial(self.mails.note_requeue, member))
             member.record = replace(record, state=MemberState.PENDING)
             if self.killed_before is not None:
                 member.record = tell_of_restart(member.record, self.killed_before)

@@ -7,7 +7,6 @@ What it says goes into the attempt's setup and the mode that holds. What starts 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.late_definitions import dataclass
@@ -31,14 +30,12 @@ class GpuDaemon:
         settled: The mode.
         preparation: The attempt's setup.
         patience: How patient to be.
-        announce: Told of a directory that must be gone before the batch script ends.
     """
 
     pack: PackContext
     settled: SettledMode
     preparation: SetupRecord
     patience: GpuPatience
-    announce: Callable[[str], None] | None
 
     def __post_init__(self) -> None:
         self._daemon: PackDaemon | None = None
@@ -58,7 +55,7 @@ class GpuDaemon:
             listener=self,
             patience=self.patience,
             prepared=prepared,
-            has_guard=self.announce is not None,
+            has_guard=self.pack.announce is not None,
         )
         self._daemon.start()
 
@@ -126,8 +123,8 @@ class GpuDaemon:
         """It answers. Whether its server comes up is not known yet."""
         self.pipe_directory = pipe_directory
         by = "runner" if self._daemon is None else self._daemon.by
-        if self.announce is not None and by == "runner":
-            self.announce(os.path.dirname(pipe_directory))
+        if self.pack.announce is not None and by == "runner":
+            self.pack.announce(os.path.dirname(pipe_directory))
         self.preparation.note_control(by, control_ms, restarts)
         self.preparation.add_notes(*notes)
 

@@ -5,12 +5,13 @@ What MPS needs is loaded only by packs that are to have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.gpu_daemon import GpuDaemon
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
@@ -44,7 +45,6 @@ class GpuMode:
     Attributes:
         pack: The attempt of the pack.
         lone: The pack has one member, which runs as its batch script would.
-        announce: Told of a directory that must be gone before the batch script ends.
         identifies: The GPU's model is wanted whatever the mode.
         problem: Why nothing can run on the pack's GPUs, as the division of its job has found; empty
             where that is not so.
@@ -53,7 +53,6 @@ class GpuMode:
 
     pack: PackContext
     lone: bool
-    announce: Callable[[str], None] | None = None
     identifies: bool = False
     problem: str = ""
     patience: GpuPatience = field(default_factory=GpuPatience)
@@ -76,7 +75,6 @@ class GpuMode:
             settled=self._settled,
             preparation=self._preparation,
             patience=self.patience,
-            announce=self.announce,
         )
         self.clients = self._daemon.clients
         self._lost: LostGpu | None = None
@@ -93,6 +91,16 @@ class GpuMode:
     def mode(self) -> SharingMode | None:
         """The mode that holds; None while it is being prepared."""
         return self._settled.mode
+
+    @property
+    def usable_mb(self) -> int | None:
+        """GPU memory that members may take together on one GPU; None where that is unknown."""
+        return compute_usable_gpu_memory_mb(self.setup.gpu_memory_mb)
+
+    @property
+    def enforces(self) -> bool:
+        """Members are held to their limits of GPU memory."""
+        return self.mode is SharingMode.MPS
 
     @property
     def refusal(self) -> str:
@@ -195,8 +203,7 @@ class GpuMode:
                 pack=self.pack,
                 clients=self.clients,
                 patience=self.patience,
-                find_members=instances.seats.list_members,
-                announce=self.announce,
+                seats=instances.seats,
             )
         )
 

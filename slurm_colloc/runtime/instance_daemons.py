@@ -16,6 +16,7 @@ from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.mps_clients import InstanceClients, MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_daemon import PackDaemon
+from slurm_colloc.runtime.pack_instances import MigSeats
 from slurm_colloc.runtime.settled_mode import GpuPatience
 
 if TYPE_CHECKING:
@@ -88,15 +89,13 @@ class InstanceDaemons:
         pack: The attempt of the pack.
         clients: Is told which members are clients, and what hits them.
         patience: How patient to be.
-        find_members: The members on an instance, by its UUID.
-        announce: Told of a directory that must be gone before the batch script ends.
+        seats: Which members are on an instance.
     """
 
     pack: PackContext
     clients: MpsClients
     patience: GpuPatience
-    find_members: Callable[[str], Collection[int]]
-    announce: Callable[[str], None] | None = None
+    seats: MigSeats
 
     def __post_init__(self) -> None:
         self._states: dict[str, InstanceDaemon] = {}
@@ -105,15 +104,17 @@ class InstanceDaemons:
     def start(self, uuids: Collection[str]) -> None:
         """Begin to start one in each of these instances."""
         for uuid in uuids:
-            state = InstanceDaemon(uuid, self.announce)
+            state = InstanceDaemon(uuid, self.pack.announce)
             daemon = PackDaemon(
                 pack=self.pack,
                 gpus=(uuid,),
-                clients=InstanceClients(self.clients, functools.partial(self.find_members, uuid)),
+                clients=InstanceClients(
+                    self.clients, functools.partial(self.seats.list_members, uuid)
+                ),
                 listener=state,
                 patience=self.patience,
                 logs=uuid,
-                has_guard=self.announce is not None,
+                has_guard=self.pack.announce is not None,
             )
             self._states[uuid], self._daemons[uuid] = state, daemon
             daemon.start()

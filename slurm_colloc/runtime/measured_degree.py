@@ -6,11 +6,10 @@ degree (model.measurement) goes on, and the others are parked: paused, until a p
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.measured_curve import DegreeDecision, DegreeState, describe_curve
 from slurm_colloc.model.measurement import (
@@ -22,10 +21,16 @@ from slurm_colloc.model.measurement import (
     may_cost,
     measure_degree,
 )
-from slurm_colloc.model.member import WaitKind, WaitReason, tell_number
+from slurm_colloc.model.member import tell_number
 from slurm_colloc.model.why_not_now import say_at_once, say_no_more
+from slurm_colloc.planning.arrange import DegreeFacts, count_memory_room
 from slurm_colloc.planning.known_degree import KnownDegree
-from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
+from slurm_colloc.runtime.member_progress import (
+    KnownCurves,
+    ProgressReader,
+    StepCount,
+    WindowRates,
+)
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.members_to_measure import (
     Counts,
@@ -36,23 +41,19 @@ from slurm_colloc.runtime.members_to_measure import (
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.pause_windows import PauseWindows
-from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft
+from slurm_colloc.runtime.room import END_MARGIN_S, GpuMemoryRoom, TimeLeft, Watch
+from slurm_colloc.runtime.sister_packs import count_waiting_in_sisters
 from slurm_colloc.store.member_states import PARKED
-from slurm_colloc.store.runner_requests import (
-    KEPT,
-    CoreLoan,
-    DegreeRecord,
-    MovedMemory,
-    WorkersAdvice,
-    write_degree,
-)
+from slurm_colloc.store.runner_requests import KEPT, DegreeRecord
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.look import PackLook
 
 AFTER_SIGNAL_S = 60.0
 """What was sent to a parked member may have been its end: it has its time for that (KillWait)."""
 AFTER_ABORT_S = 5.0
 """After a measurement that was ended by a member that came or went."""
 LOOK_S = 0.25
-ROUNDED_MB = 256
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,15 +67,9 @@ class MeasuredDegree:
         rates: Reads their steps.
         pauser: Pauses them.
         memory: What is reserved of the GPUs' memory.
-        find_known: How many of such members run at once by what earlier packs measured.
+        curves: How many of such members run at once by what earlier packs measured.
+        watch: Whether members are watched, and may be measured.
         planned_degree: How many run at once where nothing can be measured.
-        find_unwatched: Why nothing of the pack is watched; empty where it is.
-        find_obstacle: Why nothing is measured in it; empty where it is.
-        count_waiting: How many wait that may start here, in other packs, too.
-        list_loans: Cores that members have besides their own.
-        list_advice: Members that have too few workers for the cores that there are.
-        takes_turns: GPU memory alone bounds how many run at once, and members take turns.
-        list_moved: Members whose GPU memory is in host memory, or has to stay where it is.
     """
 
     pack: PackContext
@@ -83,15 +78,9 @@ class MeasuredDegree:
     rates: WindowRates
     pauser: MemberPauser
     memory: GpuMemoryRoom
-    find_unwatched: Callable[[], str]
-    find_obstacle: Callable[[], str]
-    find_known: Callable[[Sequence[Member]], KnownDegree | None] = lambda _: None
+    curves: KnownCurves
+    watch: Watch
     planned_degree: int = 1
-    count_waiting: Callable[[], int] = lambda: 0
-    list_loans: Callable[[], tuple[CoreLoan, ...]] = tuple
-    list_advice: Callable[[], tuple[WorkersAdvice, ...]] = tuple
-    takes_turns: Callable[[], bool] = lambda: False
-    list_moved: Callable[[], tuple[MovedMemory, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._to_measure = MembersToMeasure(
@@ -99,7 +88,7 @@ class MeasuredDegree:
         )
         self._has_let_go = False
         """A parked member has gone on although there was no place for it: it was sent a signal."""
-        self._windows = PauseWindows(self.pauser, self.rates, self.pack.clock)
+        self._windows = PauseWindows(self.pauser, self.rates)
         self._drift = RateDrift()
         self._record = DegreeRecord(self.pack.attempt, places=1)
         self._measured: dict[str, int] = {}
@@ -117,6 +106,11 @@ class MeasuredDegree:
     # -- what others ask ----------------------------------------------------------------------
 
     @property
+    def record(self) -> DegreeRecord:
+        """What was measured and decided."""
+        return self._record
+
+    @property
     def is_measuring(self) -> bool:
         """Members are paused for a measurement."""
         return self._windows.is_open
@@ -125,55 +119,46 @@ class MeasuredDegree:
         """When something is to be done (monotonic clock)."""
         return self._windows.list_due()
 
-    def describe(self, member: Member) -> WaitReason | None:
-        """Why a member waits although it has a place; None where it may start."""
-        running = self.pack.members.running()
-        if not self._has_places or not running or self.takes_turns():
+    def gather(self, running: Sequence[Member]) -> DegreeFacts:
+        """What was measured and decided of how many run at once.
+
+        Args:
+            running: Members that use the GPU, or are paused on it.
+        """
+        is_open = not (self._is_decided or self._is_off or self.watch.obstacle)
+        return DegreeFacts(
+            degree=self._record.degree,
+            reason=self._record.reason,
+            is_decided=self._is_decided,
+            is_measuring=self._windows.is_open,
+            kinds=frozenset(self._measured),
+            is_old=self.pack.clock() >= self._measured_at + AGAIN_S,
+            planned=None if is_open or self._is_decided else self.planned_degree,
+            known=self.curves.find_degree(running) if is_open else None,
+            bounds=self._has_places and not self.pack.members.take_turns,
+        )
+
+    def find_known_with(self, member: Member) -> KnownDegree | None:
+        """How many run at once by what earlier packs measured, with a member among them."""
+        if self._measured:
             return None
-        if self._windows.is_open:
-            return WaitReason(WaitKind.MEASURING, count=len(running))
-        known = None if self._measured else self.find_known([*running, member])
-        if known is not None and not known.is_open and len(running) >= known.degree:
-            return WaitReason(WaitKind.DEGREE, told=_tell_known(known))
-        is_full = self._is_full(member) or self._list_parked()
-        if is_full and not self._is_last_moment(member):
-            told = self._record.reason or say_no_more(self._record.degree)
-            return WaitReason(WaitKind.DEGREE, told=told)
-        return None
+        return self.curves.find_degree([*self.pack.members.running(), member])
 
-    def find_room(self) -> int:
-        """How many more members may start now, whatever they are like."""
-        running = self.pack.members.running()
-        free = len(self.pack.members.free_cpus)
-        is_waited_for = any(member.is_parked or member.is_moved for member in running)
-        if not (free and running) or self._windows.is_open or is_waited_for:
-            # A pack in which none runs ends, and gives its GPU to the next one.
-            return 0
-        most = free
-        if self._is_decided:
-            # A pack that was measured at most doubles, and is measured again.
-            most = min(len(running), self._record.degree - len(running))
-        elif self._is_off or self.find_obstacle():
-            most = self.planned_degree - len(running)
-        elif (known := self.find_known(running)) is not None and not known.is_open:
-            most = known.degree - len(running)
-        room = self.memory.count_room()
-        return max(0, min(free, most, free if room is None else room))
-
-    def _is_full(self, member: Member) -> bool:
-        """Whether no more may run by the last measurement, which tells of such members."""
-        running = self.pack.members.running()
-        if not self._is_decided or len(running) < self._record.degree:
-            return False
-        kinds = self._to_measure.count_kinds([*running, member])
-        is_old = self.pack.clock() >= self._measured_at + AGAIN_S
-        # One alone is never measured: with one more it is.
-        return set(kinds) <= set(self._measured) and not (is_old and len(running) == 1)
+    def count_waiting(self) -> int:
+        """How many wait that may start here, in other packs, too."""
+        members, pack = self.pack.members, self.pack
+        at_door = sum(member.is_at_door for member in members.with_process())
+        elsewhere = count_waiting_in_sisters(pack.state, pack.record, pack.attempt)
+        return len(members.waiting) + at_door + elsewhere
 
     # -- the runner's turn --------------------------------------------------------------------
 
-    def work(self) -> None:
-        """Do what is due: a window, a place that is free, a new measurement."""
+    def work(self, look: PackLook) -> None:
+        """Do what is due: a window, a place that is free, a new measurement.
+
+        Args:
+            look: Looks at the pack.
+        """
         running = self.pack.members.running()
         if self._begun_at is None and running:
             self._begun_at = self.pack.clock()
@@ -184,10 +169,9 @@ class MeasuredDegree:
             if measured is None:
                 self._note_abort()
             else:
-                self._apply(measured, running)
+                self._apply(measured, running, look)
             return
-        if self._refill(self._record.degree):
-            self._write()
+        self._refill(self._record.degree)
         if self._has_let_go:
             self._has_let_go = False
             self._not_before = self.pack.clock() + AFTER_SIGNAL_S
@@ -198,11 +182,7 @@ class MeasuredDegree:
             self.progress.work()
             self._to_measure.note_first(running)
             self._note_company(running)
-            self._look(running)
-            is_told = len(self.pack.members.places) > 1 and not self.find_unwatched()
-            is_still = is_told and not self._windows.is_open
-            if is_still and self._describe_now() != self._record:
-                self._write()
+            self._look(running, look)
 
     def stop(self) -> None:
         """Let all go on: the pack ends, or Slurm has not decided whether it does."""
@@ -226,7 +206,7 @@ class MeasuredDegree:
             self._going = going
             self._drift.forget_rates()
         kinds = set(self._to_measure.count_kinds(running)) if self._is_off else set()
-        if kinds - self._off_kinds and not self.find_obstacle():
+        if kinds - self._off_kinds and not self.watch.obstacle:
             # Of those that have come something may be measured.
             self._is_off = False
 
@@ -235,22 +215,21 @@ class MeasuredDegree:
         """Several members may run at once."""
         return len(self.pack.members.places) > 1 and not self.pack.members.takes_one
 
-    def _look(self, running: Sequence[Member]) -> None:
-        if self._is_off or self.takes_turns() or not self._has_places:
+    def _look(self, running: Sequence[Member], look: PackLook) -> None:
+        if self._is_off or self.pack.members.take_turns or not self._has_places:
             return
-        if self.find_unwatched():
+        if self.watch.unwatched:
             # That nothing is watched has been said.
             self._is_off = True
             return
-        if running and self._record.state is DegreeState.OFF and not self.find_obstacle():
+        if running and self._record.state is DegreeState.OFF and not self.watch.obstacle:
             self._record = replace(self._record, state=DegreeState.MEASURING)
-            self._write()
         if len(running) < 2 or self.pack.clock() < self._not_before:
             return
         if any(member.asked is not None or member.end_by is not None for member in running):
             # They have their time to save what they have.
             return
-        obstacle = self.find_obstacle()
+        obstacle = self.watch.obstacle
         if not obstacle and not any(self.progress.counts_steps(member) for member in running):
             obstacle = "nothing counts their steps"
         if obstacle:
@@ -263,7 +242,9 @@ class MeasuredDegree:
         if not self._to_measure.have_settled(running, counts):
             return
         is_first = not self._measured
-        if is_first and self._to_measure.expects_more(running, self.memory, self.count_waiting):
+        if is_first and self._to_measure.expects_more(
+            running, self.memory, look.look(), self.count_waiting()
+        ):
             return
         self._find_reason(running, counts)
         if self._wants:
@@ -273,7 +254,7 @@ class MeasuredDegree:
         self, running: Sequence[Member], counts: dict[int, StepCount | None], *, is_first: bool
     ) -> None:
         """Find out how many run at once: by what is known of them, or by measuring."""
-        known = None if self._is_stale else self.find_known(running)
+        known = None if self._is_stale else self.curves.find_degree(running)
         elapsed_s = self.pack.clock() - (self._begun_at or self.pack.clock())
         if known is not None and (not known.is_open or len(running) <= known.degree):
             self._take_known(known, running)
@@ -329,7 +310,9 @@ class MeasuredDegree:
     def _is_decided(self) -> bool:
         return self._record.state is DegreeState.SETTLED
 
-    def _apply(self, measured: DegreeMeasurement, running: Sequence[Member]) -> None:
+    def _apply(
+        self, measured: DegreeMeasurement, running: Sequence[Member], look: PackLook
+    ) -> None:
         for rate in measured.rates_alone:
             self.progress.note_alone(rate)
         self._drift.forget()
@@ -347,9 +330,8 @@ class MeasuredDegree:
             self._give_up(f"nothing is measured: {measured.problem}", running)
             return
         left = len(running) + self.count_waiting()
-        room = self.memory.count_room()
-        at_once = len(self.pack.members.places)
-        at_once = at_once if room is None else min(at_once, len(running) + room)
+        places = len(self.pack.members.places)
+        at_once = min(places, len(running) + count_memory_room(look.look(), places))
         chosen = choose_for_the_end(measured.curve, measured.degree, left, at_once)
         stp = next((p.stp for p in measured.curve if p.degree == measured.degree), None)
         self._park_beyond(chosen, running)
@@ -370,7 +352,6 @@ class MeasuredDegree:
             "degree", state=state.value, running=running, degree=degree,
             stp=None if stp is None else round(stp, 3), reason=reason,
         )  # fmt: skip
-        self._write()
 
     def _give_up(self, reason: str, running: Sequence[Member]) -> None:
         """As many run as were planned."""
@@ -378,29 +359,6 @@ class MeasuredDegree:
         self._off_kinds = set(self._to_measure.count_kinds(running))
         self.stop()
         self._decide(DegreeState.OFF, len(self.pack.members.places), None, reason, None)
-
-    def _describe_now(self) -> DegreeRecord:
-        """What those are told that would join, or whose members might come."""
-        running = self.pack.members.running()
-        free_mb = self.memory.find_free_mb()
-        return replace(
-            self._record,
-            places=len(self.pack.members.places),
-            parked=tuple(m.number for m in running if m.is_parked or m.is_moved),
-            moved=self.list_moved(),
-            # Beyond those that wait here.
-            room=max(0, self.find_room() - len(self.pack.members.waiting)),
-            # Figures of every moment would be written at every moment.
-            free_gpu_memory_mb=None if free_mb is None else free_mb - free_mb % ROUNDED_MB,
-            memory_has_settled=bool(running) and all(map(self.memory.is_settled, running)),
-            cores=self.list_loans(),
-            workers=self.list_advice(),
-        )
-
-    def _write(self) -> None:
-        self._record = self._describe_now()
-        with contextlib.suppress(StateError):
-            write_degree(self.pack.path, self._record)
 
     # -- parking ------------------------------------------------------------------------------
 
@@ -416,7 +374,7 @@ class MeasuredDegree:
             member
             for member in too_many
             if not self._to_measure.describe_parking_obstacle(member)
-            and not self._is_last_moment(member)
+            and not self.is_last_moment(member)
         ]
         for member in running:
             member.is_parked = member in parked
@@ -430,15 +388,15 @@ class MeasuredDegree:
             member.is_parked = False
         self.pauser.resume(running)
 
-    def _refill(self, degree: int) -> bool:
-        """Let those go on for which there is a place, or too little time; True where some did.
+    def _refill(self, degree: int) -> None:
+        """Let those go on for which there is a place, or too little time.
 
         Args:
             degree: As many may run.
         """
         parked = self._list_parked()
         if not parked:
-            return False
+            return
         going = len(self.pack.members.running()) - len(parked)
         ordered = self._to_measure.order(parked, set())
         to_resume = ordered[: max(0, degree - going)]
@@ -447,7 +405,7 @@ class MeasuredDegree:
                 # A signal, or an end, has let it go on.
                 member.is_parked = False
                 self._has_let_go = True
-            elif self._is_last_moment(member):
+            elif self.is_last_moment(member):
                 self.pack.journal.write(
                     "not_parked", member=member.number, reason="too little time"
                 )
@@ -455,9 +413,8 @@ class MeasuredDegree:
         for member in to_resume:
             member.is_parked = False
         self.pauser.resume(to_resume)
-        return len(self._list_parked()) != len(parked)
 
-    def _is_last_moment(self, member: Member) -> bool:
+    def is_last_moment(self, member: Member) -> bool:
         """Whether a member would have too little of the pack's time left if it waited longer.
 
         It is judged by its `--time`, of which the wall limit is more than it needs where it does

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from slurm_colloc.errors import CollocError, NotFound, SlurmError, SlurmUnreachable
@@ -249,7 +248,3 @@ def find_member_place(state: State, member: MemberId) -> tuple[Path, int]:
                 moved = read_moved(path, number)
             return path, number
     raise NotFound(f"job {member.job} has no member {member.number}")
-
-
-Judge = Callable[[Job], tuple[ConditionOutlook, str]]
-"""What the queue asks: `judge_own_dependency` with a pack's own state and Slurm."""

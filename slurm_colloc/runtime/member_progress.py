@@ -22,10 +22,11 @@ from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass, field, replace
 from slurm_colloc.model.measured_curve import KnownCurve, RateAlone, RateSource
 from slurm_colloc.model.measurement import MeasuredRate
-from slurm_colloc.model.member import describe_taken_at_once, takes_at_once
-from slurm_colloc.model.plan import Policy, SharingMode
+from slurm_colloc.model.member import takes_at_once
+from slurm_colloc.model.plan import Policy
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree, find_degree
+from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.store.atomic_files import read_bytes, read_json
@@ -454,22 +455,19 @@ class ProgressReader:
         pack: The attempt of the pack.
         rates: Reads their counters.
         bound: The slowdown that is accepted for members without one of their own; None for any.
-        find_may_take_mb: GPU memory that a member may take at most; None where unknown.
-        note_taken_at_once: Writes down what a member took of GPU memory before it needed any.
     """
 
     pack: PackContext
     rates: WindowRates
     bound: float | None = None
-    find_may_take_mb: Callable[[Member], int | None] = lambda _: None
-    note_taken_at_once: Callable[[Member, str], None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self._begun_at = time.time()
         self._stamp: tuple[int, int] | None = None
         self._families: dict[int, tuple[str, str]] = {}
         self._gpu_memory = GpuMemoryUse()
-        self._told: set[int] = set()
+        self.taken_at_once: set[int] = set()
+        """Members that took most of what they may take before they needed any."""
         self.rates_alone: dict[int, RateAlone] = {}
         """Measured rates alone, by member number."""
         self.looked_at = 0.0
@@ -489,15 +487,6 @@ class ProgressReader:
                 self._gpu_memory.note_nvml(number, start, used_mb, float(latest["at"]))
             if (count := self.rates.read(member)) is not None:
                 self._gpu_memory.note_count(number, start, count)
-            self._tell_taken_at_once(member)
-
-    def _tell_taken_at_once(self, member: Member) -> None:
-        if member.number in self._told:
-            return
-        taken_mb = self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
-        if text := describe_taken_at_once(taken_mb, self.find_may_take_mb(member)):
-            self._told.add(member.number)
-            self.note_taken_at_once(member, text)
 
     def _read(self) -> Mapping[str, Any] | None:
         path = latest_path(str(self.pack.path))
@@ -529,6 +518,10 @@ class ProgressReader:
     def find_gpu_settled_mb(self, member: Member) -> int | None:
         """What a member may take that has settled, with a margin; None before."""
         return self._gpu_memory.find_settled_mb(member.number, member.record.starts)
+
+    def find_gpu_at_once_mb(self, member: Member) -> float | None:
+        """What it took in its first seconds on the GPU, before any step; None where unknown."""
+        return self._gpu_memory.find_at_once_mb(member.number, member.record.starts)
 
     def find_gpu_process_mb(self, member: Member) -> float | None:
         """The most that its process was seen to take; None where nothing was seen."""
@@ -574,7 +567,7 @@ class ProgressReader:
     def takes_at_once(self, member: Member) -> bool:
         """Whether it takes what it gets: by its program, or because one like it has done so."""
         family = self.find_family(member)
-        if any(family and self.find_family_of(number) == family for number in self._told):
+        if any(family and self.find_family_of(number) == family for number in self.taken_at_once):
             return True
         path = f"{self.pack.path}/members/{format_number(member.number)}/script"
         return takes_at_once(read_program(path, member.spec.job).decode("latin-1"))
@@ -644,21 +637,19 @@ class KnownCurves:
     Attributes:
         root: The state directory.
         progress: Knows which script a member runs, and how slow it may be.
-        find_gpu_model: NVML's name of the pack's GPU; None where it is not known.
-        find_mode: How its members share it; None where that is not settled.
+        gpu_mode: The pack's GPU, and how its members share it.
     """
 
     root: Path
     progress: ProgressReader
-    find_gpu_model: Callable[[], str | None]
-    find_mode: Callable[[], SharingMode | None]
+    gpu_mode: GpuMode
 
     def __post_init__(self) -> None:
         self._curves: dict[tuple[str, ...], list[KnownCurve]] = {}
 
     def find_degree(self, members: Sequence[Member]) -> KnownDegree | None:
         """How many of these run at once; None where exactly their scripts were never measured."""
-        model, mode = self.find_gpu_model(), self.find_mode()
+        model, mode = self.gpu_mode.setup.gpu_name, self.gpu_mode.mode
         families = [self.progress.find_script(member) for member in members]
         if len(members) < 2 or model is None or mode is None or not all(families):
             return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState
+from slurm_colloc.model.member import TRANSITIONS, MemberId, MemberState, Stage
 from slurm_colloc.runtime.allocation import Allocation, choose_places
 from slurm_colloc.runtime.guarded_steps import is_passing
 from slurm_colloc.runtime.step_command import StartedProcess
@@ -111,6 +111,19 @@ class Member:
     def is_final(self) -> bool:
         """It will not run again."""
         return self.record.is_final
+
+    @property
+    def stage(self) -> Stage:
+        """Where it stands."""
+        if self.process is None:
+            return Stage.ENDED if self.is_final else Stage.WAITING
+        if self.is_at_door:
+            return Stage.LOADING
+        if self.is_moved:
+            return Stage.AWAY
+        if self.is_parked:
+            return Stage.PARKED
+        return Stage.RUNNING if self.asked is None else Stage.ENDING
 
     @property
     def is_starting(self) -> bool:
@@ -228,9 +241,9 @@ class PackMembers:
         )
 
     @property
-    def free_cpus(self) -> tuple[int, ...]:
-        """The CPUs of each free place."""
-        return tuple(place.wanted for place in self.places if place.occupant is None)
+    def take_turns(self) -> bool:
+        """GPU memory alone bounds how many run, and members take turns (`--take-turns`)."""
+        return any(member.spec.job.turn_s for member in self.by_number.values())
 
     def forget(self, number: int) -> None:
         """Forget a member that another pack has taken over: it waits there."""

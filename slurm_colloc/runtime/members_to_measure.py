@@ -6,7 +6,7 @@ And between two measurements, whether one has changed for good.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from slurm_colloc.metrics.phases import (
     PAUSE_S,
@@ -21,6 +21,7 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.measured_curve import RateAlone, RateSource
 from slurm_colloc.model.measurement import PausableMember
 from slurm_colloc.model.member import tell_number
+from slurm_colloc.planning.arrange import View, count_memory_room
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
@@ -76,7 +77,7 @@ class MembersToMeasure:
         return settled > 0
 
     def expects_more(
-        self, running: Sequence[Member], memory: GpuMemoryRoom, count: Callable[[], int]
+        self, running: Sequence[Member], memory: GpuMemoryRoom, view: View, waiting: int
     ) -> bool:
         """Whether more members will start in a moment: they are measured with those that run.
 
@@ -85,14 +86,15 @@ class MembersToMeasure:
         Args:
             running: Members that make steps.
             memory: What is reserved for them.
-            count: How many wait for room.
+            view: The pack.
+            waiting: How many wait for room.
         """
         now = self.pack.clock()
         until = self._expected_until = self._expected_until or now + WAVE_S
-        if now >= until or all(place.occupant is not None for place in self.pack.members.places):
+        if now >= until or len(view.present) >= view.places:
             return False
-        has_room = memory.count_room() != 0
-        return (has_room or not all(map(memory.is_settled, running))) and count() > 0
+        has_room = count_memory_room(view, view.places) > 0
+        return (has_room or not all(map(memory.is_settled, running))) and waiting > 0
 
     def describe_no_steps(self, running: Sequence[Member], counts: Counts) -> str:
         """Why none can be measured soon, by the steps that they make; empty where one can."""

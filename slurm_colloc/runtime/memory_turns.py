@@ -10,16 +10,17 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.host.system.child_programs import PIPE, Child, start_program
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.arrange import ON_THE_GPU, View, find_next, find_wait
 from slurm_colloc.runtime.allocation import read_host_memory_mb
 from slurm_colloc.runtime.gpu_mode import GpuMode
-from slurm_colloc.runtime.member_progress import WindowRates
+from slurm_colloc.runtime.member_progress import ProgressReader, WindowRates
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pause_members import (
@@ -31,6 +32,9 @@ from slurm_colloc.runtime.pause_members import (
 from slurm_colloc.runtime.room import GpuMemoryRoom
 from slurm_colloc.store.member_states import PARKED
 from slurm_colloc.store.runner_requests import MovedMemory
+
+if TYPE_CHECKING:
+    from slurm_colloc.runtime.look import PackLook
 
 # ---- Where a member's GPU memory is; pure --------------------------------------------------------
 #
@@ -237,8 +241,7 @@ class MemoryTurns:
         memory: What is reserved of the GPU's memory.
         gpu_mode: How they share the GPU.
         rates: Reads their steps.
-        find_process_mb: What a member's process has of the GPU's memory; None where unknown.
-        find_waiting: The member that starts next, if there is room; None for none.
+        progress: What members take of the GPU's memory.
         moving: Makes the driver's calls.
     """
 
@@ -247,8 +250,7 @@ class MemoryTurns:
     memory: GpuMemoryRoom
     gpu_mode: GpuMode
     rates: WindowRates
-    find_process_mb: Callable[[Member], float | None]
-    find_waiting: Callable[[], Member | None]
+    progress: ProgressReader
     moving: MovingProcess
 
     def __post_init__(self) -> None:
@@ -265,11 +267,6 @@ class MemoryTurns:
         self._renewed_at = 0.0
         self.pauser.on_resume = self._note_resumed
 
-    @property
-    def is_on(self) -> bool:
-        """Members of this pack take turns."""
-        return any(member.spec.job.turn_s for member in self.pack.members.by_number.values())
-
     def list_moved(self) -> tuple[MovedMemory, ...]:
         """Members whose GPU memory is not on the GPU, or has to stay there; for `csub why`."""
         return tuple(
@@ -284,8 +281,13 @@ class MemoryTurns:
 
     # -- the runner's turn --------------------------------------------------------------------
 
-    def work(self, *, is_going_on: bool) -> None:
-        """Do what is due: answers, one that does not come, the end of a turn."""
+    def work(self, look: PackLook, *, is_going_on: bool) -> None:
+        """Do what is due: answers, one that does not come, the end of a turn.
+
+        Args:
+            look: Looks at the pack.
+            is_going_on: Turns may end and begin.
+        """
         running = {member.number: member for member in self.pack.members.with_process()}
         self._forget(running)
         for answer in self.moving.read():
@@ -302,24 +304,27 @@ class MemoryTurns:
         for number in [n for n, at in self._again_at.items() if now >= at]:
             del self._again_at[number]
             self._send(running[number], Act.SEND_BACK)
-        if is_going_on and self.is_on and not self._asked_at:
-            self._change_turns(list(running.values()), now)
+        if is_going_on and self.pack.members.take_turns and not self._asked_at:
+            self._change_turns(list(running.values()), look.look(), now)
 
     def close(self) -> None:
         """The runner ends: what is left is brought back."""
         self.moving.leave()
 
-    def _change_turns(self, running: Sequence[Member], now: float) -> None:
+    def _change_turns(self, running: Sequence[Member], view: View, now: float) -> None:
         going = [m for m in running if self._find(m).where is Where.GPU and m.end_by is None]
         for member in going:
             self._since.setdefault(member.number, now)
-        wanted, is_urgent = self._find_wanted(running)
+        wanted, is_urgent = self._find_wanted(running, view)
         if wanted is None:
             return
-        if self._find(wanted).where is Where.HOST and self.memory.has_room_again(wanted):
+        free = view.compute_free()
+        has_room = free is None or self.memory.find_reserved_mb(wanted) <= free.find_free_mb(1)
+        if self._find(wanted).where is Where.HOST and has_room:
             self.pauser.resume([wanted])
             return
-        if wanted.process is None and self.memory.describe(wanted) is None:
+        waiting = find_next(view)
+        if wanted.process is None and waiting and not find_wait(view, waiting, ON_THE_GPU):
             # It starts in this turn of the runner.
             return
         over = [
@@ -333,15 +338,15 @@ class MemoryTurns:
         if over:
             self._end_turn(min(over, key=lambda member: self._since[member.number]), running)
 
-    def _find_wanted(self, running: Sequence[Member]) -> tuple[Member | None, bool]:
+    def _find_wanted(self, running: Sequence[Member], view: View) -> tuple[Member | None, bool]:
         """Who is to have GPU memory next, and whether at once: it could not be brought back."""
         for member in running:
             if self._find(member).trouble and self._find(member).where is Where.RETURNING:
                 return member, True
         # Each starts once before any goes on: all come to their first steps soon.
-        waiting = self.find_waiting() if self.pack.members.waiting else None
+        waiting = find_next(view)
         if waiting is not None:
-            return waiting, False
+            return self.pack.members.by_number[waiting.number], False
         away = [member for member in running if self._find(member).where is Where.HOST]
         return min(away, key=lambda m: self._since[m.number], default=None), False
 
@@ -372,7 +377,7 @@ class MemoryTurns:
 
     def _describe_host_memory(self, member: Member, running: Sequence[Member]) -> str:
         """Why there is no host memory for a member's GPU memory; empty where there is."""
-        need_mb = self.find_process_mb(member) or self.memory.find_reserved_mb(member)
+        need_mb = self.progress.find_gpu_process_mb(member) or self.memory.find_reserved_mb(member)
         limit_mb = member.spec.plan.host_memory_mb
         total_mb = read_host_memory_mb(self.pack.allocation.environment)
         left_mb: int | None

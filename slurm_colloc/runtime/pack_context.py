@@ -36,6 +36,8 @@ class PackContext:
         steps: Keeps what goes wrong in one step apart from the others.
         members: The members that the attempt knows, and its places.
         clock: Seconds that only grow.
+        announce: Told of a directory that must be gone before the batch script ends; None where
+            nothing looks after that.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class PackContext:
     steps: GuardedSteps
     members: PackMembers
     clock: Callable[[], float] = time.monotonic
+    announce: Callable[[str], None] | None = None
 
     @property
     def shown_id(self) -> str:

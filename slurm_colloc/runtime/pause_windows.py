@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from slurm_colloc.model.late_definitions import dataclass
@@ -27,7 +27,10 @@ from slurm_colloc.model.measurement import (
 from slurm_colloc.runtime.member_progress import WindowRates, read_latest
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.pause_members import MemberPauser
+from slurm_colloc.runtime.stop_member import MemberControl
+from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.member_states import PARKED
 
@@ -43,12 +46,10 @@ class PauseWindows:
     Attributes:
         pauser: Pauses members.
         rates: Reads what they have done.
-        clock: Seconds that only grow.
     """
 
     pauser: MemberPauser
     rates: WindowRates
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._measuring: Measuring | None = None
@@ -80,7 +81,7 @@ class PauseWindows:
         self._members = {member.number: member for member in members}
         self._starts = {member.number: member.record.starts for member in members}
         self._again = 0
-        self._began_at = self.clock()
+        self._began_at = self.pauser.pack.clock()
         first = next(measuring)
         self._measuring = measuring
         try:
@@ -102,12 +103,12 @@ class PauseWindows:
         try:
             if not self._may_go_on(running):
                 return self._cut_short(running)
-            if self.clock() < self._due:
+            if self.pauser.pack.clock() < self._due:
                 if self._begun_at is not None:
                     self.rates.look(self._list_running())
                 return None
             if self._begun_at is None:
-                self._begun_at = self.clock()
+                self._begun_at = self.pauser.pack.clock()
                 self.rates.begin(self._list_running(), self._opened_at)
                 assert self._window is not None
                 self._due = self._begun_at + self._window.length_s
@@ -120,7 +121,7 @@ class PauseWindows:
     @property
     def lasted_s(self) -> float:
         """How long the measurement has lasted, or the last one did."""
-        return (self.clock() if self.is_open else self._ended_at) - self._began_at
+        return (self.pauser.pack.clock() if self.is_open else self._ended_at) - self._began_at
 
     def stop(self) -> None:
         """End the measurement without a result; those that it has paused go on."""
@@ -131,7 +132,7 @@ class PauseWindows:
         """Let those go on that the measurement has paused; the measurement."""
         assert self._measuring is not None
         measuring, self._measuring = self._measuring, None
-        self._ended_at = self.clock()
+        self._ended_at = self.pauser.pack.clock()
         self.pauser.resume(m for m in self._members.values() if not m.is_parked)
         parked = [m for m in self._members.values() if m.is_parked and m.process is not None]
         self.pauser.pause(parked, PARKED)
@@ -175,7 +176,7 @@ class PauseWindows:
         others = [m for number, m in self._members.items() if number not in window.members]
         self.pauser.pause(others)
         self.pauser.resume(self._list_running())
-        self._opened_at = self.clock()
+        self._opened_at = self.pauser.pack.clock()
         self._begun_at = None
         self._due = self._opened_at + SETTLE_S
 
@@ -183,7 +184,7 @@ class PauseWindows:
         assert self._window is not None
         assert self._measuring is not None
         rates = self.rates.end(self._list_running())
-        now = self.clock()
+        now = self.pauser.pack.clock()
         if now > self._due + LATE_S and self._again < AGAIN_MOST:
             self._again += 1
             self._open(self._window)
@@ -192,7 +193,7 @@ class PauseWindows:
             self._open(self._measuring.send(WindowResult(rates, now - self._opened_at)))
         except StopIteration as end:
             self._measuring = None
-            self._ended_at = self.clock()
+            self._ended_at = self.pauser.pack.clock()
             measured = end.value
             assert isinstance(measured, DegreeMeasurement)
             return measured
@@ -205,13 +206,13 @@ class ProbeWindow:
 
     Attributes:
         pack: The attempt of the pack.
-        why_unwatched: Why nothing is measured in this pack; empty where it is.
-        end: Ends the member.
+        monitor: Whether anything is measured in this pack.
+        control: Ends the member.
     """
 
     pack: PackContext
-    why_unwatched: Callable[[], str]
-    end: Callable[[Member], None]
+    monitor: PackMonitor
+    control: MemberControl
 
     def __post_init__(self) -> None:
         self._begun_at: dict[tuple[int, int], float] = {}
@@ -231,7 +232,7 @@ class ProbeWindow:
                 self.pack.journal.write(
                     "probed", member=member.number, seconds=seconds, reason=reason
                 )
-                self.end(member)
+                self.control.end(member, StopReason.PROBED)
 
     def _count_s(self, member: Member) -> float:
         """Seconds since its window was opened: as its start was seen."""
@@ -241,7 +242,7 @@ class ProbeWindow:
         return now - self._begun_at.setdefault(key, now)
 
     def _judge(self, member: Member, elapsed_s: float) -> str:
-        unwatched = self.why_unwatched()
+        unwatched = self.monitor.obstacle
         if unwatched:
             return f"nothing is measured: {unwatched}"
         latest = self._read_latest(member)

@@ -7,15 +7,25 @@ begins alone has no limit, and what its process takes counts until the limits of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import RESUBMISSIONS, WaitKind, WaitReason
-from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory, count_starts
+from slurm_colloc.model.member import (
+    RESUBMISSIONS,
+    MemberState,
+    WaitKind,
+    WaitReason,
+    describe_taken_at_once,
+)
+from slurm_colloc.planning.hard_limits import PART_OF_GPU, FreeMemory
+from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.member_progress import ProgressReader
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.runtime.pack_monitor import PackMonitor
+from slurm_colloc.runtime.pause_members import find_measuring_obstacle
+from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.store.member_states import is_held
 from slurm_colloc.store.pack_directory import PackRecord
 
@@ -30,28 +40,71 @@ then its share by the places is reserved for it."""
 
 
 @dataclass(eq=False, kw_only=True)
+class Watch:
+    """Whether the members of a pack are watched.
+
+    Attributes:
+        pack: The attempt of the pack.
+        monitor: Watches them.
+        gpu_mode: How they share the GPU.
+    """
+
+    pack: PackContext
+    monitor: PackMonitor
+    gpu_mode: GpuMode
+
+    @property
+    def unwatched(self) -> str:
+        """Why nothing of the pack is watched; empty where it is."""
+        return self.monitor.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing is measured in it; empty where it is."""
+        unwatched = find_measuring_obstacle(self.pack.settings, self.monitor.obstacle)
+        return self.gpu_mode.why_unmeasured or unwatched
+
+
+@dataclass(eq=False, kw_only=True)
 class GpuMemoryRoom:
     """What is reserved, and what is left.
 
     Attributes:
         pack: The attempt of the pack.
         progress: Sees what they take.
-        find_usable_mb: GPU memory that members may take together on one GPU; None where that is
-            unknown.
-        find_enforces: Whether members are held to their limits.
-        find_gpus: The pack's GPUs by UUID; none where they are not known.
-        find_obstacle: Why nothing is measured in this pack; empty where it is.
+        gpu_mode: What the GPUs have, and whether members are held to their limits.
+        watch: Whether it is seen what they take.
+        states: Writes down what members took at once.
     """
 
     pack: PackContext
     progress: ProgressReader
-    find_usable_mb: Callable[[], int | None]
-    find_enforces: Callable[[], bool]
-    find_obstacle: Callable[[], str]
-    find_gpus: Callable[[], tuple[str, ...]] = tuple
+    gpu_mode: GpuMode
+    watch: Watch
+    states: StateWriter
 
     def __post_init__(self) -> None:
         self._unsettled_since: dict[tuple[int, int], float] = {}
+
+    def work(self) -> None:
+        """Write down who took most of what it may take before it needed any."""
+        for member in self.pack.members.with_process():
+            if member.number in self.progress.taken_at_once:
+                continue
+            taken_mb = self.progress.find_gpu_at_once_mb(member)
+            text = describe_taken_at_once(taken_mb, self._find_may_take_mb(member))
+            if text and member.record.state is MemberState.RUNNING:
+                self.progress.taken_at_once.add(member.number)
+                evidence = tuple(dict.fromkeys((*member.record.evidence, text)))
+                self.states.write(
+                    member, MemberState.RUNNING, evidence=evidence, taken_at_once=text
+                )
+
+    def _find_may_take_mb(self, member: Member) -> int | None:
+        """GPU memory that a member may take at most; None where it has the GPU to itself."""
+        if len(self.pack.members.places) < 2 or member.gpu is None:
+            return None
+        return member.gpu.gpu_memory_limit_mb or self.gpu_mode.setup.gpu_memory_mb
 
     def find_need_mb(self, member: Member) -> int | None:
         """What a member needs: as planned, or as one like it took; None where unknown."""
@@ -62,78 +115,34 @@ class GpuMemoryRoom:
 
     def is_too_large(self, member: Member) -> bool:
         """Whether a member takes more than a whole GPU of this pack has."""
-        usable_mb, need_mb = self.find_usable_mb(), self.find_need_mb(member)
+        usable_mb, need_mb = self.gpu_mode.usable_mb, self.find_need_mb(member)
         return usable_mb is not None and need_mb is not None and need_mb > usable_mb
-
-    def find_free(self) -> FreeMemory | None:
-        """What is reserved for none of those that run; None where GPU memory bounds nothing."""
-        usable_mb = self.find_usable_mb()
-        if usable_mb is None:
-            return None
-        gpus = self.find_gpus() or ("",)
-        free_mb, count = dict.fromkeys(gpus, usable_mb), dict.fromkeys(gpus, 0)
-        for member in self.pack.members.running():
-            reserved_mb = 0 if member.is_moved else self._find_reserved_mb(member, usable_mb)
-            for gpu in self._list_gpus(member):
-                free_mb[gpu] -= reserved_mb
-                count[gpu] += 1
-        return FreeMemory(usable_mb, free_mb, count, self.find_enforces())
-
-    def find_free_mb(self) -> int | None:
-        """What is reserved for none, on the GPU with most of it; None where unknown."""
-        free = self.find_free()
-        return None if free is None else max(0, *free.free_mb.values(), 0)
-
-    def describe(self, member: Member) -> WaitReason | None:
-        """Why a waiting member finds no GPU memory; None where it may start."""
-        free, running = self.find_free(), self.pack.members.running()
-        if free is None or not running or not self._counts():
-            return None
-        need_mb, gpus = self.find_need_mb(member), member.spec.plan.gpus
-        if member.process is not None and free.enforces:
-            # At the door: what it was started with.
-            need_mb = member.reserved_mb
-        if free.choose_part_mb(need_mb, gpus) is not None:
-            return None
-        gpu = min(free.choose_gpus(gpus), key=free.free_mb.__getitem__)
-        return WaitReason(
-            WaitKind.MEMORY,
-            count=free.members[gpu],
-            taken_mb=free.usable_mb - free.free_mb[gpu],
-            usable_mb=free.usable_mb,
-            need_mb=need_mb,
-        )
 
     def find_reserved_mb(self, member: Member) -> int:
         """What counts as a running member's on its GPU, also while it is moved away from there."""
-        return self._find_reserved_mb(member, self.find_usable_mb() or 0)
-
-    def has_room_again(self, member: Member) -> bool:
-        """Whether a member whose GPU memory was moved away has room for it now."""
-        free = self.find_free()
-        return free is None or self.find_reserved_mb(member) <= free.find_free_mb(1)
+        return self._find_reserved_mb(member, self.gpu_mode.usable_mb or 0)
 
     def reserve(
-        self, member: Member, *, is_later: bool = False
+        self, member: Member, free: FreeMemory | None, *, is_later: bool = False
     ) -> tuple[int | None, tuple[str, ...]]:
         """Reserve memory for a member that starts now.
 
         Args:
             member: The member.
+            free: What is reserved for none; None where that is not known.
             is_later: It waits until so much is free before it uses the GPU.
 
         Returns:
             What its process may take at most of each of its GPUs, None for no limit; and the GPUs
             that it gets, none where they are not known.
         """
-        free = self.find_free()
         member.reserved_mb = None
         if free is None:
             return None, ()
         gpus = member.spec.plan.gpus
         chosen = free.choose_gpus(gpus)
-        named = tuple(gpu for gpu in self.find_gpus() if gpu in chosen)
-        if not self._counts():
+        named = tuple(gpu for gpu in self.gpu_mode.setup.gpus if gpu in chosen)
+        if not self.counts:
             return member.spec.plan.gpu_memory_limit_mb, named
         need_mb = self.find_need_mb(member)
         part_mb = free.choose_part_mb(need_mb, gpus)
@@ -148,11 +157,6 @@ class GpuMemoryRoom:
         member.reserved_mb = part_mb
         return (part_mb if is_held else None), named
 
-    def reserve_at_door(self, member: Member) -> None:
-        """Reserve memory for a member at the door that goes on now; its limit stays."""
-        if not self.find_enforces():
-            self.reserve(member)
-
     def find_likely_degree(self, starting: Member) -> int | None:
         """Among how many the GPU's threads are divided for a member that starts; None as planned.
 
@@ -160,7 +164,7 @@ class GpuMemoryRoom:
         end earlier, one with few threads would be slow for as long as its process lives. The first
         of a kind has all: its rate while the others pause is that of one alone.
         """
-        if starting.spec.plan.predicted_slowdown is not None or self.find_obstacle():
+        if starting.spec.plan.predicted_slowdown is not None or self.watch.obstacle:
             return None
         waiting = (self.pack.members.by_number[number] for number in self.pack.members.waiting)
         here = [starting, *self.pack.members.with_process(), *waiting]
@@ -170,30 +174,16 @@ class GpuMemoryRoom:
         count = len({member.number for member in here})
         return max(1, min(len(self.pack.members.places), count, ALIKE_MOST))
 
-    def count_room(self) -> int | None:
-        """How many more could start now that are like those that run; None for no bound.
-
-        One of the largest need that is known stands for all; where none is known, unknown ones do.
-        """
-        free = self.find_free()
-        if free is None or not self._counts():
-            return None
-        running = self.pack.members.running()
-        needs_mb = [self.find_need_mb(member) for member in running]
-        need_mb = None if None in needs_mb else max((mb or 0 for mb in needs_mb), default=None)
-        gpus = max((member.spec.plan.gpus for member in running), default=1)
-        most = len(self.pack.members.places)
-        return count_starts(free, [need_mb or None] * most, gpus)
-
     def is_settled(self, member: Member) -> bool:
         """Whether what a member takes is known by now, or will not be soon."""
         return self.progress.find_gpu_settled_mb(member) is not None or self._is_given_up(member)
 
     # -- by member ----------------------------------------------------------------------------
 
-    def _counts(self) -> bool:
+    @property
+    def counts(self) -> bool:
         """Whether what members take can be told: where they are held to it, or it is seen."""
-        return self.find_enforces() or not self.find_obstacle()
+        return self.gpu_mode.enforces or not self.watch.obstacle
 
     def _is_held_to(self, member: Member) -> bool:
         """Whether a member gets a limit.
@@ -213,15 +203,9 @@ class GpuMemoryRoom:
         one: others would find nothing.
         """
         others = self.pack.members.with_process() or self.pack.members.waiting
-        if others or member.spec.job.gpu_memory_mb is not None or not self.find_enforces():
+        if others or member.spec.job.gpu_memory_mb is not None or not self.gpu_mode.enforces:
             return False
         return not self.progress.takes_at_once(member)
-
-    def _list_gpus(self, member: Member) -> tuple[str, ...]:
-        """The GPUs that a running member uses; one without a name where they are not known."""
-        gpus = self.find_gpus() or ("",)
-        own = () if member.gpu is None else member.gpu.uuids
-        return tuple(gpu for gpu in gpus if gpu in own) or gpus
 
     def _find_reserved_mb(self, member: Member, usable_mb: int) -> int:
         """What counts as a running member's on each of its GPUs."""
@@ -231,15 +215,14 @@ class GpuMemoryRoom:
         settled_mb = self.progress.find_gpu_settled_mb(member)
         if settled_mb is not None:
             return max(stated_mb, settled_mb)
-        share_mb = (
-            usable_mb * max(1, len(self.find_gpus())) // max(1, len(self.pack.members.places))
-        )
+        gpus = max(1, len(self.gpu_mode.setup.gpus))
+        share_mb = usable_mb * gpus // max(1, len(self.pack.members.places))
         limit_mb = None if member.gpu is None else member.gpu.gpu_memory_limit_mb
         if member.reserved_mb is None:
             # An earlier attempt has started it.
             return max(stated_mb, limit_mb or min(usable_mb, share_mb))
         is_free = limit_mb is None and self.find_need_mb(member) is None
-        if (is_free or not self.find_enforces()) and self._is_given_up(member):
+        if (is_free or not self.gpu_mode.enforces) and self._is_given_up(member):
             return max(stated_mb, min(member.reserved_mb, share_mb))
         return member.reserved_mb
 

@@ -69,8 +69,9 @@ class Runner:
                 allocation=allocation,
                 settings=settings,
                 slurm=slurm,
+                announce=announce,
             )
-            return pack, RunnerParts(pack, slurm_log=slurm_log, announce=announce)
+            return pack, RunnerParts(pack, slurm_log=slurm_log)
 
         self.pack, self._parts = insist("preparing an attempt", build_parts)
         self.members = self._parts.members
@@ -179,7 +180,7 @@ class Runner:
         if parts.slurm_decision.ending is not None:
             is_ended = run("ending the pack", parts.pack_end.work, self._give_up("ending the pack"))
             return bool(is_ended)
-        if parts.chain.is_saving or parts.start_queue.describe_pack_wait():
+        if parts.chain.is_saving or parts.look.describe_pack_wait():
             return False
         run("taking members over", parts.take_over.work)
         return bool(run("starting members", self._fill, self._give_up("starting members")))
@@ -191,13 +192,16 @@ class Runner:
         return self._parts.gpu_mode.list_stuck()
 
     def _measure(self, *, is_going_on: bool) -> None:
-        measured = self._parts.measured_degree
+        parts = self._parts
         if is_going_on:
-            measured.work()
+            parts.measured_degree.work(parts.look)
+            parts.memory.work()
         else:
             # Members are to hear what is sent to them.
-            measured.stop()
-        self._parts.memory_turns.work(is_going_on=is_going_on)
+            parts.measured_degree.stop()
+        parts.memory_turns.work(parts.look, is_going_on=is_going_on)
+        if is_going_on:
+            parts.degree_writer.work()
 
     def _follow_slurm(self) -> None:
         parts = self._parts

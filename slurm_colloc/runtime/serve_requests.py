@@ -1,25 +1,20 @@
-"""What csub, and members themselves, ask of a runner for one member: it is done, or kept.
-
-Also: an attempt of a pack ends as soon as a newer one has started elsewhere, or it counts as gone.
-"""
+"""What csub, and members themselves, ask of a runner for one member: it is done, or kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.runtime.fill_places import MemberIntake
-from slurm_colloc.runtime.guarded_steps import DeliberateEnd
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.stop_member import MemberControl, kill
+from slurm_colloc.runtime.stop_member import MemberControl
+from slurm_colloc.runtime.take_over_members import MemberTakeOver
 from slurm_colloc.store import inbox
 from slurm_colloc.store.atomic_files import is_there
 from slurm_colloc.store.inbox import find_taker, format_number
-from slurm_colloc.store.member_states import read_attempt
 from slurm_colloc.store.runner_requests import (
     Action,
     Request,
@@ -40,13 +35,13 @@ class RequestHandler:
         pack: The attempt of the pack.
         control: Ends and signals them.
         intake: Takes in those that are new.
-        find_elsewhere: Where a member is that has left this pack, and its number there.
+        take_over: Knows where a member is that has left this pack.
     """
 
     pack: PackContext
     control: MemberControl
     intake: MemberIntake
-    find_elsewhere: Callable[[int], tuple[Path, int] | None]
+    take_over: MemberTakeOver
 
     def __post_init__(self) -> None:
         self._told: set[str] = set()
@@ -123,42 +118,7 @@ class RequestHandler:
             return True
         if is_there(self.pack.path / "members" / format_number(number)):
             return False
-        elsewhere = self.find_elsewhere(number)
+        elsewhere = self.take_over.find_elsewhere(number)
         if elsewhere is not None:
             hand_on_requests(self.pack.path, number, *elsewhere)
         return elsewhere is not None
-
-
-# ----
-# An attempt of a pack ends as soon as a newer one has started elsewhere, or it counts as gone.
-
-
-class Fenced(DeliberateEnd):
-    """A newer attempt of this pack has started elsewhere."""
-
-    exit_code = 1
-
-
-@dataclass(eq=False, kw_only=True)
-class AttemptFence:
-    """Between an attempt and the ones after it.
-
-    Attributes:
-        pack: The attempt of the pack.
-    """
-
-    pack: PackContext
-
-    def check(self) -> None:
-        """End the members at once where this attempt is not to go on.
-
-        Raises:
-            Fenced: A newer one has started.
-        """
-        newest = read_attempt(self.pack.path)
-        if newest > self.pack.attempt:
-            for member in self.pack.members.with_process():
-                kill(member)
-            raise Fenced(
-                f"attempt {newest} of this pack has started; attempt {self.pack.attempt} ends"
-            )

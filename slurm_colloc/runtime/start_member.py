@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime import member_environment as environments
 from slurm_colloc.runtime import member_places
 from slurm_colloc.runtime.allocation import find_user_name
+from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.mps_clients import MpsClients
 from slurm_colloc.runtime.pack_context import PackContext
+from slurm_colloc.runtime.pack_monitor import PackMonitor
 from slurm_colloc.runtime.path_shims import (
     SHIMMED,
     bind_shims,
@@ -53,7 +55,7 @@ from slurm_colloc.runtime.write_states import StateWriter
 from slurm_colloc.slurm.real_command import find_real_command, iterate_real_commands
 from slurm_colloc.store.atomic_files import write_json
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.member_states import GpuUse, is_held
+from slurm_colloc.store.member_states import is_held
 from slurm_colloc.store.pack_directory import parse_environment_block
 
 PORTS = range(12000, 28000)
@@ -61,9 +63,6 @@ PORTS = range(12000, 28000)
 
 _OF_MPS = frozenset({"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"})
 """Who has one of them, from the user or by Slurm's gres/mps, is meant to find a daemon."""
-
-PlaceOnGpu = Callable[[Member, GpuShare], tuple["GpuUse | None", dict[str, str]]]
-Watch = Callable[[Member, Mapping[str, str]], dict[str, str]]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -77,8 +76,8 @@ class MemberStarter:
         passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
         lone: The only member, in an allocation that is exactly what it asked for: it runs as
             the batch script would, with the batch script's output.
-        place_on_gpu: How a member is put on the GPU, and the environment that does it.
-        watch: The environment by which a member's progress is followed.
+        gpu_mode: How a member is put on the GPU, and the environment that does it.
+        monitor: The environment by which a member's progress is followed.
         site_appends: Output is appended where the user has not said how (JobFileAppend).
     """
 
@@ -87,8 +86,8 @@ class MemberStarter:
     kill_wait_s: float
     passes_on: bool
     lone: bool
-    place_on_gpu: PlaceOnGpu
-    watch: Watch
+    gpu_mode: GpuMode
+    monitor: PackMonitor
     site_appends: bool = False
 
     def __post_init__(self) -> None:
@@ -156,7 +155,7 @@ class MemberStarter:
         )
         alone = environments.compose_environment(captured, added, job, plan, where)
         composed = alone | environments.compute_own_resources(captured, added, alone, plan, where)
-        member.gpu, on_gpu = self.place_on_gpu(member, share)
+        member.gpu, on_gpu = self.gpu_mode.place(member, share)
         if member.gpu is not None and not self.lone and not composed.keys() & _OF_MPS:
             # Where there is none: CUDA looks for a daemon in a place that all users can write to.
             composed["CUDA_MPS_PIPE_DIRECTORY"] = f"{where.tmpdir or _name_directory('/tmp')}/mps"
@@ -167,7 +166,7 @@ class MemberStarter:
             *(path and os.path.join(job.directory, path) for path in written),
             truncates=self._truncates(member) and not self.lone,
         )
-        composed.update(self.watch(member, composed))
+        composed.update(self.monitor.place(member, composed))
         places = self._choose_places(member, where, (captured, added), composed)
         if self._has_shims:
             covered = member_places.list_covered(places) if places else []

@@ -18,7 +18,7 @@ from typing import Any
 from slurm_colloc.errors import SlurmError, StateError
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.runtime.guarded_steps import RETRY_S
+from slurm_colloc.runtime.guarded_steps import RETRY_S, DeliberateEnd
 from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.path_shims import PathWatch
@@ -27,6 +27,7 @@ from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.runtime.write_states import CancellationLines, StateWriter
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
 from slurm_colloc.store.atomic_files import is_there, read_json
+from slurm_colloc.store.member_states import read_attempt
 
 # ---- A member's processes: signals to them, and what its wrapper and its srun have written -------
 
@@ -329,3 +330,38 @@ class MemberControl:
             member.signal_at = now + RETRY_S
             self.signal(member, request.number, steps_only=not request.batch_shell)
             member.signal_at = None
+
+
+# ----
+# An attempt of a pack ends as soon as a newer one has started elsewhere, or it counts as gone.
+
+
+class Fenced(DeliberateEnd):
+    """A newer attempt of this pack has started elsewhere."""
+
+    exit_code = 1
+
+
+@dataclass(eq=False, kw_only=True)
+class AttemptFence:
+    """Between an attempt and the ones after it.
+
+    Attributes:
+        pack: The attempt of the pack.
+    """
+
+    pack: PackContext
+
+    def check(self) -> None:
+        """End the members at once where this attempt is not to go on.
+
+        Raises:
+            Fenced: A newer one has started.
+        """
+        newest = read_attempt(self.pack.path)
+        if newest > self.pack.attempt:
+            for member in self.pack.members.with_process():
+                kill(member)
+            raise Fenced(
+                f"attempt {newest} of this pack has started; attempt {self.pack.attempt} ends"
+            )

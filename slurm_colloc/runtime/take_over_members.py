@@ -13,18 +13,26 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.member import MemberId, MemberState, is_guest
+from slurm_colloc.planning.arrange import (
+    ON_THE_GPU,
+    View,
+    count_room,
+    find_front,
+    find_wait,
+)
 from slurm_colloc.planning.job_needs import choose_bound
 from slurm_colloc.runtime.fill_places import MemberIntake
-from slurm_colloc.runtime.may_start import StartQueue
+from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.look import PackLook
 from slurm_colloc.runtime.members import Member, PackMembers
 from slurm_colloc.runtime.pack_context import PackContext
-from slurm_colloc.runtime.room import TimeLeft, count_host_memory_left_mb
+from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft, count_host_memory_left_mb
 from slurm_colloc.runtime.sister_packs import (
     EmptiedJobs,
     JobSets,
@@ -36,6 +44,7 @@ from slurm_colloc.runtime.sister_packs import (
     may_take_over,
     read_sister,
 )
+from slurm_colloc.runtime.stop_member import AttemptFence
 from slurm_colloc.store import inbox
 from slurm_colloc.store.all_packs import State
 from slurm_colloc.store.atomic_files import hold_lock, is_there
@@ -80,26 +89,24 @@ class MemberTakeOver:
     Attributes:
         pack: The attempt of the pack.
         time_left: What is left of its time.
-        start_queue: Knows which of its own members are next.
-        is_refused: Whether no member may start here at all.
+        look: Looks at the pack.
+        gpu_mode: Whether no member may start here at all.
+        memory: What members need of the GPU's memory.
         intake: Takes in what has come.
         job_sets: The other GPU sets of its Slurm job.
         jobs: Knows what Slurm says of the other packs, and cancels those that were emptied.
-        check_fence: Raises where a newer attempt has begun.
-        find_room: How many more may start now, by what was measured.
-        would_wait: Whether a member would wait here although it has a place.
+        fence: Raises where a newer attempt has begun.
     """
 
     pack: PackContext
     time_left: TimeLeft
-    start_queue: StartQueue
-    is_refused: Callable[[], bool]
+    look: PackLook
+    gpu_mode: GpuMode
+    memory: GpuMemoryRoom
     intake: MemberIntake
     job_sets: JobSets
     jobs: EmptiedJobs
-    check_fence: Callable[[], None]
-    find_room: Callable[[], int] = lambda: 0
-    would_wait: Callable[[Member], bool] = lambda _: False
+    fence: AttemptFence
 
     def __post_init__(self) -> None:
         self._decided: dict[tuple[Path, int], int] = {}
@@ -166,24 +173,33 @@ class MemberTakeOver:
             return
         for number in list(self.pack.members.waiting)[:LOOKED_AT]:
             member = self.pack.members.by_number[number]
-            has_begun = member.record.starts and not self.is_refused()
+            has_begun = member.record.starts and not self.gpu_mode.refusal
             if not has_begun and not inbox.is_taken(str(self.pack.path), number):
                 self.intake.forget(member)
 
-    def _count_places(self) -> int:
-        """How many places are free for members of others; own ones go first."""
-        free = sum(place.occupant is None for place in self.pack.members.places)
-        is_full = self.pack.members.takes_one and bool(self.pack.members.running())
-        if not free or is_full or self.is_refused():
+    def _count_places(self, view: View) -> int:
+        """How many places are free for members of others; own ones go first.
+
+        Args:
+            view: The pack.
+        """
+        free = view.places - len(view.present)
+        is_full = view.takes_one and bool(view.running)
+        if not free or is_full or self.gpu_mode.refusal:
             return 0
-        return 0 if self.start_queue.list_next() else free
+        return 0 if find_front(view) else free
 
     def _count_room(self) -> int:
         """How many members of other Slurm jobs may start here now."""
         if not may_take_over(self.pack.record):
             return 0
-        places = self._count_places()
-        return min(places, max(self.find_room(), self._count_planned())) if places else 0
+        view = self.look.look()
+        places = self._count_places(view)
+        return min(places, max(self.find_room(view), self._count_planned())) if places else 0
+
+    def find_room(self, view: View) -> int:
+        """How many more may start now, whatever they are like."""
+        return count_room(view)
 
     def _count_planned(self) -> int:
         """How many may start unmeasured: as many as were planned, where others keep this GPU.
@@ -208,7 +224,7 @@ class MemberTakeOver:
     def _take_from_job(self) -> bool:
         """Take one that starts here sooner than in its set of the same job; False for none."""
         # In the first turn its own are not taken in yet.
-        if inbox.list_waiting(str(self.pack.path)) or not self._count_places():
+        if inbox.list_waiting(str(self.pack.path)) or not self._count_places(self.look.look()):
             return False
         return any(
             self._take_from(source.pack, source.waiting, 1, may_have_run=True)
@@ -272,11 +288,11 @@ class MemberTakeOver:
         with keep_both_open(self.pack.state, self.pack.path, sister.path, sister.attempt) as may:
             if not may:
                 return 0
-            fits = self._choose(sister, waiting, may_have_run=may_have_run)
-            for number in (member.number for member in fits if not self.would_wait(member)):
+            fits, view = self._choose(sister, waiting, may_have_run=may_have_run), self.look.look()
+            for number in (m.number for m in fits if not self.would_wait(m, view)):
                 if count >= most:
                     break
-                self.check_fence()
+                self.fence.check()
                 there = self._number_here(sister, number)
                 if there is None:
                     break
@@ -291,6 +307,12 @@ class MemberTakeOver:
                 self.pack.journal.write("emptied", pack=sister.name)
                 self.jobs.cancel(sister)
         return count
+
+    def would_wait(self, member: Member, view: View) -> bool:
+        """Whether a member would wait here although it has a place."""
+        if self.memory.is_too_large(member):
+            return True
+        return find_wait(view, self.look.look_at(member), ON_THE_GPU) is not None
 
     def _number_here(self, sister: SisterPack, number: int) -> int | None:
         """The number that a member will have here; None where there is none left."""

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_colloc.errors import SlurmError
-from slurm_colloc.model.member import MemberState
-from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
 from slurm_colloc.runtime.allocation import (
     Allocation,
     read_kill_wait_s,
@@ -28,9 +25,10 @@ from slurm_colloc.runtime.end_pack import LastWork, PackEnd
 from slurm_colloc.runtime.fill_places import MemberIntake, PlaceFiller
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.guarded_steps import GuardedSteps, Journal
+from slurm_colloc.runtime.look import DegreeWriter, PackLook
 from slurm_colloc.runtime.may_start import StartQueue
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
-from slurm_colloc.runtime.member_dependencies import Dependents, judge_own_dependency
+from slurm_colloc.runtime.member_dependencies import Dependents
 from slurm_colloc.runtime.member_mails import MemberMails
 from slurm_colloc.runtime.member_progress import (
     KnownCurves,
@@ -38,20 +36,19 @@ from slurm_colloc.runtime.member_progress import (
     WindowRates,
     choose_common_bound,
 )
-from slurm_colloc.runtime.members import Member, PackMembers
+from slurm_colloc.runtime.members import PackMembers
 from slurm_colloc.runtime.memory_turns import MemoryTurns, MovingProcess
 from slurm_colloc.runtime.pack_context import PackContext
 from slurm_colloc.runtime.pack_monitor import PackMonitor
-from slurm_colloc.runtime.pause_members import MemberPauser, find_measuring_obstacle
+from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.pause_windows import ProbeWindow
 from slurm_colloc.runtime.requeue_after_kill import find_killed_before
-from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft
-from slurm_colloc.runtime.serve_requests import AttemptFence, RequestHandler
-from slurm_colloc.runtime.sister_packs import EmptiedJobs, JobSets, count_waiting_in_sisters
+from slurm_colloc.runtime.room import GpuMemoryRoom, TimeLeft, Watch
+from slurm_colloc.runtime.serve_requests import RequestHandler
+from slurm_colloc.runtime.sister_packs import EmptiedJobs, JobSets
 from slurm_colloc.runtime.start_member import MemberStarter, StartCollector
-from slurm_colloc.runtime.stop_member import InnerSteps, MemberControl
+from slurm_colloc.runtime.stop_member import AttemptFence, InnerSteps, MemberControl
 from slurm_colloc.runtime.take_over_members import MemberTakeOver
-from slurm_colloc.runtime.verdict import StopReason
 from slurm_colloc.runtime.write_states import CancellationLines, StateWriter
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.slurm_commands import SlurmAccess
@@ -65,15 +62,12 @@ class RunnerParts:
     Args:
         pack: The attempt of the pack.
         slurm_log: Descriptor of the file to which slurmstepd writes.
-        announce: Told of a directory that must be gone before the batch script ends.
 
     Attributes:
         passes_on: Slurm signals the wrapper of a step alone, which passes it on to the script.
     """
 
-    def __init__(
-        self, pack: PackContext, *, slurm_log: int, announce: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, pack: PackContext, *, slurm_log: int) -> None:
         record, settings, config, members = pack.record, pack.settings, pack.config, pack.members
         lone = pack.is_lone
         is_batch_script = lone and pack.slurm is not None
@@ -90,11 +84,17 @@ class RunnerParts:
         self.gpu_mode = gpu_mode = GpuMode(
             pack=pack,
             lone=lone,
-            announce=announce,
             identifies=record.degree > 1 or len(record.gpu_sets) > 1,
             problem=find_own_problem(pack.path, record, pack.allocation.restarts),
         )
         self.monitor = monitor = PackMonitor(pack=pack)
+        watch = Watch(pack=pack, monitor=monitor, gpu_mode=gpu_mode)
+        rates = WindowRates(monitor.find_progress)
+        bound = choose_common_bound(record.policy)
+        progress = ProgressReader(pack=pack, rates=rates, bound=bound)
+        self.memory = memory = GpuMemoryRoom(
+            pack=pack, progress=progress, gpu_mode=gpu_mode, watch=watch, states=states
+        )
 
         # Starting members, signalling them, collecting their starts and ends.
         self.starter = starter = MemberStarter(
@@ -103,8 +103,8 @@ class RunnerParts:
             kill_wait_s=kill_wait_s,
             passes_on=passes_on,
             lone=is_batch_script,
-            place_on_gpu=gpu_mode.place,
-            watch=monitor.place,
+            gpu_mode=gpu_mode,
+            monitor=monitor,
             # In doubt nothing is lost.
             site_appends=config.get("JobFileAppend") != "0",
         )
@@ -127,19 +127,9 @@ class RunnerParts:
             keeps_time=not is_batch_script and not chain.goes_on,
             clients=gpu_mode.clients,
         )
-        blame_finder = BlameFinder(
-            pack=pack,
-            states=states,
-            gpu_mode=gpu_mode,
-            # What sees them is made behind this.
-            find_process_mb=lambda member: progress.find_gpu_process_mb(member),  # noqa: PLW0108
-        )
+        blame_finder = BlameFinder(pack=pack, states=states, gpu_mode=gpu_mode, progress=progress)
         member_ends = MemberEnds(
-            pack=pack,
-            blame_finder=blame_finder,
-            states=states,
-            pauser=pauser,
-            goes_on=lambda: chain.is_saving,
+            pack=pack, blame_finder=blame_finder, states=states, pauser=pauser, chain=chain
         )
         self.ends = ends = EndCollector(
             pack=pack,
@@ -150,49 +140,11 @@ class RunnerParts:
             ends=member_ends,
         )
 
-        # Which member may start.
+        # Which member may start, and how many.
         # As csub asks it, which submits them again.
         time_left = TimeLeft(pack=pack, site_requeues=config.get("JobRequeue") == "1")
-        self.probe_window = ProbeWindow(
-            pack=pack,
-            why_unwatched=lambda: monitor.obstacle,
-            end=lambda member: control.end(member, StopReason.PROBED),
-        )
+        self.probe_window = ProbeWindow(pack=pack, monitor=monitor, control=control)
         self.job_sets = job_sets = JobSets(pack=pack)
-
-        # How much room the GPU has, and which degree is best.
-        rates = WindowRates(monitor.find_progress)
-
-        def find_obstacle() -> str:
-            unwatched = find_measuring_obstacle(settings, monitor.obstacle)
-            return gpu_mode.why_unmeasured or unwatched
-
-        def find_may_take_mb(member: Member) -> int | None:
-            if len(members.places) < 2 or member.gpu is None:
-                # It has the GPU to itself.
-                return None
-            return member.gpu.gpu_memory_limit_mb or gpu_mode.setup.gpu_memory_mb
-
-        def note_taken_at_once(member: Member, text: str) -> None:
-            if member.record.state is MemberState.RUNNING and text not in member.record.evidence:
-                evidence = (*member.record.evidence, text)
-                states.write(member, MemberState.RUNNING, evidence=evidence, taken_at_once=text)
-
-        progress = ProgressReader(
-            pack=pack,
-            rates=rates,
-            bound=choose_common_bound(record.policy),
-            find_may_take_mb=find_may_take_mb,
-            note_taken_at_once=note_taken_at_once,
-        )
-        memory = GpuMemoryRoom(
-            pack=pack,
-            progress=progress,
-            find_usable_mb=lambda: compute_usable_gpu_memory_mb(gpu_mode.setup.gpu_memory_mb),
-            find_enforces=lambda: gpu_mode.mode is SharingMode.MPS,
-            find_gpus=lambda: gpu_mode.setup.gpus,
-            find_obstacle=find_obstacle,
-        )
         planned = record.degree if record.policy is None else record.policy.degree
         self.measured_degree = measured_degree = MeasuredDegree(
             pack=pack,
@@ -201,89 +153,75 @@ class RunnerParts:
             rates=rates,
             pauser=pauser,
             memory=memory,
-            find_unwatched=lambda: monitor.obstacle,
-            find_obstacle=find_obstacle,
-            find_known=KnownCurves(
-                pack.state.root, progress, lambda: gpu_mode.setup.gpu_name, lambda: gpu_mode.mode
-            ).find_degree,
+            curves=KnownCurves(pack.state.root, progress, gpu_mode),
+            watch=watch,
             planned_degree=min(planned, record.degree),
-            count_waiting=lambda: (
-                len(members.waiting)
-                + sum(member.is_at_door for member in members.with_process())
-                + count_waiting_in_sisters(pack.state, record, pack.attempt)
-            ),
-            # Made behind this.
-            list_loans=lambda: core_lender.list_loans(),  # noqa: PLW0108
-            list_advice=lambda: core_lender.list_advice(),  # noqa: PLW0108
-            takes_turns=lambda: memory_turns.is_on,
-            list_moved=lambda: memory_turns.list_moved(),  # noqa: PLW0108
         )
         self.core_lender = core_lender = CoreLender(
-            pack=pack,
-            find_figures=lambda: (progress.looked_at, progress.figures),
-            is_measuring=lambda: measured_degree.is_measuring,
+            pack=pack, progress=progress, measured_degree=measured_degree
         )
         doors = Doors(
             pack=pack,
             monitor=monitor,
             progress=progress,
-            memory=memory,
-            measured_degree=measured_degree,
             gpu_mode=gpu_mode,
             time_left=time_left,
-            begin_time=starter.begin_time,
-            requeue=control.requeue,
+            starter=starter,
+            control=control,
             states=states,
         )
-        self.start_queue = start_queue = StartQueue(
+        self.start_queue = start_queue = StartQueue(pack=pack, time_left=time_left, states=states)
+        self.look = look = PackLook(
             pack=pack,
             time_left=time_left,
-            judge=lambda job: judge_own_dependency(pack.state, pack.slurm, job),
+            queue=start_queue,
             slurm_decision=slurm_decision,
             gpu_mode=gpu_mode,
             measured_degree=measured_degree,
             memory=memory,
-            states=states,
-            describe_door=doors.describe,
+            doors=doors,
         )
-
         self.memory_turns = memory_turns = MemoryTurns(
             pack=pack,
             pauser=pauser,
             memory=memory,
             gpu_mode=gpu_mode,
             rates=rates,
-            find_process_mb=progress.find_gpu_process_mb,
-            find_waiting=start_queue.find_next,
+            progress=progress,
             moving=MovingProcess(pack.allocation.own_environment, f"{pack.path}/move_memory.log"),
+        )
+        self.degree_writer = DegreeWriter(
+            pack=pack,
+            look=look,
+            measured_degree=measured_degree,
+            memory=memory,
+            watch=watch,
+            core_lender=core_lender,
+            memory_turns=memory_turns,
         )
         self.intake = intake = MemberIntake(
             pack=pack,
             killed_before=find_killed_before(pack.path, pack.allocation),
             states=states,
-            note_requeue=mails.note_requeue,
+            mails=mails,
         )
         self.take_over = take_over = MemberTakeOver(
             pack=pack,
             time_left=time_left,
-            start_queue=start_queue,
-            is_refused=lambda: bool(gpu_mode.refusal),
+            look=look,
+            gpu_mode=gpu_mode,
+            memory=memory,
             intake=intake,
             job_sets=job_sets,
             jobs=EmptiedJobs(pack=pack),
-            check_fence=fence.check,
-            # Who is at the door has started, and goes first.
-            find_room=lambda: measured_degree.find_room() - len(doors.list_waiting()),
-            would_wait=lambda member: (
-                memory.is_too_large(member)
-                or bool(measured_degree.describe(member) or memory.describe(member))
-            ),
+            fence=fence,
         )
         self.requests = RequestHandler(
-            pack=pack, control=control, intake=intake, find_elsewhere=take_over.find_elsewhere
+            pack=pack, control=control, intake=intake, take_over=take_over
         )
         self.place_filler = PlaceFiller(
             pack=pack,
+            look=look,
             start_queue=start_queue,
             doors=doors,
             memory=memory,
@@ -293,7 +231,7 @@ class RunnerParts:
             states=states,
             intake=intake,
             job_sets=job_sets,
-            check_fence=fence.check,
+            fence=fence,
         )
         self.pack_end = PackEnd(
             pack=pack,
@@ -301,10 +239,10 @@ class RunnerParts:
             slurm_decision=slurm_decision,
             ends=ends,
             gpu_mode=gpu_mode,
-            adopt=intake.adopt,
+            intake=intake,
             kill_wait_s=read_kill_wait_s(config),
             lines=lines,
-            goes_on=lambda: chain.goes_on,
+            chain=chain,
         )
         self.dependents = dependents = Dependents(pack=pack)
         self.last_work = LastWork(pack=pack, monitor=monitor, dependents=dependents, mails=mails)
@@ -318,6 +256,7 @@ def build_context(
     allocation: Allocation,
     settings: Settings,
     slurm: SlurmAccess | None,
+    announce: Callable[[str], None] | None = None,
 ) -> PackContext:
     """What the parts of one attempt are given.
 
@@ -328,6 +267,7 @@ def build_context(
         allocation: What Slurm gave.
         settings: The settings of this node.
         slurm: Slurm; None where the pack runs without it.
+        announce: See PackContext.
     """
     journal = Journal(path)
     config: Mapping[str, str] = {}
@@ -346,4 +286,5 @@ def build_context(
         journal=journal,
         steps=GuardedSteps(journal),
         members=PackMembers([]),
+        announce=announce,
     )

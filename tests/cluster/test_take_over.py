@@ -48,8 +48,8 @@ _LAUNCHER = """\
 #!{python}
 # The runner, in which room for more was measured.
 import sys
-from slurm_colloc.runtime.measured_degree import MeasuredDegree
-MeasuredDegree.find_room = lambda self: max(0, {room} - len(self.pack.members.running()))
+from slurm_colloc.runtime.take_over_members import MemberTakeOver
+MemberTakeOver.find_room = lambda self, view: max(0, {room} - len(view.running))
 from slurm_colloc.runtime import __main__ as entry
 sys.exit(entry.main(sys.argv[4:]))
 """

@@ -76,7 +76,8 @@ def test_a_job_alone_sees_an_idle_gpu_of_which_it_may_take_all(bed: GpuNode) -> 
     why = bed.user.csub("why", f"{first}/1").stdout
     (bed.user.home / "go").touch()
     rows = bed.finish(first, patience_s=60)
-    told = {"first": read_output(bed, first), "second": read_output(bed, second), "why": why}
+    told: dict[str, Any] = {"why": why}
+    told |= {"first": read_output(bed, first), "second": read_output(bed, second)}
     limits = {
         name: json.loads(bed.user.csub("history", "--json", one).stdout)[0]["gpu_memory_limit_mb"]
         for name, one in (("first", first), ("second", second))

@@ -10,15 +10,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_values import ConditionOutlook
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, WaitReason
 from slurm_colloc.model.plan import PackRequest
+from slurm_colloc.planning.arrange import Arrangement, arrange, find_wait
 from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.collect_ends import SlurmDecision
 from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.look import DegreeWriter, PackLook
 from slurm_colloc.runtime.may_start import StartQueue
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.member_progress import ProgressReader, StepCount, WindowRates
@@ -76,6 +80,52 @@ class Counters(WindowRates):
             return None
         printed = dataclasses.replace(count, steps=steps, is_printed=True)
         return self._note_line(str(member.number), printed)
+
+
+class StageGpu(GpuMode):
+    """A GPU as the stage states it."""
+
+    stated_mb: int | None = None
+    holds = True
+
+    @property
+    def usable_mb(self) -> int | None:
+        return self.stated_mb
+
+    @property
+    def enforces(self) -> bool:
+        return self.holds
+
+
+class StageWatch:
+    """Everything is watched, and measured unless the stage has an obstacle."""
+
+    unwatched = ""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    @property
+    def obstacle(self) -> str:
+        return self._stage.obstacle
+
+
+class StageDegree(MeasuredDegree):
+    """Counts as many members elsewhere as the stage says."""
+
+    stage: Stage
+
+    def count_waiting(self) -> int:
+        return len(self.pack.members.waiting) + self.stage.elsewhere
+
+
+class StageQueue(StartQueue):
+    """Judges dependencies as the stage says."""
+
+    stage: Stage
+
+    def judge(self, job: Job) -> tuple[ConditionOutlook, str]:  # noqa: ARG002
+        return self.stage.outlook
 
 
 class Stage:
@@ -162,34 +212,65 @@ class Stage:
         rates = Counters(self)
         self.progress = progress = ProgressReader(pack=self.context, rates=rates, bound=1.5)
         self.pauser = MemberPauser(pack=self.context)
+        self.gpu_mode = StageGpu(pack=self.context, lone=True)
+        self.gpu_mode.stated_mb, self.gpu_mode.holds = usable_mb, enforces
+        watch: Any = StageWatch(self)
         self.memory = GpuMemoryRoom(
-            pack=self.context, progress=progress, find_usable_mb=lambda: usable_mb,
-            find_enforces=lambda: enforces, find_obstacle=lambda: self.obstacle,
-        )  # fmt: skip
-        self.measured_degree = MeasuredDegree(
-            pack=self.context, time_left=self.time_left, progress=progress, rates=rates,
-            pauser=self.pauser, memory=self.memory, find_unwatched=lambda: "",
-            find_obstacle=lambda: self.obstacle, planned_degree=planned_degree or places,
-            find_known=lambda members: known if len(members) > 1 else None,
-            count_waiting=lambda: len(self.members.waiting) + self.elsewhere,
-        )  # fmt: skip
-        self.slurm_decision = SlurmDecision(pack=self.context)
-        self.gpu_mode = GpuMode(pack=self.context, lone=True)
-        self.outlook = (ConditionOutlook.SATISFIED, "")
-        self.start_queue = StartQueue(
-            pack=self.context, time_left=self.time_left,
-            judge=lambda _: self.outlook, slurm_decision=self.slurm_decision,
-            gpu_mode=self.gpu_mode, measured_degree=self.measured_degree, memory=self.memory,
+            pack=self.context, progress=progress, gpu_mode=self.gpu_mode, watch=watch,
             states=self.states,
         )  # fmt: skip
+        curves: Any = SimpleNamespace(find_degree=lambda all_: known if len(all_) > 1 else None)
+        self.measured_degree = StageDegree(
+            pack=self.context, time_left=self.time_left, progress=progress, rates=rates,
+            pauser=self.pauser, memory=self.memory, watch=watch, curves=curves,
+            planned_degree=planned_degree or places,
+        )  # fmt: skip
+        self.measured_degree.stage = self
+        self.slurm_decision = SlurmDecision(pack=self.context)
+        self.outlook = (ConditionOutlook.SATISFIED, "")
+        self.start_queue = StageQueue(
+            pack=self.context, time_left=self.time_left, states=self.states
+        )
+        self.start_queue.stage = self
+        no_doors: Any = SimpleNamespace(list_waiting=list, may_load=lambda _: False)
+        self.look = PackLook(
+            pack=self.context, time_left=self.time_left, queue=self.start_queue,
+            slurm_decision=self.slurm_decision, gpu_mode=self.gpu_mode,
+            measured_degree=self.measured_degree, memory=self.memory, doors=no_doors,
+        )  # fmt: skip
+        nothing: Any = SimpleNamespace(list_loans=tuple, list_advice=tuple, list_moved=tuple)
+        self.writer = DegreeWriter(
+            pack=self.context, look=self.look, measured_degree=self.measured_degree,
+            memory=self.memory, watch=watch, core_lender=nothing, memory_turns=nothing,
+        )  # fmt: skip
+
+    def arrange(self) -> Arrangement:
+        """What is done next, as `start` would."""
+        return arrange(self.look.look())
+
+    def explain(self, number: int) -> WaitReason | None:
+        """Why a waiting member does not start, whoever waits before it."""
+        view = self.look.look()
+        member = self.members.by_number[number]
+        facts = next(self.look.gather_waiting(view, [member]))
+        return find_wait(view, facts)
+
+    def work(self) -> None:
+        """The runner's turn."""
+        self.measured_degree.work(self.look)
+        self.memory.work()
+        self.writer.work()
 
     def start(self) -> int | None:
         """Start the next member, if it may start; in the first place that is free."""
-        member = self.start_queue.take_next()
-        if member is None:
+        view = self.look.look()
+        chosen = arrange(view)
+        self.start_queue.follow(view, chosen, self.look.dependencies)
+        if chosen.order is None:
             return None
-        number = member.number
-        limit_mb, _ = self.memory.reserve(member)
+        number = chosen.order.number
+        member = self.members.by_number[number]
+        limit_mb, _ = self.memory.reserve(member, view.compute_free())
         member.gpu = GpuUse("mps", gpu_memory_limit_mb=limit_mb)
         self.members.waiting.remove(number)
         next(place for place in self.members.places if place.occupant is None).occupant = number
@@ -238,7 +319,7 @@ class Stage:
             if self.now >= told_at + 2.0:
                 told_at = self.now
                 self._tell()
-            self.measured_degree.work()
+            self.work()
             if refills:
                 self.start_all()
 

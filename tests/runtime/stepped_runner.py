@@ -130,7 +130,7 @@ class SteppedRunner:
             slurm=self.slurm if has_slurm else None,
         )
         self.journal = self.context.journal
-        self.parts = RunnerParts(self.context, slurm_log=self._log, announce=None)
+        self.parts = RunnerParts(self.context, slurm_log=self._log)
         self.parts.gpu_mode.open()
         self.parts.monitor.open()
         self.members = self.parts.members

@@ -129,11 +129,13 @@ class Submission:
             settings=Settings(monitor=False, instrument=False, pause=False, launcher="process"),
             slurm=self.slurm,
         )  # fmt: skip
-        parts = RunnerParts(context, slurm_log=log, announce=None)
+        parts = RunnerParts(context, slurm_log=log)
         parts.gpu_mode.open()
         parts.monitor.open()
         parts.members.places = [PackPlace(at, 2, ()) for at in range(places)]
-        parts.take_over.find_room = lambda: self.room.get(index, 0)
+        parts.take_over.find_room = (  # type: ignore[method-assign]
+            lambda view: self.room.get(index, 0)  # noqa: ARG005
+        )
         parts.intake.adopt_taken()
         self.slurm.show(f"{self.job_id}_{index}", SlurmJobState.RUNNING)
         self.parts[index] = parts

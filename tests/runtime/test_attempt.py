@@ -21,8 +21,8 @@ from slurm_colloc.runtime.attempt import (
     run_attempt,
     run_pack,
 )
-from slurm_colloc.runtime.serve_requests import AttemptFence, Fenced
 from slurm_colloc.runtime.step_command import StartedProcess
+from slurm_colloc.runtime.stop_member import AttemptFence, Fenced
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.member_states import begin_attempt
 from slurm_colloc.store.pack_directory import read_pack

@@ -27,7 +27,7 @@ def one() -> Set:
 
 def start(stage: Set, member: Member) -> int | None:
     """Let it run; its limit."""
-    limit_mb, gpus = stage.room.reserve(member)
+    limit_mb, gpus = stage.reserve(member)
     stage.start(member)
     member.gpu = GpuUse("mps", uuids=gpus, gpu_memory_limit_mb=limit_mb)
     return limit_mb
@@ -39,14 +39,16 @@ def test_the_first_has_no_limit_and_all_is_reserved_until_it_is_known_what_it_ta
     first = one.add(1)
     assert start(one, first) is None
     assert one.room.find_reserved_mb(first) == USABLE_MB
-    assert one.room.describe(one.add(2)) is not None
+    assert one.describe(one.add(2)) is not None
     one.takes.mb[1] = 20_000
     assert one.room.find_reserved_mb(first) == 20_000
     # It may grow, and then counts with that.
     one.takes.mb[1] = 30_000
-    assert one.room.find_free_mb() == 50_000
+    free = one.look().compute_free()
+    assert free is not None
+    assert free.find_free_mb(1) == 50_000
     second = one.add(2)
-    assert one.room.describe(second) is None
+    assert one.describe(second) is None
     assert start(one, second) == 50_000 // 4
 
 
@@ -90,9 +92,9 @@ def test_a_program_that_takes_what_it_gets_has_a_limit_from_the_start(
 
 
 def test_without_mps_nothing_is_different(one: Set, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one.room, "find_enforces", lambda: False)
+    monkeypatch.setattr(one, "enforces", False)
     first = one.add(1)
-    one.room.reserve(first)
+    one.reserve(first)
     assert first.reserved_mb == USABLE_MB
 
 

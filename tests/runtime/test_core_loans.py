@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -47,7 +47,7 @@ class LendingPack:
         self.cpus = sorted(os.sched_getaffinity(0))[:2]
         path.mkdir(parents=True)
         self.now = 1000.0
-        self.at = 0.0
+        self.looked_at = 0.0
         self.figures: dict[str, Any] = {}
         self.is_measuring = False
         self.children: list[subprocess.Popen[str]] = []
@@ -57,8 +57,9 @@ class LendingPack:
         )
         self.lender = CoreLender(
             pack=self.pack,
-            find_figures=lambda: (self.at, self.figures),
-            is_measuring=lambda: self.is_measuring,
+            # It is asked for the monitor's figures, and whether members are measured.
+            progress=cast("Any", self),
+            measured_degree=cast("Any", self),
         )
 
     def start(self, number: int, cpus: tuple[int, ...], *words: str) -> Member:
@@ -80,7 +81,7 @@ class LendingPack:
     def tell(self, **members: dict[str, Any]) -> None:
         """New figures of members, and time for them."""
         self.now += JUDGED_AFTER_S
-        self.at += 1.0
+        self.looked_at += 1.0
         self.figures = {number[1:]: {"start": 1, **found} for number, found in members.items()}
         self.lender.work()
 

@@ -53,7 +53,7 @@ class DoorPack:
     def work(self) -> None:
         """A turn of the runner, as far as members start in it."""
         self.bed.parts.ends.collect()
-        self.bed.parts.measured_degree.work()
+        self.bed.parts.measured_degree.work(self.bed.parts.look)
         self.bed.parts.place_filler.work()
 
     def bring_up(self, number: int) -> Member:
@@ -299,7 +299,7 @@ def test_who_has_too_little_time_left_is_handed_back_as_it_came(
     pack.come(2)
     pack.work()
     assert pack.get(2).asked is None
-    time_left = pack.bed.parts.start_queue.time_left
+    time_left = pack.bed.parts.look.time_left
     time_left._begun_at -= 500
     pack.work()
     assert pack.get(2).asked is StopReason.REQUEUE

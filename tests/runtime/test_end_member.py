@@ -11,6 +11,7 @@ from slurm_colloc.model.member import ExitCode, MemberState
 from slurm_colloc.runtime.blame import BlameFinder
 from slurm_colloc.runtime.collect_ends import MemberEnds
 from slurm_colloc.runtime.gpu_mode import GpuMode
+from slurm_colloc.runtime.member_progress import ProgressReader, WindowRates
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.pause_members import MemberPauser
 from slurm_colloc.runtime.verdict import StopReason, Verdict
@@ -55,7 +56,12 @@ class PackWithEnds:
         gpu_mode = GpuMode(pack=context, lone=True)
         self.ends = MemberEnds(
             pack=context,
-            blame_finder=BlameFinder(pack=context, states=states, gpu_mode=gpu_mode),
+            blame_finder=BlameFinder(
+                pack=context,
+                states=states,
+                gpu_mode=gpu_mode,
+                progress=ProgressReader(pack=context, rates=WindowRates(lambda _: "")),
+            ),
             states=states,
             pauser=MemberPauser(pack=context),
         )

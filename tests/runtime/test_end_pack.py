@@ -109,10 +109,10 @@ def test_nothing_is_settled_while_a_member_runs(
 
 @pytest.mark.parametrize("verdict", [TIMEOUT, REQUEUED])
 def test_what_saved_in_an_instant_as_its_link_ended_goes_on_in_the_next(
-    bed: SteppedRunner, verdict: PackVerdict
+    bed: SteppedRunner, monkeypatch: pytest.MonkeyPatch, verdict: PackVerdict
 ) -> None:
     member, _ = bed.run_member(1)
-    bed.parts.pack_end.goes_on = lambda: True
+    monkeypatch.setattr(type(bed.parts.chain), "goes_on", True)
     # The runner has Slurm's TERM, and its wrapper had none yet.
     bed.parts.slurm_decision.terminate()
     bed.end_member(member)

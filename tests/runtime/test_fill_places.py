@@ -15,7 +15,7 @@ from slurm_colloc.model.member import EndCause, MemberState
 from slurm_colloc.runtime import guarded_steps
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.place_member import AS_PLANNED, GpuShare
-from slurm_colloc.runtime.serve_requests import Fenced
+from slurm_colloc.runtime.stop_member import Fenced
 from slurm_colloc.store.inbox import list_waiting
 from slurm_colloc.store.member_states import (
     Retries,

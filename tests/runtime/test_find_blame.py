@@ -124,7 +124,10 @@ def test_of_a_client_that_is_not_known_to_have_left_the_daemon_is_asked_before_0
 
     mode = SimpleNamespace(clients=SimpleNamespace(get=lambda _: seen), catch_up=catch_up)
     finder = BlameFinder(
-        pack=cast("Any", None), states=cast("Any", None), gpu_mode=cast("Any", mode)
+        pack=cast("Any", None),
+        states=cast("Any", None),
+        gpu_mode=cast("Any", mode),
+        progress=cast("Any", None),
     )
     finder.listen(build_member(), DONE)
     assert times == asked

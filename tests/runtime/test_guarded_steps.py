@@ -18,7 +18,7 @@ from slurm_colloc.runtime.guarded_steps import (
     insist,
     is_passing,
 )
-from slurm_colloc.runtime.serve_requests import Fenced
+from slurm_colloc.runtime.stop_member import Fenced
 from slurm_colloc.store.atomic_files import explain_os_errors
 
 

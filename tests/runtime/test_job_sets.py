@@ -126,7 +126,7 @@ def test_no_more_start_than_an_own_member_would(job: GpuSetJob, begin: Begin) ->
     _, second = begin(0, 1)
     job.turn(0)
     job.turn(1)
-    job.parts[1].take_over.would_wait = lambda _: True
+    job.parts[1].take_over.would_wait = lambda *_: True  # type: ignore[method-assign]
     job.turn(1)
     assert len(second) == 1
 

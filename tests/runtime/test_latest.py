@@ -7,7 +7,8 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_no_member_starts_for_it(
     assert [stage.start(), stage.start()] == [1, None]
     spoil(stage.pack / "latest.json", how)
     assert read_latest(stage.pack) is None
-    stage.measured_degree.work()
+    stage.work()
     assert stage.start() is None
 
 
@@ -121,8 +122,8 @@ def test_a_probe_window_that_cannot_be_judged_is_over(
     )
     ended: list[int] = []
     window = ProbeWindow(
-        pack=stage.context, why_unwatched=lambda: "",
-        end=lambda member: ended.append(member.number),
+        pack=stage.context, monitor=cast("Any", SimpleNamespace(obstacle="")),
+        control=cast("Any", SimpleNamespace(end=lambda member, _: ended.append(member.number))),
     )  # fmt: skip
     assert stage.start() == 1
     window.work()

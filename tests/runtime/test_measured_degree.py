@@ -10,6 +10,7 @@ import pytest
 from slurm_colloc.model.measured_curve import DegreeState, KnownCurve, KnownPoint, RateSource
 from slurm_colloc.model.member import WaitKind
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.arrange import count_room
 from slurm_colloc.planning.hard_limits import add_gpu_memory_margin
 from slurm_colloc.planning.known_degree import KnownDegree
 from slurm_colloc.runtime.member_progress import GpuMemoryUse, StepCount
@@ -479,16 +480,16 @@ def test_room_for_others_is_what_memory_and_places_leave(
     tmp_path: Path, process: StartedProcess
 ) -> None:
     stage = Stage(tmp_path, process, members=2, places=12, known_mb=10_000)
-    assert stage.measured_degree.find_room() == 0
+    assert count_room(stage.look.look()) == 0
     stage.start_all()
-    assert stage.measured_degree.find_room() == 6
+    assert count_room(stage.look.look()) == 6
     stage.pass_time(60, steady)
     # Measured with two: twice as many are tried next.
-    assert stage.measured_degree.find_room() == 2
+    assert count_room(stage.look.look()) == 2
     crowded = Stage(tmp_path / "b", process, members=4, places=12, known_mb=1000)
     crowded.start_all()
     crowded.pass_time(60, share(1.0))
-    assert crowded.measured_degree.find_room() == 0
+    assert count_room(crowded.look.look()) == 0
 
 
 def test_the_rate_of_the_first_before_others_started_stands_for_its_family(
@@ -565,10 +566,10 @@ def test_room_is_never_beyond_what_was_measured(tmp_path: Path, process: Started
         stage.end(number)
     stage.pass_time(2, share(4.0))
     assert len(stage.members.running()) == degree
-    assert stage.measured_degree.find_room() == 0
+    assert count_room(stage.look.look()) == 0
     stage.end(8)
     stage.pass_time(0.2, share(4.0))
-    assert stage.measured_degree.find_room() == 1
+    assert count_room(stage.look.look()) == 1
 
 
 def test_what_is_never_measured_takes_over_as_many_as_were_planned(
@@ -578,14 +579,14 @@ def test_what_is_never_measured_takes_over_as_many_as_were_planned(
     stage = Stage(tmp_path, process, members=2, places=12, obstacle=words, planned_degree=4)
     stage.start_all()
     stage.pass_time(5)
-    assert stage.measured_degree.find_room() == 2
+    assert count_room(stage.look.look()) == 2
     silent = Stage(tmp_path / "b", process, members=2, places=12, planned_degree=2)
     silent.start_all()
     silent.pass_time(100, lambda *_: 0.0)
     record = silent.record
     assert record is not None
     assert record.reason == "nothing is measured: none of them has made a step that counts"
-    assert silent.measured_degree.find_room() == 0
+    assert count_room(silent.look.look()) == 0
 
 
 def test_degree_one_of_others_says_nothing_of_another_kind(

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -33,7 +34,7 @@ def build_intake(
 
     return MemberIntake(
         pack=dataclasses.replace(bed.context, attempt=2), killed_before=killed_before,
-        states=bed.parts.states, note_requeue=note,
+        states=bed.parts.states, mails=cast("Any", SimpleNamespace(note_requeue=note)),
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -210,18 +211,16 @@ class Turns:
             memory=stage.memory,
             gpu_mode=stage.gpu_mode,
             rates=Counters(stage),
-            find_process_mb=lambda _: 20_000.0,
-            find_waiting=stage.start_queue.find_next,
+            progress=cast("Any", SimpleNamespace(find_gpu_process_mb=lambda _: 20_000.0)),
             moving=self.moving,
         )
-        stage.measured_degree.takes_turns = lambda: True
         stage.start_all()
 
     def pass_time(self, seconds: float, *, is_going_on: bool = True) -> None:
         end = self.stage.now + seconds
         while self.stage.now < end:
             self.stage.now += 0.5
-            self.turns.work(is_going_on=is_going_on)
+            self.turns.work(self.stage.look, is_going_on=is_going_on)
             self.stage.start_all()
 
     @property

@@ -14,6 +14,7 @@ import pytest
 from slurm_colloc.host.keeper.prepared_daemon import count_slices
 from slurm_colloc.model.member import EndCause, MemberState, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.arrange import arrange
 from slurm_colloc.runtime.allocation import Allocation
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.members import Member
@@ -58,11 +59,22 @@ def want(bed: SteppedRunner, *numbers: int) -> list[Member]:
     return members
 
 
+def take_step(bed: SteppedRunner) -> int | None:
+    """Do what a look has found to be due; who starts."""
+    parts = bed.parts
+    assert parts.gpu_mode.instances is not None
+    parts.gpu_mode.instances.seats.keep({p.occupant for p in bed.members.places if p.occupant})
+    view = parts.look.look()
+    chosen = arrange(view)
+    parts.start_queue.follow(view, chosen, parts.look.dependencies)
+    return None if chosen.order is None else chosen.order.number
+
+
 def start_all(bed: SteppedRunner) -> dict[int, str]:
     """Start all that may, without a process: which instance each has got."""
     found = {}
-    queue = bed.parts.start_queue
-    while not queue.describe_pack_wait() and (member := queue.take_next()) is not None:
+    while (number := take_step(bed)) is not None:
+        member = bed.members.by_number[number]
         places = bed.members.find_places(member.spec.plan.cpus)
         assert places
         bed.members.occupy(member.number, places)
@@ -103,12 +115,13 @@ def test_one_that_fits_no_instance_ends_with_the_reason_and_the_others_run(
 ) -> None:
     cut(bed, "1g.10gb", "1g.10gb")
     large, *_ = want(bed, 5, 3, 4)
-    queue = bed.parts.start_queue
     told = (
         "it needs 38000 MB of GPU memory, and the largest MIG instance of its pack, 1g.10gb, has "
         "9984 MB: submit it again with a larger instance in --share, or with another --share"
     )
-    assert [queue.choose_start().misfits for _ in range(2)] == [{5: told}] * 2
+    for _ in range(2):
+        views = bed.parts.look.look().waiting
+        assert {facts.number: facts.misfit for facts in views if facts.misfit} == {5: told}
     assert not large.is_final, "a look changes nothing"
     assert start_all(bed) == {3: "1g.10gb", 4: "1g.10gb"}
     assert (large.record.state, large.record.reason) == (MemberState.FAILED, told)

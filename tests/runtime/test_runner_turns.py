@@ -12,7 +12,7 @@ from slurm_colloc.model.member import MemberState
 from slurm_colloc.runtime.guarded_steps import GIVE_UP_AFTER_S, GivenUp
 from slurm_colloc.runtime.members import PackPlace
 from slurm_colloc.runtime.runner import Runner
-from slurm_colloc.runtime.serve_requests import Fenced
+from slurm_colloc.runtime.stop_member import Fenced
 from slurm_colloc.settings import Settings
 from slurm_colloc.store import inbox
 from slurm_colloc.store.inbox import list_waiting

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_colloc.model.member import MemberState, WaitKind, WaitReason
+from slurm_colloc.model.member import MemberState, Stage, WaitKind, WaitReason
 from slurm_colloc.model.plan import SharingMode
+from slurm_colloc.planning.arrange import (
+    ON_THE_GPU,
+    MemberFacts,
+    MemoryFacts,
+    View,
+    count_memory_room,
+    find_wait,
+)
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.place_member import (
     GpuShare,
@@ -57,11 +66,41 @@ class Set:
         self.room = GpuMemoryRoom(
             pack=build_context(Path("/nowhere/packs/s.0"), members=self.members),
             progress=self.takes,  # type: ignore[arg-type]
-            find_usable_mb=lambda: 80_000,
-            find_gpus=lambda: self.gpus,
-            find_enforces=lambda: True,
-            find_obstacle=lambda: "",
+            gpu_mode=cast("Any", self),
+            watch=cast("Any", self),
+            states=cast("Any", None),
         )
+
+    # As a GPU, and as what watches its members.
+    usable_mb, enforces, obstacle = 80_000, True, ""
+
+    @property
+    def setup(self) -> Set:
+        return self
+
+    def look(self) -> View:
+        """The set as it is now."""
+        running = [
+            replace(
+                self.gather(member), stage=Stage.RUNNING,
+                reserved_mb=self.room.find_reserved_mb(member),
+                on_gpus=() if member.gpu is None else member.gpu.uuids,
+            )
+            for member in self.members.running()
+        ]  # fmt: skip
+        memory = MemoryFacts(self.usable_mb, self.gpus or ("",), self.enforces)
+        return View(places=16, present=tuple(running), memory=memory)
+
+    def gather(self, member: Member) -> MemberFacts:
+        need_mb = self.room.find_need_mb(member)
+        return MemberFacts(member.number, gpus=member.spec.plan.gpus, need_mb=need_mb)
+
+    def describe(self, member: Member) -> WaitReason | None:
+        """Why there is no GPU memory for a member that waits."""
+        return find_wait(self.look(), self.gather(member), ON_THE_GPU)
+
+    def reserve(self, member: Member) -> tuple[int | None, tuple[str, ...]]:
+        return self.room.reserve(member, self.look().compute_free())
 
     def add(self, number: int, gpus: int = 1, mb: int | None = None) -> Member:
         """A member that waits, with what it takes of each of its GPUs."""
@@ -74,7 +113,7 @@ class Set:
 
     def start(self, member: Member) -> tuple[str, ...]:
         """Let it run on the GPUs that it gets."""
-        _, gpus = self.room.reserve(member)
+        _, gpus = self.reserve(member)
         member.gpu = GpuUse("mps", uuids=gpus)
         member.process = PlainProcess()
         return gpus
@@ -103,29 +142,29 @@ def test_each_gets_as_many_as_it_uses_where_most_room_is(pair: Set) -> None:
 def test_a_member_fits_where_each_of_its_gpus_has_room(pair: Set) -> None:
     pair.start(pair.add(1, mb=70_000))
     single, wide = pair.add(2, mb=30_000), pair.add(3, gpus=2, mb=30_000)
-    assert pair.room.describe(single) is None
-    assert pair.room.describe(wide) == lack_memory(70_000, 30_000)
+    assert pair.describe(single) is None
+    assert pair.describe(wide) == lack_memory(70_000, 30_000)
     assert pair.start(single) == (RIGHT,)
-    assert pair.room.describe(pair.add(4, mb=60_000)) == lack_memory(30_000, 60_000)
+    assert pair.describe(pair.add(4, mb=60_000)) == lack_memory(30_000, 60_000)
 
 
 def test_room_is_counted_for_each_gpu(pair: Set) -> None:
     pair.start(pair.add(1, mb=30_000))
     # One more on the left, and two on the right.
-    assert pair.room.count_room() == 3
+    assert count_memory_room(pair.look(), 16) == 3
 
 
 def test_who_is_not_known_gets_a_part_of_what_is_left_of_its_gpu(pair: Set) -> None:
     pair.start(pair.add(1, mb=50_000))
     pair.start(pair.add(2, mb=20_000))
-    assert pair.room.reserve(pair.add(3)) == (15_000, (RIGHT,))
-    assert pair.room.reserve(pair.add(4, gpus=2)) == (10_000, (LEFT, RIGHT))
+    assert pair.reserve(pair.add(3)) == (15_000, (RIGHT,))
+    assert pair.reserve(pair.add(4, gpus=2)) == (10_000, (LEFT, RIGHT))
 
 
 def test_where_no_gpu_has_a_name_all_is_one() -> None:
     one = Set(gpus=())
     assert one.start(one.add(1, mb=50_000)) == ()
-    assert one.room.describe(one.add(2, mb=40_000)) == lack_memory(50_000, 40_000)
+    assert one.describe(one.add(2, mb=40_000)) == lack_memory(50_000, 40_000)
 
 
 def test_who_needs_more_than_a_gpu_has_is_known(pair: Set) -> None:
@@ -139,7 +178,7 @@ def test_no_gpu_is_filled_beyond_its_memory(members: list[tuple[int, int]]) -> N
     both = Set()
     for number, (gpus, mb) in enumerate(members, 1):
         member = both.add(number, gpus, mb)
-        if not both.room.describe(member):
+        if not both.describe(member):
             both.start(member)
     for gpu in both.gpus:
         on_it = [m for m in both.members.running() if m.gpu is not None and gpu in m.gpu.uuids]
@@ -151,7 +190,7 @@ def test_no_gpu_is_filled_beyond_its_memory(members: list[tuple[int, int]]) -> N
 
 def place(pair: Set, member: Member, **share: Any) -> dict[str, str]:
     record = build_pack("s", degree=4, mode=SharingMode.MPS).record
-    given_share = GpuShare(gpus=pair.room.reserve(member)[1], **share)
+    given_share = GpuShare(gpus=pair.reserve(member)[1], **share)
     return place_on_shared_gpu(member, given_share, record, SETUP, "/pipe")[1]
 
 

@@ -89,7 +89,7 @@ def test_without_a_daemon_an_instance_takes_one_member_at_a_time(bed: SteppedRun
         ),
         clients=bed.parts.gpu_mode.clients,
         patience=bed.parts.gpu_mode.patience,
-        find_members=instances.seats.list_members,
+        seats=instances.seats,
     )
     members = want(bed, dict.fromkeys((1, 2, 3), ("3g", 9000)))
     instances.use_mps(daemons)

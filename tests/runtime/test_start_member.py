@@ -123,10 +123,13 @@ def test_a_directory_that_is_there_is_no_member_s(
 
 @pytest.mark.parametrize("name", ["", *sorted(start_member._OF_MPS)])
 def test_no_daemon_that_is_not_its_own_gets_a_member_without_mps(
-    build_bed: Callable[..., SteppedRunner], tmp_path: Path, name: str
+    build_bed: Callable[..., SteppedRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     bed = build_bed(change=write_to(tmp_path))
-    bed.parts.starter.place_on_gpu = lambda *_: (GpuUse("timeslice"), {})
+    monkeypatch.setattr(bed.parts.gpu_mode, "place", lambda *_: (GpuUse("timeslice"), {}))
     if name:
         bed.parts.starter._added[name] = "/theirs"
     member = start(bed, 1)

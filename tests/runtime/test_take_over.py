@@ -13,8 +13,8 @@ from slurm_colloc.model.member import MemberState, SlurmJobState
 from slurm_colloc.model.plan import Goal, Policy
 from slurm_colloc.runtime.attempt import close_pack, end_emptied, leave_out_absent
 from slurm_colloc.runtime.members import PackPlace
-from slurm_colloc.runtime.serve_requests import Fenced
 from slurm_colloc.runtime.sister_packs import needs_its_end
+from slurm_colloc.runtime.stop_member import Fenced
 from slurm_colloc.store import inbox
 from slurm_colloc.store.atomic_files import hold_lock
 from slurm_colloc.store.inbox import format_number

@@ -8,13 +8,11 @@ from slurm_colloc.model.member import PART_AT_ONCE, describe_taken_at_once
 from slurm_colloc.runtime.member_progress import (
     AT_ONCE_S,
     GpuMemoryUse,
-    ProgressReader,
     StepCount,
 )
-from slurm_colloc.runtime.members import Member
 from slurm_colloc.runtime.step_command import StartedProcess
 
-from .degree_stage import Counters, Stage
+from .degree_stage import Stage
 
 GIB = 1 << 30
 
@@ -61,21 +59,13 @@ def test_most_of_what_it_may_take_is_told_with_what_to_do() -> None:
 
 
 def test_a_running_member_is_told_of_once(tmp_path: Path, process: StartedProcess) -> None:
-    stage = Stage(tmp_path, process, members=2)
-    told: list[tuple[int, str]] = []
-
-    def note(member: Member, text: str) -> None:
-        told.append((member.number, text))
-
-    progress = ProgressReader(
-        pack=stage.context, rates=Counters(stage),
-        find_may_take_mb=lambda _: 10_000, note_taken_at_once=note,
-    )  # fmt: skip
+    stage = Stage(tmp_path, process, members=2, known_mb=10_000)
     assert stage.start_all() == [1, 2]
     stage.loading = {1, 2}
     stage.memory_mb = {1: 7500.0, 2: 1500.0}
     for _ in range(3):
         stage.pass_time(2.5)
-        progress.work()
-    assert [number for number, _ in told] == [1]
-    assert told[0][1].startswith("it took 7500 of 10000 MB of GPU memory at once")
+    told = [member.record.evidence for member in stage.members.list_members()]
+    assert [len(evidence) for evidence in told] == [1, 0]
+    assert told[0][0].startswith("it took 7500 of 10000 MB of GPU memory at once")
+    assert stage.members.by_number[1].record.taken_at_once == told[0][0]

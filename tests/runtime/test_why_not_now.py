@@ -12,19 +12,14 @@ import pytest
 
 from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import ExitCode, MemberState, SlurmJobState, WaitKind, WaitReason
-from slurm_colloc.model.why_not_now import (
-    RunningMember,
-    StartFacts,
-    describe_wait,
-    why_not_now,
-)
+from slurm_colloc.model.why_not_now import describe_wait, say_why
 from slurm_colloc.report.member_survey import (
     survey_packs,
 )
 from slurm_colloc.report.member_views import (
     PackView,
 )
-from slurm_colloc.report.why_line import Facts, explain_why, gather_start_facts
+from slurm_colloc.report.why_line import Facts, explain_why, read_wait
 from slurm_colloc.runtime import may_start
 from slurm_colloc.runtime.members import Member, PackPlace
 from slurm_colloc.runtime.pack_instances import PackInstances
@@ -45,10 +40,6 @@ from slurm_colloc.store.runner_requests import read_degree
 from .degree_stage import Stage, share
 from .mig_bench import build_gpu
 
-ONE, TWO = RunningMember("4711/1"), RunningMember("4711/2")
-FREE = StartFacts(degree=3, running=(ONE,))
-FULL = StartFacts(degree=2, running=(ONE, TWO))
-LARGER = WaitReason(WaitKind.PLACE, name="4711/3", count=8)
 LATE = WaitReason(WaitKind.TIME, left_s=59, limit_s=60)
 IS_LATE = (
     "the pack has only 0:59 left, and it may take 1:00: it is submitted again once the pack has "
@@ -59,7 +50,22 @@ NO_MEMORY = WaitReason(WaitKind.MEMORY, count=2, taken_mb=70, usable_mb=80)
 
 REASONS = [
     (LATE, IS_LATE),
-    (LARGER, "4711/3 is next, and waits for a place with 8 CPUs"),
+    (WaitReason(WaitKind.HELD), "held by csub hold"),
+    (WaitReason(WaitKind.MOVED), "it was submitted again in another pack"),
+    (WaitReason(WaitKind.AGAIN), "it starts as soon as its pack has a place for it"),
+    (WaitReason(WaitKind.ALONE), "it starts as soon as it has the GPU to itself"),
+    (
+        WaitReason(WaitKind.PLACES, count=2, names=("4711/1", "4711/2")),
+        "starts when one of 4711/1, 4711/2 ends (Degree 2)",
+    ),
+    (
+        WaitReason(WaitKind.PLACES, names=("4711/1",), left_s=90),
+        "starts when 4711/1 ends (at most 1:30 left) (its GPU takes one member at a time)",
+    ),
+    (
+        WaitReason(WaitKind.PLACE, name="4711/3", count=8),
+        "4711/3 is next, and waits for a place with 8 CPUs",
+    ),
     (ONE_RUNS, "no more than 1 runs at once"),
     (
         NO_MEMORY,
@@ -110,81 +116,6 @@ def test_each_kind_of_reason_is_in_the_table() -> None:
     assert {reason.kind for reason, _ in REASONS} == set(WaitKind)
 
 
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        (StartFacts(), None),
-        (FREE, None),
-        (dataclasses.replace(FREE, is_held=True), "held by csub hold"),
-        (
-            dataclasses.replace(FREE, is_held=True, dependency="afterok:12/3"),
-            "held, waits for afterok:12/3 (Dependency)",
-        ),
-        (
-            dataclasses.replace(FREE, dependency="afterok:12/3"),
-            "waits for afterok:12/3 (Dependency)",
-        ),
-        (dataclasses.replace(FREE, is_moved=True), "it was submitted again in another pack"),
-        (dataclasses.replace(FREE, too_late=LATE), f"waits: {IS_LATE}"),
-        # What is its own comes before what all wait for.
-        (
-            dataclasses.replace(FULL, too_late=LATE, degree_reason=ONE_RUNS),
-            f"waits: {IS_LATE}",
-        ),
-        (FULL, "starts when one of 4711/1, 4711/2 ends (Degree 2)"),
-        (
-            dataclasses.replace(FULL, before=("4711/3", "4711/4")),
-            "starts when one of 4711/1, 4711/2 ends, after 4711/3, 4711/4 (Degree 2)",
-        ),
-        (
-            StartFacts(running=(RunningMember("4711/1", left_s=90),)),
-            "starts when 4711/1 ends (at most 1:30 left) (Degree 1)",
-        ),
-        (
-            StartFacts(
-                degree=2,
-                running=(RunningMember("4711/1", left_s=90), RunningMember("x", left_s=-5)),
-            ),
-            "starts when one of 4711/1, x ends (at most 0:00 left) (Degree 2)",
-        ),
-        # One that runs has the GPU to itself.
-        (
-            StartFacts(degree=3, running=(RunningMember("4711/2", alone=True),)),
-            "starts when 4711/2 ends (Degree 3)",
-        ),
-        (
-            dataclasses.replace(FULL, has_run=True),
-            "it starts as soon as its pack has a place for it",
-        ),
-        (dataclasses.replace(FREE, alone=True, running=()), None),
-        (dataclasses.replace(FREE, alone=True), "it starts as soon as it has the GPU to itself"),
-        (
-            dataclasses.replace(FREE, takes_one=True),
-            "starts when 4711/1 ends (its GPU takes one member at a time)",
-        ),
-        (
-            dataclasses.replace(FREE, takes_one=True, alone=True),
-            "it starts as soon as it has the GPU to itself",
-        ),
-        (dataclasses.replace(FREE, takes_one=True, running=()), None),
-        (
-            dataclasses.replace(FREE, pack_waits=WaitReason(WaitKind.PREPARING)),
-            "waits: its GPU is being prepared",
-        ),
-        (
-            dataclasses.replace(FREE, no_place=LARGER, memory_reason=NO_MEMORY),
-            "waits: 4711/3 is next, and waits for a place with 8 CPUs",
-        ),
-        (
-            dataclasses.replace(FREE, degree_reason=ONE_RUNS),
-            "waits: no more than 1 runs at once",
-        ),
-    ],
-)
-def test_each_reason_in_its_turn(facts: StartFacts, why: str | None) -> None:
-    assert why_not_now(facts) == why
-
-
 # What the runner gathers, and what csub reads of it ---------------------------------------------
 
 
@@ -201,12 +132,13 @@ def compare(stage: Stage, number: int) -> str | None:
     """Why a member does not start, as its runner says it, which is what csub says."""
     view = look(stage)
     facts = Facts(time.time(), degree=read_degree(stage.pack, stage.attempt))
-    read = gather_start_facts(view, view.members[number - 1], facts)
-    gathered = stage.start_queue.gather(stage.members.by_number[number], may_start.QueueLook())
+    read = read_wait(view, view.members[number - 1], facts)
+    told = None if read is None else say_why(read)
+    found = stage.explain(number)
+    assert told == (None if found is None else say_why(found))
     # Who is before whom a runner need not know: it asks for one after the other.
-    told = why_not_now(dataclasses.replace(read, before=()))
-    assert told == why_not_now(gathered)
-    assert (told or "start") in str(explain_why(view, view.members[number - 1], facts))
+    said = str(explain_why(view, view.members[number - 1], facts))
+    assert (told or "start").split(" (Degree")[0] in said
     return told
 
 
@@ -368,10 +300,9 @@ def test_a_dependency_that_does_not_hold(
     first.spec = dataclasses.replace(first.spec, job=job)
     stage.outlook = (ConditionOutlook.OPEN, "afterok:9/1")
     # It may just not be seen yet. Meanwhile the next may start.
-    assert (
-        why_not_now(queue.gather(first, may_start.QueueLook()))
-        == "waits for afterok:9/1 (Dependency)"
-    )
+    found = stage.explain(1)
+    assert found is not None
+    assert say_why(found) == "waits for afterok:9/1 (Dependency)"
     assert (stage.start(), queue.is_undecided) == (2, True)
     stage.outlook = (outlook, "afterok:9/1")
     monkeypatch.setattr(may_start, "PATIENCE_S", 0.0)
@@ -423,11 +354,13 @@ def test_none_of_the_pack_starts(
 ) -> None:
     stage = Stage(tmp_path, process)
     happens(stage)
-    waits = stage.start_queue.describe_pack_wait()
+    waits = stage.look.describe_pack_wait()
     assert waits is not None
     assert describe_wait(waits) == why
     first = stage.members.by_number[1]
-    assert why_not_now(stage.start_queue.gather(first, may_start.QueueLook())) == f"waits: {why}"
+    found = stage.explain(1)
+    assert found is not None
+    assert say_why(found) == f"waits: {why}"
     assert stage.start() is None
     # It lasts for moments, and is not written down.
     assert first.record.waits is None
