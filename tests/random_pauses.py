@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from slurm_colloc.model.member import Stage
 from slurm_colloc.planning.arrange import DegreeFacts, View
 from slurm_colloc.runtime.measured_degree import MeasuredDegree
 from slurm_colloc.runtime.take_over_members import MemberTakeOver
@@ -31,7 +32,8 @@ def pause_at_random(seed: int, room: int = 0) -> None:
         chosen = chance.sample(some, chance.randint(0, max(0, len(some) - 1)))
         reason = chance.choice((MEASURED, PARKED))
         for member in some:
-            member.is_parked = reason == PARKED and member in chosen
+            is_parked = reason == PARKED and member in chosen
+            (member.keep_at if is_parked else member.let_go)(Stage.PARKED)
         self.pauser.resume([m for m in some if m not in chosen])
         self.pauser.pause(chosen, reason)
 

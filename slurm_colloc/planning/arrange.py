@@ -25,6 +25,23 @@ becomes free is kept for it."""
 
 
 @dataclass(frozen=True)
+class TurnFacts:
+    """What counts of a member in a pack whose members take turns on the GPU's memory.
+
+    Attributes:
+        since: When its GPU memory came to where it is (monotonic clock).
+        lasts_s: How long its turn is.
+        may_end: Its turn may end: its GPU memory can be moved away.
+        is_stuck: Its GPU memory could not be brought back, for there was no room.
+    """
+
+    since: float = 0.0
+    lasts_s: float = 0.0
+    may_end: bool = False
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True)
 class MemberFacts:
     """What counts of one member; by default nothing is in its way.
 
@@ -53,6 +70,7 @@ class MemberFacts:
         known: How many run at once by what earlier packs measured, with it among them.
         must_go_on: It would have too little of the pack's time left if it waited longer.
         may_load: It can be started up to its first use of the GPU.
+        turn: What counts where members take turns.
     """
 
     number: int = 0
@@ -79,6 +97,7 @@ class MemberFacts:
     known: KnownDegree | None = None
     must_go_on: bool = False
     may_load: bool = False
+    turn: TurnFacts = TurnFacts()
 
 
 @dataclass(frozen=True)
@@ -366,6 +385,16 @@ class Preload(Order):
 
 
 @dataclass(frozen=True)
+class Return(Order):
+    """Its GPU memory is brought back, and it goes on."""
+
+
+@dataclass(frozen=True)
+class EndTurn(Order):
+    """Its GPU memory is moved away, and it is paused."""
+
+
+@dataclass(frozen=True)
 class Arrangement:
     """What is to be done in a view, and why the next member waits.
 
@@ -453,6 +482,38 @@ def _choose_load(view: View, front: MemberFacts, reason: WaitReason) -> Preload 
     gpus = () if view.memory is None else view.memory.gpus
     is_kept = view.degree.is_measuring or view.has_parked or len(gpus) > 1
     return None if is_kept else Preload(front.number)
+
+
+# ---- Turns on the GPU's memory -------------------------------------------------------------------
+
+
+def arrange_turns(view: View, now: float) -> Order | None:
+    """Whose turn ends, or who goes on; None where all stays as it is.
+
+    Args:
+        view: A pack whose members take turns.
+        now: The monotonic clock.
+    """
+    stuck = next((member for member in view.running if member.turn.is_stuck), None)
+    # Each starts once before any goes on: all come to their first steps soon.
+    waiting = None if stuck else find_next(view)
+    away = [member for member in view.running if member.stage is Stage.AWAY]
+    wanted = stuck or waiting or min(away, key=lambda member: member.turn.since, default=None)
+    if wanted is None:
+        return None
+    free = view.compute_free()
+    if wanted.stage is Stage.AWAY and (free is None or wanted.reserved_mb <= free.find_free_mb(1)):
+        return Return(wanted.number)
+    if wanted is waiting and find_wait(view, wanted, ON_THE_GPU) is None:
+        # It starts in this turn of the runner.
+        return None
+    over = [
+        member
+        for member in view.running
+        if member.turn.may_end and (stuck or now - member.turn.since >= member.turn.lasts_s)
+    ]
+    first = min(over, key=lambda member: member.turn.since, default=None)
+    return None if first is None else EndTurn(first.number)
 
 
 # ---- How many more have room ---------------------------------------------------------------------

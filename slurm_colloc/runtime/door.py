@@ -19,7 +19,7 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument.layout import DOOR, GPU_USED
 from slurm_colloc.model.late_definitions import dataclass
-from slurm_colloc.model.member import MemberState, WaitReason
+from slurm_colloc.model.member import MemberState, Stage, WaitReason
 from slurm_colloc.model.why_not_now import describe_wait
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.member_progress import ProgressReader
@@ -128,7 +128,7 @@ class Doors:
             self._is_on = False
             return False
         self._doors[member.number] = _Door(member, directory, descriptor)
-        member.is_at_door = True
+        member.keep_at(Stage.LOADING)
         return True
 
     def drop(self, member: Member) -> None:
@@ -136,7 +136,7 @@ class Doors:
         door = self._doors.pop(member.number, None)
         if door is None:
             return
-        member.is_at_door = False
+        member.let_go(Stage.LOADING)
         self._unlock(door, {})
         if door.has_come:
             self._write_wait(door, resumed=True)
@@ -216,7 +216,7 @@ class Doors:
     def _open(self, door: _Door, why: str) -> None:
         member, now = door.member, time.time()
         del self._doors[member.number]
-        member.is_at_door = False
+        member.let_go(Stage.LOADING)
         changed: Mapping[str, str] = {}
         try:
             changed = self.starter.begin_time(member, now)

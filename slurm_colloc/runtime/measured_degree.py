@@ -21,7 +21,7 @@ from slurm_colloc.model.measurement import (
     may_cost,
     measure_degree,
 )
-from slurm_colloc.model.member import tell_number
+from slurm_colloc.model.member import Stage, tell_number
 from slurm_colloc.model.why_not_now import say_at_once, say_no_more
 from slurm_colloc.planning.arrange import DegreeFacts, count_memory_room
 from slurm_colloc.planning.known_degree import KnownDegree
@@ -377,7 +377,7 @@ class MeasuredDegree:
             and not self.is_last_moment(member)
         ]
         for member in running:
-            member.is_parked = member in parked
+            (member.keep_at if member in parked else member.let_go)(Stage.PARKED)
         self.pauser.resume([member for member in running if not member.is_parked])
         self.pauser.pause(parked, PARKED)
 
@@ -385,7 +385,7 @@ class MeasuredDegree:
         """All go on."""
         running = self.pack.members.running()
         for member in running:
-            member.is_parked = False
+            member.let_go(Stage.PARKED)
         self.pauser.resume(running)
 
     def _refill(self, degree: int) -> None:
@@ -403,7 +403,7 @@ class MeasuredDegree:
         for member in ordered[len(to_resume) :]:
             if member.paused_at is None:
                 # A signal, or an end, has let it go on.
-                member.is_parked = False
+                member.let_go(Stage.PARKED)
                 self._has_let_go = True
             elif self.is_last_moment(member):
                 self.pack.journal.write(
@@ -411,7 +411,7 @@ class MeasuredDegree:
                 )
                 to_resume.append(member)
         for member in to_resume:
-            member.is_parked = False
+            member.let_go(Stage.PARKED)
         self.pauser.resume(to_resume)
 
     def is_last_moment(self, member: Member) -> bool:

@@ -65,9 +65,8 @@ class Member:
         reserved_mb: GPU memory that was reserved for its present start; None where that is unknown.
         paused_at: Since when its processes are stopped (monotonic clock), None where they run.
         paused_s: Seconds that its processes were stopped since its present start.
-        is_parked: It is paused until a place is free for it.
-        is_moved: It is paused, and its GPU memory is in host memory.
-        is_at_door: It was started to load its program, and may not use the GPU yet.
+        kept_at: The stage in which it is kept although it has a process: LOADING, PARKED or AWAY;
+            None where it goes on. `keep_at` and `let_go` alone change it.
         home: Where it was submitted; None for one of the pack's own submission.
     """
 
@@ -92,9 +91,7 @@ class Member:
     reserved_mb: int | None = None
     paused_at: float | None = None
     paused_s: float = 0.0
-    is_parked: bool = False
-    is_moved: bool = False
-    is_at_door: bool = False
+    kept_at: Stage | None = None
     home: HomeRecord | None = None
 
     def name(self, shown_id: str) -> MemberId:
@@ -117,13 +114,34 @@ class Member:
         """Where it stands."""
         if self.process is None:
             return Stage.ENDED if self.is_final else Stage.WAITING
-        if self.is_at_door:
-            return Stage.LOADING
-        if self.is_moved:
-            return Stage.AWAY
-        if self.is_parked:
-            return Stage.PARKED
+        if self.kept_at is not None:
+            return self.kept_at
         return Stage.RUNNING if self.asked is None else Stage.ENDING
+
+    @property
+    def is_at_door(self) -> bool:
+        """It was started to load its program, and may not use the GPU yet."""
+        return self.kept_at is Stage.LOADING
+
+    @property
+    def is_parked(self) -> bool:
+        """It is paused until a place is free for it."""
+        return self.kept_at is Stage.PARKED
+
+    @property
+    def is_moved(self) -> bool:
+        """It is paused, and its GPU memory is in host memory."""
+        return self.kept_at is Stage.AWAY
+
+    def keep_at(self, stage: Stage) -> None:
+        """Keep it from going on: before the GPU, or paused on it."""
+        assert stage in (Stage.LOADING, Stage.PARKED, Stage.AWAY)
+        self.kept_at = stage
+
+    def let_go(self, stage: Stage) -> None:
+        """It goes on, where it was kept in this stage."""
+        if self.kept_at is stage:
+            self.kept_at = None
 
     @property
     def is_starting(self) -> bool:
@@ -166,7 +184,7 @@ class Member:
         """Its present start is over: its processes, and what was asked of it, are forgotten."""
         self.process = self.pid = self.wrapper_pid = None
         self.asked = self.end_by = self.ended_at = None
-        self.is_orphan = self.is_parked = self.is_moved = self.is_at_door = False
+        self.is_orphan, self.kept_at = False, None
         self.reserved_mb, self.paused_s = None, 0.0
         self.stop_time()
 

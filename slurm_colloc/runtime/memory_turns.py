@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.host.system.child_programs import PIPE, Child, start_program
 from slurm_colloc.model.late_definitions import dataclass, replace
+from slurm_colloc.model.member import Stage
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.planning.arrange import ON_THE_GPU, View, find_next, find_wait
+from slurm_colloc.planning.arrange import EndTurn, Return, TurnFacts, View, arrange_turns
 from slurm_colloc.runtime.allocation import read_host_memory_mb
 from slurm_colloc.runtime.gpu_mode import GpuMode
 from slurm_colloc.runtime.member_progress import ProgressReader, WindowRates
@@ -305,53 +306,37 @@ class MemoryTurns:
             del self._again_at[number]
             self._send(running[number], Act.SEND_BACK)
         if is_going_on and self.pack.members.take_turns and not self._asked_at:
-            self._change_turns(list(running.values()), look.look(), now)
+            self._change_turns(running, look.look(), now)
 
     def close(self) -> None:
         """The runner ends: what is left is brought back."""
         self.moving.leave()
 
-    def _change_turns(self, running: Sequence[Member], view: View, now: float) -> None:
-        going = [m for m in running if self._find(m).where is Where.GPU and m.end_by is None]
-        for member in going:
+    def _change_turns(self, running: Mapping[int, Member], view: View, now: float) -> None:
+        present = (
+            replace(facts, turn=self._gather_turn(running[facts.number], now))
+            if facts.number in running
+            else facts
+            for facts in view.present
+        )
+        match arrange_turns(replace(view, present=tuple(present)), now):
+            case Return(number):
+                self.pauser.resume([running[number]])
+            case EndTurn(number):
+                self._end_turn(running[number], list(running.values()))
+
+    def _gather_turn(self, member: Member, now: float) -> TurnFacts:
+        state, took_s = self._find(member), self._took_s
+        is_there = state.where is Where.GPU and member.end_by is None
+        if is_there:
             self._since.setdefault(member.number, now)
-        wanted, is_urgent = self._find_wanted(running, view)
-        if wanted is None:
-            return
-        free = view.compute_free()
-        has_room = free is None or self.memory.find_reserved_mb(wanted) <= free.find_free_mb(1)
-        if self._find(wanted).where is Where.HOST and has_room:
-            self.pauser.resume([wanted])
-            return
-        waiting = find_next(view)
-        if wanted.process is None and waiting and not find_wait(view, waiting, ON_THE_GPU):
-            # It starts in this turn of the runner.
-            return
-        over = [
-            member
-            for member in going
-            if member.spec.job.turn_s
-            and member.pid is not None
-            and not self._find(member).kept
-            and (is_urgent or now - self._since[member.number] >= self._turn_s(member))
-        ]
-        if over:
-            self._end_turn(min(over, key=lambda member: self._since[member.number]), running)
-
-    def _find_wanted(self, running: Sequence[Member], view: View) -> tuple[Member | None, bool]:
-        """Who is to have GPU memory next, and whether at once: it could not be brought back."""
-        for member in running:
-            if self._find(member).trouble and self._find(member).where is Where.RETURNING:
-                return member, True
-        # Each starts once before any goes on: all come to their first steps soon.
-        waiting = find_next(view)
-        if waiting is not None:
-            return self.pack.members.by_number[waiting.number], False
-        away = [member for member in running if self._find(member).where is Where.HOST]
-        return min(away, key=lambda m: self._since[m.number], default=None), False
-
-    def _turn_s(self, member: Member) -> float:
-        return compute_turn_s(member.spec.job.turn_s, self._took_s["away"], self._took_s["back"])
+        turn_s = member.spec.job.turn_s
+        return TurnFacts(
+            since=self._since.get(member.number, now),
+            lasts_s=compute_turn_s(turn_s, took_s["away"], took_s["back"]),
+            may_end=bool(is_there and turn_s and member.pid is not None and not state.kept),
+            is_stuck=bool(state.trouble) and state.where is Where.RETURNING,
+        )
 
     def _end_turn(self, member: Member, running: Sequence[Member]) -> None:
         obstacle = (
@@ -411,7 +396,7 @@ class MemoryTurns:
                     kept.pop(number, None)
                 self._again_at.pop(number, None)
                 if number in self.pack.members.by_number:
-                    self.pack.members.by_number[number].is_moved = False
+                    self.pack.members.by_number[number].let_go(Stage.AWAY)
 
     def _keep(self, member: Member, reason: str) -> None:
         self._starts[member.number] = member.record.starts
@@ -422,7 +407,7 @@ class MemoryTurns:
         before, (state, acts) = self._find(member), step
         self._states[member.number] = state
         self._starts[member.number] = member.record.starts
-        member.is_moved = state.where is Where.HOST
+        (member.keep_at if state.where is Where.HOST else member.let_go)(Stage.AWAY)
         if state.where is not before.where:
             self._since[member.number] = self.pack.clock()
         if state.kept and state.kept != before.kept:

@@ -16,6 +16,7 @@ from typing import Any
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.job_values import ConditionOutlook
 from slurm_colloc.model.member import MemberState, WaitReason
+from slurm_colloc.model.member import Stage as MemberStage
 from slurm_colloc.model.plan import PackRequest
 from slurm_colloc.planning.arrange import Arrangement, arrange, find_wait
 from slurm_colloc.planning.known_degree import KnownDegree
@@ -291,7 +292,7 @@ class Stage:
         """A member ends."""
         member = self.members.by_number[number]
         member.process = member.pid = member.wrapper_pid = None
-        member.is_parked = False
+        member.let_go(MemberStage.PARKED)
         self.pauser.forget(member)
         self.members.vacate(number)
         self.states.write(member, MemberState.COMPLETED)

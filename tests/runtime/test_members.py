@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_colloc.model.job import Job
-from slurm_colloc.model.member import MemberState
+from slurm_colloc.model.member import MemberState, Stage
 from slurm_colloc.model.plan import MemberPlan
 from slurm_colloc.runtime.members import Member, PackMembers, PackPlace
 from slurm_colloc.runtime.step_command import WRAPPER, build_srun_argv, build_wrapper_argv
@@ -112,7 +112,7 @@ def test_the_recipe_of_a_step() -> None:
 def test_a_pause_counts_for_nothing_that_is_due_and_ends_with_the_start() -> None:
     member = Member(
         1, SPEC, StateRecord(MemberState.RUNNING, 1), prefix="/p/run.1.1", deadline=100.0,
-        signal_at=90.0, paused_at=10.0, is_parked=True, reserved_mb=7,
+        signal_at=90.0, paused_at=10.0, kept_at=Stage.PARKED, reserved_mb=7,
     )  # fmt: skip
     # It had gone on by itself at 15, and was paused again at 18.
     member.resume(15.0, paused_again_at=18.0)
