@@ -131,8 +131,15 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
             "left half-submitted\n"
         )
         # Only the rendered batch script is kept from one submission to the next, what numbers were
-        # given, and for an hour what Slurm has said of its QoS and its ids.
-        kept = {"qos.json", "job-ids.json", "origin.json", "claim.json"}
+        # given, what was read of scripts, and for a while what Slurm has said of its QoS, ids and nodes.
+        kept = {
+            "qos.json",
+            "job-ids.json",
+            "origin.json",
+            "claim.json",
+            "checked.json",
+            "nodes.json",
+        }
         left = [path.name for path in state.rglob("*") if path.is_file()]
         assert [n for n in left if not n.startswith("script.") and n not in kept] == []
         assert list_jobs(user) == jobs

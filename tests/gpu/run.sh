@@ -183,7 +183,8 @@ print("GPU works:", torch.ones(4, device="cuda").sum().item() == 4)'
     cat /etc/ld.so.conf.d/gpu-suite.conf
 } >"$out/machine.txt" 2>&1 || true
 
-export GPU_SUITE_OUT="$out"
+# See tests/bed.py.
+export GPU_SUITE_OUT="$out" CSUB_TEST_STARTED=1
 # Tests that bring a stub of the server along use this machine's control daemon.
 if [ -z "${CSUB_NVIDIA_MPS:-}" ]; then
     control=$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control || true)

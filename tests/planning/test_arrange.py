@@ -19,13 +19,18 @@ from slurm_colloc.planning.arrange import (
     PASSES_MOST,
     Arrangement,
     DegreeFacts,
+    EndTurn,
     Enter,
     MemberFacts,
     MemoryFacts,
+    Order,
     Preload,
+    Return,
     Start,
+    TurnFacts,
     View,
     arrange,
+    arrange_turns,
     count_memory_room,
     count_room,
     find_next,
@@ -277,6 +282,42 @@ def test_who_is_next_for_a_turn_starts_or_lacks_only_room_on_the_gpu() -> None:
     assert find_next(FULL) is None
     assert find_next(in_pack(FREE, no_place=LARGE)[0]) is None
     assert find_next(replace(FREE, waiting=())) is None
+
+
+# ---- Turns ---------------------------------------------------------------------------------------
+
+AWAY = replace(TWO, stage=Stage.AWAY, reserved_mb=70)
+OVER = replace(ONE, reserved_mb=70, turn=TurnFacts(0.0, 10.0, may_end=True))
+TURNS = replace(FREE, present=(OVER, AWAY), waiting=(), degree=DegreeFacts(bounds=False))
+
+
+@pytest.mark.parametrize(
+    ("view", "now", "order"),
+    [
+        (TURNS, 9.0, None),
+        (TURNS, 10.0, EndTurn(1)),
+        (replace(TURNS, present=(replace(OVER, turn=TurnFacts(0.0, 10.0)), AWAY)), 99.0, None),
+        (replace(TURNS, present=(replace(OVER, reserved_mb=5), AWAY)), 0.0, Return(2)),
+        (replace(TURNS, present=(OVER,)), 99.0, None),
+        # Each starts once before any goes on.
+        (replace(TURNS, waiting=(replace(NEW, need_mb=70),)), 10.0, EndTurn(1)),
+        (replace(TURNS, waiting=(replace(NEW, need_mb=5),)), 99.0, None),
+        # What could not be brought back has room made for it at once.
+        (
+            replace(TURNS, present=(OVER, replace(TWO, turn=TurnFacts(is_stuck=True)))),
+            1.0,
+            EndTurn(1),
+        ),
+    ],
+)
+def test_whose_turn_ends_and_who_goes_on(view: View, now: float, order: Order | None) -> None:
+    assert arrange_turns(view, now) == order
+
+
+def test_of_several_the_one_ends_whose_turn_began_first() -> None:
+    later = replace(OVER, number=5, turn=TurnFacts(5.0, 10.0, may_end=True))
+    view = replace(TURNS, places=9, present=(later, OVER, AWAY))
+    assert arrange_turns(view, 99.0) == EndTurn(1)
 
 
 # ---- Room ----------------------------------------------------------------------------------------
