@@ -127,7 +127,7 @@ def run_csub(bed: GpuNode, run: str) -> dict[str, Any]:
         submitted.append(time.time())
         words = (*ASKED, "--join", "--open", f"--max-slowdown={bound}", str(script))
         told = bed.user.csub(*words, str(steps), note)
-        found = re.search(r"member (\d+/\d+)", told.stdout + told.stderr)
+        found = re.search(r"(?:member |csub: )(\d+/\d+)", told.stdout + told.stderr)
         assert found, told
         names.append(found.group(1))
     for job_id in dict.fromkeys(name.partition("/")[0] for name in names):
