@@ -42,11 +42,9 @@ class InputStalls:
         disk: Reading files.
         is_cold: Files were read from disk; otherwise what the disk costs is not known.
         reads_files: Its loader read files at all.
-        batch_s: Seconds per batch, as it trains.
         processes: How many train together.
         workers: Workers of a process's DataLoader.
         cpus: Cores that a process has.
-        turns: How often each phase was measured.
     """
 
     gpu: float
@@ -57,11 +55,9 @@ class InputStalls:
     disk: float
     is_cold: bool
     reads_files: bool
-    batch_s: float
     processes: int
     workers: int
     cpus: int
-    turns: int
 
 
 @dataclass(frozen=True)
@@ -90,9 +86,10 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         return None
     is_told = bool(timed["apart"])
     names = PHASES if is_told else PHASES[1:]
-    turns = min(len(timed[name]) for name in names)
     values = [v for name in names for v in timed[name]]
-    if not turns or not all(n > 0 and math.isfinite(s) and s > 0 for n, s in values):
+    if not all(timed[name] for name in names) or not all(
+        n > 0 and math.isfinite(s) and s > 0 for n, s in values
+    ):
         return None
     means = make_rising([median(s / n for n, s in timed[name]) for name in names])
     resident, replayed, cached, ordinary = means[-4:]
@@ -105,11 +102,9 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         disk=(ordinary - cached) / ordinary,
         is_cold=read >= max(ASKED_LEAST, COLD_LEAST * asked),
         reads_files=asked >= ASKED_LEAST,
-        batch_s=ordinary,
         processes=processes,
         workers=workers,
         cpus=cpus,
-        turns=turns,
     )
 
 

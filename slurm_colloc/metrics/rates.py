@@ -77,6 +77,17 @@ def measure_windows(windows: Iterable[Window]) -> float:
     return sum(end - begin for begin, end in windows)
 
 
+def join_windows(windows: Iterable[Window]) -> list[Window]:
+    """Windows in the order of their beginnings, those that touch or overlap as one."""
+    joined: list[Window] = []
+    for begin, end in windows:
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
 @dataclass(frozen=True)
 class Track:
     """One quantity of a GPU over time.
@@ -86,8 +97,8 @@ class Track:
         values: What was read.
     """
 
-    at: Sequence[float]
-    values: Sequence[Value]
+    at: Sequence[float] = ()
+    values: Sequence[Value] = ()
 
     @cached_property
     def _known(self) -> tuple[list[float], list[float]]:
@@ -161,6 +172,9 @@ class Track:
         return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
 
 
+NOTHING_READ = Track()
+
+
 # ---- The time of a member without that in which its processes were stopped -----------------------
 #
 # Its runner stops members for about a second, so that others can be measured without them, and for
@@ -179,14 +193,7 @@ class OwnTime:
     """
 
     def __init__(self, stopped: Iterable[Window] = ()) -> None:
-        joined: list[Window] = []
-        for begin, end in sorted(stopped):
-            if end <= begin:
-                continue
-            if joined and begin <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-            else:
-                joined.append((begin, end))
+        joined = join_windows(sorted(window for window in stopped if window[1] > window[0]))
         self._stopped = tuple(joined)
         self._begins = [begin for begin, _ in joined]
         self._sums = [0.0, *accumulate(end - begin for begin, end in joined)]

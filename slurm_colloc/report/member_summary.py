@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference
+from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference, list_windows
 from slurm_colloc.metrics.rates import measure_windows, sum_known
 from slurm_colloc.metrics.sharing_cost import Stall
 from slurm_colloc.model.member import MemberState
@@ -155,9 +155,7 @@ def _build_power(run: PackRun, member: MemberRun) -> SummaryPower | None:
     from slurm_colloc.planning.power_limit import choose_limit
 
     choice = choose_limit([curve], bound, may_measure=False)
-    held_w = run.compute_mean(
-        member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays]
-    )
+    held_w = run.compute_mean(member, "power_limit_w", list_windows(member.stays))
     if not choice.limit_w or (held_w is not None and held_w < choice.limit_w + NEAR_W):
         return None
     return {
@@ -312,7 +310,7 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
         notes.append(f"started {len(member.starts)} times; its steps are those of all starts")
     if view.state in (MemberState.FAILED, MemberState.OUT_OF_MEMORY) and view.reason:
         notes.append(view.reason)
-    if measure_windows((stay.begin, stay.end) for stay in member.stays) and not member.starts:
+    if measure_windows(list_windows(member.stays)) and not member.starts:
         notes.append("the monitor has not seen it")
     return notes
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out_stops
+from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out_stops, list_windows
 from slurm_colloc.metrics.rates import (
     NEVER_STOPPED,
     WINDOW_LEAST_S,
     OwnTime,
     Settled,
     Window,
+    measure_windows,
     settle,
 )
 from slurm_colloc.model.gpu_pace import GpuPace
@@ -96,7 +97,7 @@ class MemberRun:
     @property
     def present_s(self) -> float:
         """How long it was there."""
-        return sum(stay.end - stay.begin for stay in self.present)
+        return measure_windows(list_windows(self.present))
 
     @property
     def stopped_s(self) -> float:
@@ -221,8 +222,7 @@ class PackRun:
         self, member: MemberRun, metric: str, windows: Sequence[Window]
     ) -> float | None:
         """The mean of a metric of a member's GPUs over windows; None where it was not measured."""
-        track = self.look_at(member).get(metric)
-        return None if track is None else track.compute_mean(windows)
+        return self.look_at(member).get(metric).compute_mean(windows)
 
     def compute_power_w(self, member: MemberRun, windows: Sequence[Window]) -> float | None:
         """Mean power of each of a member's GPUs over windows, in watts."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
+from slurm_colloc.metrics.rates import NOTHING_READ, CounterReadings, OwnTime, Track
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.report_files import (
@@ -345,10 +345,10 @@ class GpuSamples:
         """When it was read, in seconds since the epoch."""
         return [] if self.table is None else _to_list(self.table["at"])
 
-    def get(self, metric: str) -> Track | None:
-        """A metric over time; None where nothing was measured of the GPU."""
+    def get(self, metric: str) -> Track:
+        """A metric over time."""
         if self.table is None:
-            return None
+            return NOTHING_READ
         track = self._tracks.get(metric)
         if track is None:
             track = Track(self.at, _to_list(self.table[metric]))

@@ -88,16 +88,12 @@ def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, SummarySpread 
         samples: Of its GPUs, or of one of them.
     """
     word = attribute_whole([member for member in run.members if member.stays]).value
-    found: dict[str, SummarySpread | None] = {}
+    found: dict[str, Any] = {}
     for metric in GPU_METRICS:
-        track = samples.get(metric)
-        if metric in _COUNTERS or track is None or run.window is None:
+        if metric in _COUNTERS or not samples or run.window is None:
             continue
-        spread = describe_values(track.select([run.window]))
-        found[metric] = None if spread is None else {
-            "mean": spread.mean, "p50": spread.p50, "p95": spread.p95, "max": spread.max,
-            "attribution": word,
-        }  # fmt: skip
+        spread = describe_values(samples.get(metric).select([run.window]))
+        found[metric] = None if spread is None else {**asdict(spread), "attribution": word}
     return found
 
 
@@ -112,15 +108,14 @@ def build_throttled(gpus: Sequence[GpuSamples]) -> dict[str, float | None]:
 
 
 def _count_rise(samples: GpuSamples, metric: str) -> float | None:
-    track = samples.get(metric)
-    values = [value for value in (track.values if track else ()) if value is not None]
+    values = [value for value in samples.get(metric).values if value is not None]
     rise = values[-1] - values[0] if values else None
     return None if rise is None or rise < 0 else rise
 
 
 def _measure_energy(run: PackRun, samples: GpuSamples) -> float | None:
     track = samples.get("energy_j")
-    if track is None or run.window is None or not track.at:
+    if run.window is None or not track.at:
         return None
     begin, end = max(run.window[0], track.at[0]), min(run.window[1], track.at[-1])
     return track.compute_increase((begin, end)) if end > begin else None
@@ -133,8 +128,7 @@ def build_imbalance(run: PackRun) -> SummaryImbalance | None:
     for metric in _BUSY:
         means = {}
         for uuid in run.gpu_uuids:
-            track = run.join_gpus((uuid,)).get(metric)
-            spread = None if track is None else describe_values(track.select([run.window]))
+            spread = describe_values(run.join_gpus((uuid,)).get(metric).select([run.window]))
             if spread is not None:
                 means[uuid] = spread.mean
         if len(means) == len(run.gpu_uuids):
@@ -378,8 +372,7 @@ def _list_notes(run: PackRun) -> list[str]:
 def _tell_power_limit(run: PackRun) -> list[str]:
     """That another power limit held than the one that was asked for."""
     asked_w = run.view.record.power_limit_w
-    track = run.gpu.get("power_limit_w")
-    held_w = track.compute_mean([run.window]) if track is not None and run.window else None
+    held_w = run.gpu.get("power_limit_w").compute_mean([run.window]) if run.window else None
     if not asked_w or (held_w is not None and abs(held_w - asked_w) < NEAR_W):
         return []
     told = f"a power limit of {asked_w} W was asked for, and "

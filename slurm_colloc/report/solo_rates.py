@@ -104,8 +104,7 @@ def compute_brief_mean(
     run: PackRun, member: MemberRun, metric: str, windows: Sequence[Window]
 ) -> float | None:
     """The mean of a metric of a member's GPUs over short windows; None where not measured."""
-    track = run.look_at(member).get(metric)
-    values = [] if track is None else track.select_whole(windows)
+    values = run.look_at(member).get(metric).select_whole(windows)
     return fmean(values) if values else None
 
 
@@ -317,7 +316,7 @@ def find_idle_power(run: PackRun) -> tuple[float | None, str]:
     begins = [stay.begin for member in run.members for stay in member.stays]
     moments = [(begins, "before the first member started"), (firsts, "before the first step")]
     for times, words in moments:
-        value = find_idle_power_w(power, min(times)) if power is not None and times else None
+        value = find_idle_power_w(power, min(times)) if times else None
         if value is not None:
             return value / max(1, len(run.gpu_uuids)), f"{MEASURED} {words}"
     for member in run.members:
