@@ -119,13 +119,13 @@ class StepGroup:
         return found / _MIB if has_found else None
 
 
-def find_step_group(pid: int, root: str = "/sys/fs/cgroup") -> StepGroup:
+def find_step_group(pid: int) -> StepGroup:
     """The group of the step that a process runs in."""
     try:
         text = read_small(f"/proc/{pid}/cgroup").decode("utf-8", "replace")
     except OSError:
         text = ""
-    return StepGroup(text, root)
+    return StepGroup(text)
 
 
 # ---- Which processes are whose, with few looks at /proc ------------------------------------------

@@ -317,9 +317,17 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     pauses: dict[int, list[MemberPause]] = {}
     for pause in read_pauses(path):
         pauses.setdefault(pause.member, []).append(pause)
-    here = tuple(record for record in known if record.gpu_model == model)
-    reading = _Reading(samples, last_at, here, pauses)
-    members = tuple(_build_member(member, reading) for member in view.members)
+    here = [record for record in known if record.gpu_model == model]
+    members = tuple(
+        _build_member(
+            member,
+            samples.starts.get(member.place, ()),
+            last_at,
+            here,
+            pauses.get(member.place, ()),
+        )
+        for member in view.members
+    )
     told = (*problems, *samples.problems)
     run = PackRun(path, view, setup, monitor, samples, members, told, degree)
     return add_slow_gpus(run, profiles)
@@ -339,26 +347,22 @@ def add_slow_gpus(run: PackRun, root: Path) -> PackRun:
     return replace(run, slow_gpus=slow)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What was read of a whole pack.
+def _build_member(
+    view: MemberView,
+    starts: tuple[StartSamples, ...],
+    last_at: float | None,
+    profiles: Sequence[ProfileRecord],
+    pauses: Sequence[MemberPause],
+) -> MemberRun:
+    """A member's records joined with its samples.
 
-    Attributes:
-        samples: All samples.
-        last_at: When the newest was read; None without any.
+    Args:
+        view: What was written about it.
+        starts: Its samples.
+        last_at: When the newest of the pack's was read; None without any.
         profiles: The usage profiles on its GPU model.
-        pauses: By number, when its runner had paused members.
+        pauses: When its runner had paused it.
     """
-
-    samples: Samples
-    last_at: float | None
-    profiles: tuple[ProfileRecord, ...]
-    pauses: Mapping[int, Sequence[MemberPause]]
-
-
-def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
-    number = view.place
-    starts = reading.samples.starts.get(number, ())
     signature = family = kind = profile = None
     relatives: tuple[ProfileRecord, ...] = ()
     with contextlib.suppress(OSError, StateError):
@@ -366,14 +370,13 @@ def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
         signature = compute_signature(script, view.spec.job)
         family = compute_family(script, view.spec.job)
         kind = compute_kind(script, view.spec.job)
-    here = reading.profiles
     if signature is not None and kind is not None:
-        profile = next((record for record in here if record.signature == signature), None)
-        of_family = [record for record in here if record.family == family]
+        profile = next((record for record in profiles if record.signature == signature), None)
+        of_family = [record for record in profiles if record.family == family]
         relatives = tuple(choose_relatives(of_family, kind))
-    spans = _find_spans(view, starts, reading.last_at)
-    stays = tuple(Stay(begin, end, number) for begin, end in sorted(spans.values()))
-    own_time = OwnTime(_find_stops(reading.pauses.get(number, ()), spans))
+    spans = _find_spans(view, starts, last_at)
+    stays = tuple(Stay(begin, end, view.place) for begin, end in sorted(spans.values()))
+    own_time = OwnTime(_find_stops(pauses, spans))
     return MemberRun(view, starts, stays, signature, family, profile, relatives, own_time, kind)
 
 

@@ -48,19 +48,17 @@ class BrieflyAlone:
     Attributes:
         rate: What its runner has measured.
         samples: What was read of the start.
-        source: Names the start, so that the same one is not counted twice.
         windows: When it was alone, its first steps left out; none where that was too short to tell
             what it takes of the GPU.
     """
 
     rate: RateAlone
     samples: StartSamples
-    source: str
     windows: tuple[Window, ...]
 
 
 def name_start(run: PackRun, member: MemberRun, start: StartSamples) -> str:
-    """A name for a start that no other start has."""
+    """A name for a start that no other start has, so that it is not counted twice."""
     return f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}"
 
 
@@ -76,7 +74,7 @@ def find_briefly_alone_start(run: PackRun, member: MemberRun) -> BrieflyAlone | 
     # An earlier start may have been measured, and the last one not.
     started = [start for start in member.starts if start.begin <= rate.at]
     start = (started or member.starts)[-1]
-    return BrieflyAlone(rate, start, name_start(run, member, start), _find_windows(run, member))
+    return BrieflyAlone(rate, start, _find_windows(run, member))
 
 
 def find_measured_rate(run: PackRun, member: MemberRun) -> RateAlone | None:
@@ -125,13 +123,11 @@ def _find_windows(run: PackRun, member: MemberRun) -> tuple[Window, ...]:
         for moment in (stay.begin, stay.end)
     ]
     # While it starts it does not use the GPU as it does later.
-    unsure += [(start.begin, _find_begin(start)) for start in member.starts]
+    for start in member.starts:
+        first_at = start.first_step_at
+        unsure.append((start.begin, start.end if first_at is None else first_at + MARGIN_S))
     windows = tuple(find_briefly_alone(run.phases, member.number, unsure))
     return windows if measure_windows(windows) >= ACTIVITY_LEAST_S - _CLOCK_S else ()
-
-
-def _find_begin(start: StartSamples) -> float:
-    return start.end if start.first_step_at is None else start.first_step_at + MARGIN_S
 
 
 # ---- A member alone: its solo rate, and the starts of a pack that tell what it uses alone --------
@@ -278,7 +274,8 @@ class Relatives:
                         self._run.compute_power_w(member, alone.used),
                     )
                     for alone in find_alone_starts(self._run, member)
-                    if alone.rate.steps_per_s is not None and alone.source not in counted
+                    if alone.rate.steps_per_s is not None
+                    and name_start(self._run, member, alone.samples) not in counted
                 ]
                 found = _find_by_pausing(self._run, member)
                 by_pausing += [] if found is None else [found]
@@ -290,13 +287,12 @@ class Relatives:
         if not known:
             return None
         rates = [rate for rate, _, _ in known]
-        mean = fmean(rates)
         if not rates_agree(rates):
             return None
         activities = [value for _, value, _ in known if value is not None]
         powers = [value for _, _, value in known if value is not None]
         return SoloRate(
-            mean,
+            fmean(rates),
             FAMILY,
             len(known),
             fmean(activities) if activities else None,
@@ -331,7 +327,6 @@ class AloneStart:
 
     Attributes:
         samples: What was read of the start.
-        source: Names the start, so that the same one is not counted twice.
         windows: When it was alone.
         used: The same after its warm-up.
         stepping: The same without pauses.
@@ -339,7 +334,6 @@ class AloneStart:
     """
 
     samples: StartSamples
-    source: str
     windows: list[Window]
     used: list[Window]
     stepping: list[Window]
@@ -370,8 +364,7 @@ def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
             # Nothing tells when it had settled; a GPU job without progress still has a peak.
             used = stepping = _clip(own, (start.begin + _WARM_UP_S, start.end))
         if measure_windows(used) >= ALONE_LEAST_S:
-            source = name_start(run, member, start)
-            found.append(AloneStart(start, source, own, used, stepping, intervals))
+            found.append(AloneStart(start, own, used, stepping, intervals))
     return found
 
 

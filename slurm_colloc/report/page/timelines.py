@@ -8,7 +8,6 @@ a submission: which packs had them, with how many members.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import ENDS
 from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
-from slurm_colloc.report.show_view import name_gpu
+from slurm_colloc.report.show_view import name_gpu, read_events
 from slurm_colloc.report.summary_file import (
     Summary,
     SummaryGpu,
@@ -27,7 +26,6 @@ from slurm_colloc.report.summary_file import (
     choose_members,
 )
 from slurm_colloc.report.terminal_tables import format_span
-from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.member_states import AT_DOOR, MEASURED, MemberPause
 
 RUNS, MEASURING, PARKED, LOADED = 0, 1, 2, 3
@@ -37,7 +35,6 @@ _KINDS = {MEASURED: MEASURING, AT_DOOR: LOADED}
 Band = tuple[float, float, int]
 """From and to in seconds since the pack's first start, and what it says."""
 
-_LOG_BYTES_MOST = 64 << 20
 _EVENTS_MOST = 200
 _SHORT_S = 0.05
 
@@ -159,16 +156,8 @@ def _list_of_member(member: SummaryMember, bands: Sequence[Band], begin: float) 
 def _read_taken_over(pack: Path) -> list[tuple[float, int]]:
     """When members of other packs were taken over, from the runner's log for people."""
     found: list[tuple[float, int]] = []
-    try:
-        # What lies there may be another user's, and no file at all.
-        lines = read_bytes(pack / "events.jsonl", _LOG_BYTES_MOST).splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        if b'"took_over"' not in line:
-            continue
+    for event in read_events(pack, b'"took_over"'):
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            event = json.loads(line)
             if event["event"] == "took_over":
                 found.append((float(event["at"]), int(event["member"])))
     return found
