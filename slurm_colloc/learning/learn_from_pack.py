@@ -495,13 +495,12 @@ def _observe_in_company(
     means = {metric: compute_brief_mean(run, member, metric, windows) for metric in _METRICS}
     steps, counted = samples.peak("steps"), samples.peak("samples")
     run_s = member.own_time.read(samples.end) - member.own_time.read(samples.begin)
-    first_cpu_s, last_cpu_s = samples.first("cpu_s"), samples.last("cpu_s")
-    has_cores = first_cpu_s is not None and run_s > 0
+    cpu_s = samples.compute_rise("cpu_s")
     return replace(
         _describe_start(run, member, samples, means, idle_power_w),
         at=(0.0 if rate is None else rate.at) or samples.end,
         window_s=0.0 if rate is None else rate.window_s,
-        cpu_cores=(last_cpu_s - first_cpu_s) / run_s if has_cores else None,
+        cpu_cores=None if cpu_s is None or run_s <= 0 else cpu_s / run_s,
         host_memory_peak_mb=samples.peak("host_memory_mb"),
         steps_per_s=None if rate is None else rate.steps_per_s,
         samples_per_s=rate.steps_per_s * counted / steps if rate and counted and steps else None,

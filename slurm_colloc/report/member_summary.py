@@ -11,9 +11,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference, list_windows
@@ -39,7 +38,6 @@ from slurm_colloc.report.member_figures import (
 )
 from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.pack_run import MemberRun, PackRun
-from slurm_colloc.report.pack_samples import StartSamples
 from slurm_colloc.report.solo_rates import FAMILY, PROFILE, SoloRate
 from slurm_colloc.report.summary_file import (
     SummaryChange,
@@ -80,6 +78,7 @@ def build_member(
     code = record.exit_code if record is not None and view.is_final else None
     use = record.gpu if record is not None else None
     gpu_memory = choose_highest(member.starts, run.count_gpus_of(member))
+    progress = [start.last("progress") for start in member.starts]
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     notes.append(_tell_assumed(gpu_memory))
     return {
@@ -115,7 +114,7 @@ def build_member(
         "steps": _as_int(figures.steps),
         "skipped": _as_int(count_up(member, "skipped")),
         "samples": _as_int(count_up(member, "samples")),
-        "progress": _last(member, lambda start: start.last("progress")),
+        "progress": next((word for word in reversed(progress) if word is not None), None),
         "unmatched_lines": _count_unmatched(run, figures),
         "rate": _build_rate(figures),
         "solo": _build_solo(figures.solo),
@@ -225,13 +224,8 @@ def _count_cores(member: MemberRun) -> float | None:
     clock = member.own_time
     measured_s = sum(clock.read(start.end) - clock.read(start.begin) for start in member.starts)
     # The counter of a start stands at what it had used when it was seen first.
-    rise_s = sum_known(_compute_rise(start, "cpu_s") for start in member.starts)
+    rise_s = sum_known(start.compute_rise("cpu_s") for start in member.starts)
     return None if rise_s is None or measured_s <= 0 else rise_s / measured_s
-
-
-def _compute_rise(start: StartSamples, name: str) -> float | None:
-    first = start.first(name)
-    return None if first is None else float(start.last(name) - first)
 
 
 def _add_up(member: MemberRun, name: str) -> float | None:
@@ -241,11 +235,6 @@ def _add_up(member: MemberRun, name: str) -> float | None:
 
 def _as_int(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _last(member: MemberRun, read: Callable[[StartSamples], Any]) -> Any:
-    found = (read(start) for start in reversed(member.starts))
-    return next((value for value in found if value is not None), None)
 
 
 def _build_stall(stall: Stall) -> SummaryStall:

@@ -186,11 +186,7 @@ def thin_members(
     as_it_stood = pc.ScalarAggregateOptions(skip_nulls=False)
 
     def thin(table: pa.Table) -> pa.Table:
-        bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
-        grouped = table.append_column("bucket", bucket).group_by(
-            [*KEY, "bucket"], use_threads=False
-        )
-        found = grouped.aggregate(
+        found = _group(table, KEY, stride_s).aggregate(
             [("at", "max")]
             + [(name, "max") for name in PEAKS]
             + [(name, "last", as_it_stood) for name in LAST]
@@ -208,7 +204,6 @@ def thin_gpu(
 ) -> tuple[Callable[[pa.Table], pa.Table], Sequence[str], float]:
     """Keep the means over a stride of seconds, where there are very many rows."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     names = ("at", "uuid", *GPU_METRICS)
     span_s = _count_span_s(files)
@@ -217,15 +212,21 @@ def thin_gpu(
         return (lambda table: table), names, 0.0
 
     def thin(table: pa.Table) -> pa.Table:
-        bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
-        grouped = table.append_column("bucket", bucket).group_by(
-            ["uuid", "bucket"], use_threads=False
-        )
+        grouped = _group(table, ("uuid",), stride_s)
         found = grouped.aggregate([(name, "mean") for name in ("at", *GPU_METRICS)])
         columns = {"at": found["at_mean"], "uuid": found["uuid"]}
         return pa.table(columns | {name: found[f"{name}_mean"] for name in GPU_METRICS})
 
     return thin, names, stride_s
+
+
+def _group(table: pa.Table, keys: Sequence[str], stride_s: float) -> pa.TableGroupBy:
+    """Rows of the same keys and the same stride of seconds together."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
+    return table.append_column("bucket", bucket).group_by([*keys, "bucket"], use_threads=False)
 
 
 # ---- The samples of a pack as its monitor has written them, by member and by GPU -----------------
@@ -275,6 +276,11 @@ class StartSamples:
         """The last known value of a column; None where none is."""
         known = self.table[name].drop_null()
         return known[-1].as_py() if len(known) else None
+
+    def compute_rise(self, name: str) -> float | None:
+        """How far a counter rose since it was seen first; None where it was never read."""
+        first = self.first(name)
+        return None if first is None else float(self.last(name) - first)
 
     def peak(self, name: str) -> float | None:
         """The largest known value of a column; None where none is."""
