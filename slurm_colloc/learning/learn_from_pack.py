@@ -17,8 +17,8 @@ from statistics import fmean
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import find_shared
-from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
-from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
+from slurm_colloc.metrics.rates import Window, measure_windows
+from slurm_colloc.metrics.sharing_cost import compute_data_share
 from slurm_colloc.model.gpu_pace import GpuRate, GpuRun
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.measured_curve import (
@@ -45,9 +45,9 @@ from slurm_colloc.model.usage_profile import (
 from slurm_colloc.report.member_figures import (
     Figures,
     compute_figures,
+    compute_slowdown_with,
     find_gpu_memory_peak,
     find_groups,
-    find_settled,
     find_spans,
     find_usual_gpu_memory,
 )
@@ -214,9 +214,10 @@ def _compare(
         number = entry.member.number
         partners = groups[number] - {number}
         predicted, residual = expected.get(number), None
-        if partners and predicted is not None:
-            windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
-            residual = _compute_residual(entry, windows, run.view.record.mode, predicted)
+        if predicted is not None and _ran_as_planned(entry.member, run.view.record.mode):
+            measured = compute_slowdown_with(run, entry, partners, spans, TOGETHER_LEAST_S)
+            if measured is not None and math.isfinite(measured - predicted):
+                residual = measured - predicted
         members.append(Compared(number, residual, partners, _list_profiles(entry.member)))
     return () if all(member.residual is None for member in members) else tuple(members)
 
@@ -259,25 +260,14 @@ def _predict(
     return {entry.member.number: value for entry, value in zip(figures, found, strict=True)}
 
 
-def _compute_residual(
-    entry: Figures, windows: Sequence[Window], mode: SharingMode, predicted: float
-) -> float | None:
-    """Measured less predicted; None where it is unknown, or not comparable with the other."""
-    member, solo = entry.member, entry.solo
-    plan = member.view.spec.plan
-    if solo is None or not windows or len(member.starts) != 1:
-        return None
+def _ran_as_planned(member: MemberRun, mode: SharingMode) -> bool:
+    """Whether what was measured of a member can be compared with what was predicted."""
     gpu = member.view.record.gpu if member.view.record is not None else None
-    if gpu is not None:
-        is_limited_as_planned = (gpu.thread_percentage or 100) == (plan.thread_percentage or 100)
-        if gpu.mode != mode.value or not is_limited_as_planned:
-            return None
-    intervals = [interval for start in member.settle() for interval in start.intervals]
-    rate = compute_rate(select_within(intervals, windows), TOGETHER_LEAST_S).steps_per_s
-    measured = compute_slowdown(solo.steps_per_s, rate)
-    if measured is None or not math.isfinite(measured - predicted):
-        return None
-    return measured - predicted
+    if len(member.starts) != 1 or gpu is None:
+        return len(member.starts) == 1
+    plan = member.view.spec.plan
+    is_limited_as_planned = (gpu.thread_percentage or 100) == (plan.thread_percentage or 100)
+    return gpu.mode == mode.value and is_limited_as_planned
 
 
 def _list_profiles(member: MemberRun) -> tuple[str, ...]:

@@ -499,18 +499,40 @@ def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, floa
     found = {}
     for entry in figures:
         number = entry.member.number
-        partners = groups[number] - {number}
         if entry.predicted_slowdown is None or entry.slowdown is None:
             continue
-        if entry.solo is None or not partners:
-            continue
-        windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
-        intervals = [interval for start in entry.member.settle() for interval in start.intervals]
-        rate = compute_rate(select_within(intervals, windows)).steps_per_s
-        slowdown = compute_slowdown(entry.solo.steps_per_s, rate)
+        slowdown = compute_slowdown_with(run, entry, groups[number] - {number}, spans)
         if slowdown is not None:
             found[number] = slowdown
     return found
+
+
+def compute_slowdown_with(
+    run: PackRun,
+    entry: Figures,
+    partners: frozenset[int],
+    spans: Mapping[int, Sequence[Window]],
+    least_s: float = WINDOW_LEAST_S,
+) -> float | None:
+    """How much slower than alone a member was with some others, all of them warmed up.
+
+    Args:
+        run: The pack.
+        entry: The member.
+        partners: The others.
+        spans: When each did what it is for.
+        least_s: Fewer seconds with them are too short.
+
+    Returns:
+        None where it is unknown, and with no partners.
+    """
+    if entry.solo is None or not partners:
+        return None
+    member = entry.member
+    windows = member.own_time.bridge(find_settled(run, member.number, partners, spans))
+    intervals = [interval for start in member.settle() for interval in start.intervals]
+    rate = compute_rate(select_within(intervals, windows), least_s).steps_per_s
+    return compute_slowdown(entry.solo.steps_per_s, rate)
 
 
 def find_groups(run: PackRun) -> dict[int, frozenset[int]]:

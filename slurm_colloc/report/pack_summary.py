@@ -32,7 +32,7 @@ from slurm_colloc.report.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
-from slurm_colloc.report.show_view import read_fallbacks
+from slurm_colloc.report.show_view import find_extremes, read_fallbacks
 from slurm_colloc.report.speed_words import describe_degree
 from slurm_colloc.report.summary_file import (
     SUMMARY_SCHEMA,
@@ -56,8 +56,6 @@ from slurm_colloc.store.report_files import GPU_METRICS, report_directory
 # Each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/json.md.
 
 _COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
-_BUSY = ("sm_active", "utilization")
-"""What tells how busy a GPU was, the best first."""
 
 
 def _build_gpu(run: PackRun, uuid: str) -> SummaryGpu:
@@ -121,24 +119,17 @@ def _measure_energy(run: PackRun, samples: GpuSamples) -> float | None:
     return track.compute_increase((begin, end)) if end > begin else None
 
 
-def build_imbalance(run: PackRun) -> SummaryImbalance | None:
+def build_imbalance(gpus: Sequence[SummaryGpu]) -> SummaryImbalance | None:
     """How unevenly the GPUs were used; None for one GPU, and where that is unknown of one."""
-    if len(run.gpu_uuids) < 2 or run.window is None:
+    found = find_extremes(gpus) if len(gpus) > 1 else None
+    if found is None:
         return None
-    for metric in _BUSY:
-        means = {}
-        for uuid in run.gpu_uuids:
-            spread = describe_values(run.join_gpus((uuid,)).get(metric).select([run.window]))
-            if spread is not None:
-                means[uuid] = spread.mean
-        if len(means) == len(run.gpu_uuids):
-            least, most = (choose(means, key=means.__getitem__) for choose in (min, max))
-            return {
-                "metric": metric,
-                "least": {"uuid": least, "mean": means[least]},
-                "most": {"uuid": most, "mean": means[most]},
-            }
-    return None
+    metric, (least, low), (most, high) = found
+    return {
+        "metric": metric,
+        "least": {"uuid": low["uuid"], "mean": least},
+        "most": {"uuid": high["uuid"], "mean": most},
+    }
 
 
 # ----
@@ -239,6 +230,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         for entry in figures
     ]
     add_metrics(run, members)
+    gpus = [_build_gpu(run, uuid) for uuid in run.gpu_uuids]
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
@@ -263,8 +255,8 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "coverage": _build_coverage(run),
         "gpu_use": build_gpu_use(run, run.gpu),
         "throttled_s": build_throttled([run.join_gpus((uuid,)) for uuid in run.gpu_uuids]),
-        "gpus": [_build_gpu(run, uuid) for uuid in run.gpu_uuids],
-        "imbalance": build_imbalance(run),
+        "gpus": gpus,
+        "imbalance": build_imbalance(gpus),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
         "members": members,

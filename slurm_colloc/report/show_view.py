@@ -133,7 +133,10 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
         if setup.restarts:
             times = "once" if setup.restarts == 1 else f"{setup.restarts} times"
             told.append(f"started again {times}")
-        lines.append(f"  MPS:      {_describe_daemon(setup.by)}: {', '.join(told)}")
+        whose = "a daemon of this pack's own"
+        if setup.by != "runner":
+            whose = f"the node's own daemon ({setup.by})"
+        lines.append(f"  MPS:      {whose}: {', '.join(told)}")
     if setup.instances:
         lines.append(f"  MIG:      {'+'.join(one.profile for one in setup.instances)}")
         seated = _find_seated(view)
@@ -183,13 +186,6 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
             said = (told, describe_cost(degree.cost_s, None))
             return ["; ".join(filter(None, said))] if any(said) else []
     return []
-
-
-def _describe_daemon(by: str) -> str:
-    """Whose daemon it is."""
-    if by == "runner":
-        return "a daemon of this pack's own"
-    return f"the node's own daemon ({by})"
 
 
 def _render_gpu_use(use: GpuUse | None) -> str:
@@ -474,21 +470,33 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
 
 def tell_balance(summaries: Sequence[Summary]) -> str:
     """How evenly the GPUs were used; empty where that is not known of all of them."""
-    rows = list_gpus(summaries)
-    for metric, word in (("sm_active", "SM activity"), ("utilization", "utilization")):
-        means = [(_read(gpu, metric), gpu) for _, gpu in rows]
-        known = [(value, gpu) for value, gpu in means if value is not None]
-        if not known or len(known) < len(rows):
-            continue
-        least, most = (choose(known, key=lambda pair: pair[0]) for choose in (min, max))
-        if most[0] - least[0] < _EVEN:
-            return f"{word} of all {len(rows)} GPUs is {format_share(least[0])}, or nearly"
-        low, high = (name_gpu(gpu["uuid"], gpu["index"]) for _, gpu in (least, most))
-        return (
-            f"{word} goes from {format_share(least[0])} on {low} to {format_share(most[0])} on "
-            f"{high}"
-        )
-    return ""
+    gpus = [gpu for _, gpu in list_gpus(summaries)]
+    found = find_extremes(gpus)
+    if found is None:
+        return ""
+    metric, *extremes = found
+    word = "SM activity" if metric == "sm_active" else metric
+    (least, low), (most, high) = (
+        (mean, name_gpu(gpu["uuid"], gpu["index"])) for mean, gpu in extremes
+    )
+    if most - least < _EVEN:
+        return f"{word} of all {len(gpus)} GPUs is {format_share(least)}, or nearly"
+    return f"{word} goes from {format_share(least)} on {low} to {format_share(most)} on {high}"
+
+
+def find_extremes(
+    gpus: Sequence[SummaryGpu],
+) -> tuple[str, tuple[float, SummaryGpu], tuple[float, SummaryGpu]] | None:
+    """What tells how busy all of some GPUs were, and the means of the least and the most busy.
+
+    None where nothing tells it of all of them.
+    """
+    for metric in ("sm_active", "utilization"):
+        means = [(mean, gpu) for gpu in gpus if (mean := _read(gpu, metric)) is not None]
+        if means and len(means) == len(gpus):
+            least, most = (choose(means, key=lambda pair: pair[0]) for choose in (min, max))
+            return metric, least, most
+    return None
 
 
 def format_traffic(mib_s: float | None) -> str:

@@ -258,46 +258,42 @@ class Relatives:
         return self._found[kind]
 
     def _compute(self, kind: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
+        run = self._run
         known = [
-            (record.steps_per_s.mean * self._run.pace, record.sm_active, record.energy_w)
+            SoloRate(rate.mean * run.pace, FAMILY, 1, record.sm_active, record.energy_w)
             for record in profiles
-            if record.steps_per_s is not None
+            if (rate := record.steps_per_s) is not None
         ]
         counted = {source for record in profiles for source in record.seen}
         by_pausing: list[SoloRate] = []
-        for member in self._run.members:
-            if member.kind == kind:
-                known += [
-                    (
-                        alone.rate.steps_per_s,
-                        self._run.compute_mean(member, "sm_active", alone.stepping),
-                        self._run.compute_power_w(member, alone.used),
-                    )
-                    for alone in find_alone_starts(self._run, member)
-                    if alone.rate.steps_per_s is not None
-                    and name_start(self._run, member, alone.samples) not in counted
-                ]
-                found = _find_by_pausing(self._run, member)
-                by_pausing += [] if found is None else [found]
-        how = MeasuredBy.ALONE
-        if not known:
-            # What was measured for 10 s and more counts where there is any.
-            how = MeasuredBy.PAUSING
-            known = [(found.steps_per_s, found.sm_active, found.power_w) for found in by_pausing]
-        if not known:
+        for member in run.members:
+            if member.kind != kind:
+                continue
+            for alone in find_alone_starts(run, member):
+                steps_per_s = alone.rate.steps_per_s
+                if (
+                    steps_per_s is not None
+                    and name_start(run, member, alone.samples) not in counted
+                ):
+                    activity = run.compute_mean(member, "sm_active", alone.stepping)
+                    power_w = run.compute_power_w(member, alone.used)
+                    known.append(SoloRate(steps_per_s, FAMILY, 1, activity, power_w))
+            found = _find_by_pausing(run, member)
+            by_pausing += [] if found is None else [found]
+        # What was measured for 10 s and more counts where there is any.
+        chosen = known or by_pausing
+        rates = [one.steps_per_s for one in chosen]
+        if not rates or not rates_agree(rates):
             return None
-        rates = [rate for rate, _, _ in known]
-        if not rates_agree(rates):
-            return None
-        activities = [value for _, value, _ in known if value is not None]
-        powers = [value for _, _, value in known if value is not None]
+        activities = [one.sm_active for one in chosen if one.sm_active is not None]
+        powers = [one.power_w for one in chosen if one.power_w is not None]
         return SoloRate(
             fmean(rates),
             FAMILY,
-            len(known),
+            len(chosen),
             fmean(activities) if activities else None,
             fmean(powers) if powers else None,
-            how,
+            MeasuredBy.ALONE if known else MeasuredBy.PAUSING,
         )
 
 

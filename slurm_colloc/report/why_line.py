@@ -113,7 +113,10 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
         text = _explain_running(view, member, facts)
     else:
         text = _explain_ended(view, member, facts)
-    degree = _describe_of_pack(view, member, facts)
+    degree = ""
+    if member.state is MemberState.RUNNING or _waits_in_pack(view, member):
+        running = sum(m.state is MemberState.RUNNING for m in view.members)
+        degree = describe_degree(facts.degree, running)
     clauses = [] if member.is_final else list_sharing_reasons(view)
     if member.state is MemberState.RUNNING and (advice := advise_workers(member, facts.degree)):
         clauses.append(advice)
@@ -133,13 +136,6 @@ def explain_why(view: PackView, member: MemberView, facts: Facts) -> WhyLine:
     elif view.is_elsewhere and not member.is_final:
         clauses.append(f"as last recorded: ask csub on {view.where_to_ask}")
     return WhyLine(member, text, degree, tuple(clauses), waits_for_that=degree in text)
-
-
-def _describe_of_pack(view: PackView, member: MemberView, facts: Facts) -> str:
-    if member.state is not MemberState.RUNNING and not _waits_in_pack(view, member):
-        return ""
-    running = sum(m.state is MemberState.RUNNING for m in view.members)
-    return describe_degree(facts.degree, running)
 
 
 def fold_lines(lines: Sequence[WhyLine]) -> list[str]:
@@ -196,7 +192,9 @@ def list_sharing_reasons(view: PackView) -> list[str]:
 
 def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if member.is_held:
-        return _explain_held(member)
+        # Its runner holds what it must not start yet, see runtime.may_start.
+        held = StartFacts(is_held=True, dependency=member.dependency)
+        return f"{why_not_now(held)}; csub release {member.member} lets it go on"
     if view.record.local:
         if view.attempt == 0:
             return f"waits on {view.record.submit_host} until the packs before it have ended"
@@ -213,12 +211,6 @@ def _explain_pending(view: PackView, member: MemberView, facts: Facts) -> str:
     if view.slurm_state is SlurmJobState.SUSPENDED:
         return "its Slurm job is suspended"
     return "it had not started"
-
-
-def _explain_held(member: MemberView) -> str:
-    # Its runner holds what it must not start yet, see runtime.may_start.
-    facts = StartFacts(is_held=True, dependency=member.dependency)
-    return f"{why_not_now(facts)}; csub release {member.member} lets it go on"
 
 
 def _explain_slurm_pending(view: PackView, member: MemberView, facts: Facts) -> str:
@@ -282,9 +274,17 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
         alone=record is not None and record.retries.alone,
         has_run=record is not None and record.starts > 0,
         before=tuple(str(m.member) for m in waiting if m.place < member.place),
-        degree=_count_places(view, facts),
+        # Those that are paused among them.
+        degree=view.record.degree if facts.degree is None else facts.degree.places,
         takes_one=facts.takes_one,
-        running=tuple(_look_at_running(view, m, facts.now) for m in running),
+        running=tuple(
+            RunningMember(
+                str(m.member),
+                m.record is not None and m.record.retries.alone,
+                compute_left_s(view, m, facts.now),
+            )
+            for m in running
+        ),
         pack_waits=WaitReason(WaitKind.PREPARING) if is_preparing else None,
         no_place=next((each for each in obstacles if each.kind is WaitKind.PLACE), None),
         degree_reason=next((each for each in obstacles if each.kind in OF_GPU), None)
@@ -292,16 +292,6 @@ def gather_start_facts(view: PackView, member: MemberView, facts: Facts) -> Star
             facts.degree, sum(not (m.record is not None and m.record.at_door) for m in running)
         ),
     )
-
-
-def _count_places(view: PackView, facts: Facts) -> int:
-    """How many members can be there at the same time, those that are paused among them."""
-    return view.record.degree if facts.degree is None else facts.degree.places
-
-
-def _look_at_running(view: PackView, member: MemberView, now: float) -> RunningMember:
-    alone = member.record is not None and member.record.retries.alone
-    return RunningMember(str(member.member), alone, compute_left_s(view, member, now))
 
 
 def _explain_running(view: PackView, member: MemberView, facts: Facts) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
@@ -26,7 +26,7 @@ from slurm_colloc.report.headline import (
     tell_gain,
     tell_headline,
 )
-from slurm_colloc.report.page.series import PackSeries, read_series
+from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, read_series
 from slurm_colloc.report.page.timelines import (
     Band,
     Fact,
@@ -34,7 +34,6 @@ from slurm_colloc.report.page.timelines import (
     build_bands,
     build_instance_drawings,
     build_time_line,
-    count_instance_series,
     list_moments,
     name_instances,
 )
@@ -224,20 +223,12 @@ def tell_who(summaries: Sequence[Summary], members: Sequence[SummaryMember], use
         members: The members that are shown.
         user: Whose they are; empty where that is not known.
     """
-    return escape_controls(", ".join(filter(None, _list_who(summaries, members, user))))
-
-
-def _list_who(
-    summaries: Sequence[Summary], members: Sequence[SummaryMember], user: str
-) -> Iterator[str]:
-    yield user
     models = list(dict.fromkeys(s["gpu"]["model"] for s in summaries if s["gpu"]["model"]))
     nodes = list(dict.fromkeys(s["node"] for s in summaries if s["node"]))
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" on {len(nodes)} nodes" if nodes else ""
-    yield f"{', '.join(models[:2])}{where}"
-    packs = len(summaries)
-    shown = f"{packs} packs" if packs > 1 else ""
-    yield shown if len(members) > 1 else ""
+    packs = f"{len(summaries)} packs" if len(summaries) > 1 and len(members) > 1 else ""
+    told = (user, f"{', '.join(models[:2])}{where}", packs)
+    return escape_controls(", ".join(filter(None, told)))
 
 
 # ----
@@ -349,7 +340,7 @@ def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
     budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
     series = 0
     for source in sources:
-        walls = count_instance_series(source.summary)
+        walls = len(INSTANCE_SHOWN) * len(name_instances(source.summary))
         more = 3 * (_SERIES_OF_GPU + walls + len(source.members))
         if drawn and series + more > budget:
             break

@@ -16,7 +16,7 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import ENDS
-from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
+from slurm_colloc.report.page.series import PackSeries, Stay
 from slurm_colloc.report.show_view import name_gpu, read_events
 from slurm_colloc.report.summary_file import (
     Summary,
@@ -190,11 +190,6 @@ def name_instances(summary: Summary) -> dict[str, str]:
         more = f" and {len(who) - _NAMES_MOST} more" if len(who) > _NAMES_MOST else ""
         names[uuid] = escape_controls(f"{profile}{of}: {told}{more}")
     return names
-
-
-def count_instance_series(summary: Summary) -> int:
-    """How many curves its instances have."""
-    return len(INSTANCE_SHOWN) * len(name_instances(summary))
 
 
 def build_instance_drawings(summary: Summary, series: PackSeries) -> list[dict[str, Any]]:
