@@ -349,14 +349,26 @@ _PROCESS_LISTS = (
 """MPS clients stand in both or in one, by driver."""
 
 
-class GpuReader:
+class _Reader:
+    """What reads a GPU or an instance keeps a reader of GPM where there is one."""
+
+    _gpm: GpmReader | None = None
+
+    def close(self) -> None:
+        """Give back what the driver holds for it."""
+        if self._gpm is not None:
+            self._gpm.close()
+            self._gpm = None
+
+
+class GpuReader(_Reader):
     """One GPU, with the calls that work on it."""
 
     def __init__(self, nvml: Any, uuid: str, capabilities: Capabilities) -> None:
         self._nvml = nvml
         self._capabilities = capabilities
         self._failure = ""
-        with _explain_gpu(nvml):
+        with explain(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self.model = _read_model(nvml, self._handle)
         """What GPU it is, as `name`, `memory_mb` and `index` (nvidia-smi's on this node), each None
@@ -426,8 +438,7 @@ class GpuReader:
             metrics = self._gpm.read()
         except self._nvml.NVMLError as error:
             if self._note_error(_GPM_NAMES, "nvmlGpmSampleGet", error):
-                self._gpm.close()
-                self._gpm = None
+                self.close()
             return
         for name, (value, code) in metrics.items():
             found[name] = value
@@ -466,12 +477,6 @@ class GpuReader:
             _add_processes(found, processes)
         return found if has_read else None
 
-    def close(self) -> None:
-        """Give back what the driver holds for it."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None
-
 
 def _add_processes(found: dict[int, float | None], processes: Iterable[Any]) -> None:
     """Add what a list says of processes, which may stand in another one, too."""
@@ -482,12 +487,19 @@ def _add_processes(found: dict[int, float | None], processes: Iterable[Any]) -> 
 
 
 @contextlib.contextmanager
-def _explain_gpu(nvml: Any) -> Any:
+def explain(nvml: Any, *, of_all: bool = False) -> Any:
+    """Turn an error that leaves nothing to read into Lost.
+
+    Args:
+        nvml: The binding.
+        of_all: It was asked about all GPUs; of one, also where that is not found, the others may be
+            there.
+    """
     try:
         yield
     except nvml.NVMLError as error:
-        # Also NOT_FOUND: the others may be there.
-        raise Lost(f"NVML: {error}", everything=error.value in SESSION_CODES) from error
+        is_all = error.value not in GPU_CODES if of_all else error.value in SESSION_CODES
+        raise Lost(f"NVML: {error}", everything=is_all) from error
 
 
 def _read_model(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -524,7 +536,7 @@ def decode(value: str | bytes) -> str:
 # that share one have the same figures. Power, clocks and throttling are the whole GPU's.
 
 
-class InstanceReader:
+class InstanceReader(_Reader):
     """Reads one MIG instance; see monitor.gpu_reading.GpuReader.
 
     Args:
@@ -537,11 +549,10 @@ class InstanceReader:
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml = nvml
-        with _explain_gpu(nvml):
+        with explain(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
             number = int(nvml.nvmlDeviceGetGpuInstanceId(self._handle))
-        self._gpm: GpmReader | None = None
         with contextlib.suppress(AttributeError, nvml.NVMLError):
             self._gpm = open_gpm(nvml, parent, number)
 
@@ -552,7 +563,7 @@ class InstanceReader:
             Lost: The instance, or NVML, is gone.
         """
         nvml = self._nvml
-        with _explain_gpu(nvml):
+        with explain(nvml):
             found: dict[str, Value] = {
                 "gpu_memory_mb": nvml.nvmlDeviceGetMemoryInfo(self._handle).used / _MIB
             }
@@ -577,9 +588,3 @@ class InstanceReader:
             found = found or {}
             _add_processes(found, processes)
         return found
-
-    def close(self) -> None:
-        """Give back what the driver holds for it."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import KW_ONLY, dataclass, field
 from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.latest_figures import LatestFigures
-from slurm_colloc.monitor.member_progress import Members
+from slurm_colloc.monitor.member_progress import Members, say
 from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import drop_temporaries, read_json, write_json
 from slurm_colloc.store.member_states import read_attempt
@@ -356,24 +355,17 @@ class Loop:
         self.record.gpus = whole
         self.record.gpu_models.update(sample.models)
         self._last_gpus = {}
-        self._follow_activity(whole)
+        if self.activity is not None:
+            self.activity.follow(whole)
+            if problem := self.activity.take_problem():
+                say(f"no activity by DCGM: {problem}")
         for uuid in known:
             problem = sample.problems.get(uuid, "")
             self.record.gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
-            values = {**sample.gpus.get(uuid, {}), **self._read_activity(uuid)}
+            activity = {} if self.activity is None else self.activity.read(uuid)
+            values = {**sample.gpus.get(uuid, {}), **activity}
             self.gpu_files.add({"at": at, "attempt": self.attempt, "uuid": uuid, **values})
             self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
-
-    def _follow_activity(self, uuids: list[str]) -> None:
-        if self.activity is not None:
-            self.activity.follow(uuids)
-            problem = self.activity.take_problem()
-            if problem:
-                sys.stderr.write(f"csub monitor: no activity by DCGM: {problem}\n")
-                sys.stderr.flush()
-
-    def _read_activity(self, uuid: str) -> dict[str, float | None]:
-        return {} if self.activity is None else self.activity.read(uuid)
 
     def _write_latest(self, at: float) -> None:
         value = {
@@ -464,8 +456,7 @@ class Loop:
         except (OSError, StateError, ValueError) as error:
             if str(error) != self._written_problem:
                 self._written_problem = str(error)
-                sys.stderr.write(f"csub monitor: {error}\n")
-                sys.stderr.flush()
+                say(str(error))
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Any:

@@ -12,7 +12,6 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference, list_windows
@@ -353,7 +352,9 @@ def add_metrics(run: PackRun, members: Sequence[SummaryMember]) -> None:
     except StateError as error:
         problem = f"results that it has reported cannot be read: {error}"
     views = {member.number: member.view for member in run.members}
-    owner = _find_owner(run.path)
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = run.path.stat().st_uid
     for member in members:
         notes: list[str] = [problem] if problem else []
         printed = _Printed()
@@ -450,13 +451,6 @@ def _parse_all(texts: Sequence[str]) -> Iterator[MetricExpression]:
         # They were checked when the job was submitted; since then they lay in a file of a user's.
         with contextlib.suppress(ValueError):
             yield parse_metric(text)
-
-
-def _find_owner(pack: Path) -> int | None:
-    try:
-        return pack.stat().st_uid
-    except OSError:
-        return None
 
 
 def _read_lines(path: str, begin: int, owner: int | None) -> Iterator[str]:

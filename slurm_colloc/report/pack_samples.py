@@ -39,6 +39,7 @@ ROWS = 300_000
 """All members together are thinned to about that many: some 40 MB."""
 ROWS_PER_GPU = 100_000
 
+_TRIES = 3
 _BATCH_ROWS = 1 << 16
 KEY = ("attempt", "member", "start")
 _NAMING = ("at", "uuid", *KEY)
@@ -53,12 +54,16 @@ _Thin = Callable[["Sequence[Any]"], "tuple[Callable[[pa.Table], pa.Table], Seque
 
 
 def read_table(
-    paths: Sequence[str], choose: _Thin, problems: list[str]
+    pack: Path, table: str, choose: _Thin, problems: list[str]
 ) -> tuple[pa.Table | None, float]:
     """Read the files of one table, in order of time.
 
+    Files that are damaged are left out and named. A running monitor replaces pieces by merged
+    ones, so a file that is gone means that the folder has to be looked at again.
+
     Args:
-        paths: The files.
+        pack: The pack's directory.
+        table: `members` or `gpu`.
         choose: Says from the opened files which columns are read and how rows are thinned.
         problems: Takes a sentence for each file that cannot be read.
 
@@ -67,9 +72,23 @@ def read_table(
         reading.
 
     Raises:
-        FileNotFoundError: A file has gone meanwhile.
-        StateError: pyarrow is not installed.
+        StateError: pyarrow is not installed, or files come and go all the time.
     """
+    for _ in range(_TRIES):
+        told: list[str] = []
+        try:
+            found = _read_files(list_sample_files(pack, table), choose, told)
+        except FileNotFoundError:
+            time.sleep(0.1)
+            continue
+        problems += told
+        return found
+    raise StateError(f"the samples in {pack}/report change faster than they can be read")
+
+
+def _read_files(
+    paths: Sequence[str], choose: _Thin, problems: list[str]
+) -> tuple[pa.Table | None, float]:
     if not paths:
         # Nothing was measured, or not yet; pyarrow takes longer than all else.
         return None, 0.0
@@ -113,8 +132,7 @@ def read_columns(
     pack: Path, table: str, names: Sequence[str], problems: list[str]
 ) -> pa.Table | None:
     """All readings of one table of a pack; as `read_table` otherwise."""
-    paths = list_sample_files(pack, table)
-    return read_table(paths, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
+    return read_table(pack, table, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
 
 
 def _first_line(error: BaseException) -> str:
@@ -231,7 +249,6 @@ def _group(table: pa.Table, keys: Sequence[str], stride_s: float) -> pa.TableGro
 
 # ---- The samples of a pack as its monitor has written them, by member and by GPU -----------------
 
-_TRIES = 3
 _GPU_MEMORY_UNREAD_S = 15.0
 """The monitor reads NVML's lists of processes every 5 s, of one that is young each second."""
 
@@ -423,31 +440,16 @@ class Samples:
 
 
 def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
-    """Read what the monitor has written so far.
-
-    Files that are damaged are left out and named. A running monitor replaces pieces by merged
-    ones, so a file that is gone means that the folder has to be looked at again.
-
-    Raises:
-        StateError: pyarrow is not installed, or files come and go all the time.
-    """
-    for _ in range(_TRIES):
-        problems: list[str] = []
-        try:
-            members, stride_s = read_table(
-                list_sample_files(pack, "members"), partial(thin_members, interval_s), problems
-            )
-            gpus, _ = read_table(list_sample_files(pack, "gpu"), thin_gpu, problems)
-        except FileNotFoundError:
-            time.sleep(0.1)
-            continue
-        return Samples(
-            {} if members is None else _split_members(members),
-            {} if gpus is None else _split_gpus(gpus),
-            tuple(problems),
-            stride_s,
-        )
-    raise StateError(f"the samples in {pack}/report change faster than they can be read")
+    """Read what the monitor has written so far, as `read_table` does."""
+    problems: list[str] = []
+    members, stride_s = read_table(pack, "members", partial(thin_members, interval_s), problems)
+    gpus, _ = read_table(pack, "gpu", thin_gpu, problems)
+    return Samples(
+        {} if members is None else _split_members(members),
+        {} if gpus is None else _split_gpus(gpus),
+        tuple(problems),
+        stride_s,
+    )
 
 
 def _split_members(table: pa.Table) -> dict[int, tuple[StartSamples, ...]]:

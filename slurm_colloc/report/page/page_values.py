@@ -451,7 +451,8 @@ def _build_part(
         "stalls": [
             _build_stall(member)
             for member in source.members
-            if member["id"] in shown and _has_stall(member)
+            if member["id"] in shown
+            and any(member["stall"][kind] is not None for kind in ("data", "device", "sharing"))
         ],
         "details": _clean(list_details(summary, source.chosen)),
     }
@@ -548,11 +549,6 @@ def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
         )
         for point in sorted(points, key=lambda point: point["degree"])
     ]
-
-
-def _has_stall(member: SummaryMember) -> bool:
-    stall = member["stall"]
-    return (stall["data"], stall["device"], stall["sharing"]) != (None, None, None)
 
 
 def _build_stall(member: SummaryMember) -> dict[str, Any]:

@@ -133,7 +133,6 @@ RATE_WINDOW_S = 5.0
 _KEY = ("member", "attempt", "start")
 _MEASURED = ("at", "steps", "first_step_at", "last_step_at")
 _STEP_LEAST_S = 1.0
-_TRIES = 3
 
 Stay = tuple[int, int, float, float]
 """A start of a member: its attempt and number, when it was seen first, and last."""
@@ -185,8 +184,8 @@ def read_series(
     step_s = max(_STEP_LEAST_S, (end - begin) / points)
     count = max(1, int((end - begin) / step_s) + 1)
     problems: list[str] = []
-    members = _read(pack, "members", (*_KEY, *_MEASURED), problems)
-    gpus = _read(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
+    members = read_columns(pack, "members", (*_KEY, *_MEASURED), problems)
+    gpus = read_columns(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
@@ -199,17 +198,6 @@ def read_series(
     }
     rates, stays = _thin_members(members, pauses, found) if members else ({}, {})
     return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems), parts)
-
-
-def _read(pack: Path, table: str, columns: Sequence[str], problems: list[str]) -> pa.Table | None:
-    for _ in range(_TRIES):
-        try:
-            return read_columns(pack, table, columns, problems)
-        except FileNotFoundError:
-            # A running monitor has made one file of several meanwhile.
-            continue
-    problems.append(f"the samples in {pack}/report change faster than they can be read")
-    return None
 
 
 def _to_floats(column: pa.ChunkedArray) -> Floats:
