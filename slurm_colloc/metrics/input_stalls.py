@@ -45,6 +45,7 @@ class InputStalls:
         processes: How many train together.
         workers: Workers of a process's DataLoader.
         cpus: Cores that a process has.
+        turns: How often each phase was measured.
     """
 
     gpu: float
@@ -58,6 +59,7 @@ class InputStalls:
     processes: int
     workers: int
     cpus: int
+    turns: int
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,9 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         return None
     is_told = bool(timed["apart"])
     names = PHASES if is_told else PHASES[1:]
+    turns = min(len(timed[name]) for name in names)
     values = [v for name in names for v in timed[name]]
-    if not all(timed[name] for name in names) or not all(
-        n > 0 and math.isfinite(s) and s > 0 for n, s in values
-    ):
+    if not turns or not all(n > 0 and math.isfinite(s) and s > 0 for n, s in values):
         return None
     means = make_rising([median(s / n for n, s in timed[name]) for name in names])
     resident, replayed, cached, ordinary = means[-4:]
@@ -105,6 +106,7 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         processes=processes,
         workers=workers,
         cpus=cpus,
+        turns=turns,
     )
 
 

@@ -206,8 +206,9 @@ def test_idle_power_is_split_evenly_and_the_rest_by_activity() -> None:
 
 def test_energy_saved_says_how_it_was_found() -> None:
     assert compute_saving(3.6e6, [3.6e6, 3.6e6], 200, 100, 50) == (1, "solo_power")
-    by_idle = compute_saving(3.6e6, [3.6e6, None], 7200, 3600, 100)
-    assert by_idle == (pytest.approx(0.1), "idle_power")
+    by_idle, how = compute_saving(3.6e6, [3.6e6, None], 7200, 3600, 100)
+    assert by_idle == pytest.approx(0.1)
+    assert how == "idle_power"
     assert compute_saving(None, [None], None, 100, 50)[0] is None
     assert compute_saving(1.0, [None], 200, 100, None)[0] is None
 
