@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.errors import CollocError, UsageProblem
@@ -37,7 +37,6 @@ from slurm_colloc.store.atomic_files import write_atomic
 if TYPE_CHECKING:
     from slurm_colloc.cli.arguments import Annotated, Json, Name, States, User, Where, typer
     from slurm_colloc.report.pack_entry import PackEntry
-    from slurm_colloc.report.page.render_page import WeekPage
     from slurm_colloc.report.page.timelines import PageSource
     from slurm_colloc.report.sums_view import FoundEntries
 
@@ -427,13 +426,13 @@ def show_sums(
         say(text, styled=styled)
 
 
-def _write_page(page: SumsPage, week: WeekPage) -> None:
+def _write_page(page: SumsPage, week: dict[str, Any]) -> None:
     # jinja2 is loaded where a page is really made.
     from slurm_colloc.report.page.render_page import render_week
 
-    name = page.file or f"csub-report-since-{week.title.strip()}.html"
+    name = page.file or f"csub-report-since-{week['title'].strip()}.html"
     path = save_page(render_week(week), name)
-    say(f"{week.sentence}\n{escape_controls(str(path))}")
+    say(f"{week['sentence']}\n{escape_controls(str(path))}")
     if page.opens:
         open_page(path)
 

@@ -17,8 +17,8 @@ from statistics import fmean
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.metrics.presence import find_shared
-from slurm_colloc.metrics.rates import Window, compute_rate, measure_windows, select_within
-from slurm_colloc.metrics.sharing_cost import compute_data_share, compute_slowdown
+from slurm_colloc.metrics.rates import Window, measure_windows
+from slurm_colloc.metrics.sharing_cost import compute_data_share
 from slurm_colloc.model.gpu_pace import GpuRate, GpuRun
 from slurm_colloc.model.late_definitions import replace
 from slurm_colloc.model.measured_curve import (
@@ -45,13 +45,13 @@ from slurm_colloc.model.usage_profile import (
 from slurm_colloc.report.member_figures import (
     Figures,
     compute_figures,
+    compute_slowdown_with,
     find_gpu_memory_peak,
     find_groups,
-    find_settled,
     find_spans,
     find_usual_gpu_memory,
 )
-from slurm_colloc.report.pack_entry import build_entry
+from slurm_colloc.report.pack_entry import build_entry, sum_throttled
 from slurm_colloc.report.pack_run import MemberRun, PackRun, add_slow_gpus, read_run
 from slurm_colloc.report.pack_samples import StartSamples
 from slurm_colloc.report.pack_summary import build_throttled, write_summary
@@ -214,9 +214,10 @@ def _compare(
         number = entry.member.number
         partners = groups[number] - {number}
         predicted, residual = expected.get(number), None
-        if partners and predicted is not None:
-            windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
-            residual = _compute_residual(entry, windows, run.view.record.mode, predicted)
+        if predicted is not None and _ran_as_planned(entry.member, run.view.record.mode):
+            measured = compute_slowdown_with(run, entry, partners, spans, TOGETHER_LEAST_S)
+            if measured is not None and math.isfinite(measured - predicted):
+                residual = measured - predicted
         members.append(Compared(number, residual, partners, _list_profiles(entry.member)))
     return () if all(member.residual is None for member in members) else tuple(members)
 
@@ -259,25 +260,14 @@ def _predict(
     return {entry.member.number: value for entry, value in zip(figures, found, strict=True)}
 
 
-def _compute_residual(
-    entry: Figures, windows: Sequence[Window], mode: SharingMode, predicted: float
-) -> float | None:
-    """Measured less predicted; None where it is unknown, or not comparable with the other."""
-    member, solo = entry.member, entry.solo
-    plan = member.view.spec.plan
-    if solo is None or not windows or len(member.starts) != 1:
-        return None
+def _ran_as_planned(member: MemberRun, mode: SharingMode) -> bool:
+    """Whether what was measured of a member can be compared with what was predicted."""
     gpu = member.view.record.gpu if member.view.record is not None else None
-    if gpu is not None:
-        is_limited_as_planned = (gpu.thread_percentage or 100) == (plan.thread_percentage or 100)
-        if gpu.mode != mode.value or not is_limited_as_planned:
-            return None
-    intervals = [interval for start in member.settle() for interval in start.intervals]
-    rate = compute_rate(select_within(intervals, windows), TOGETHER_LEAST_S).steps_per_s
-    measured = compute_slowdown(solo.steps_per_s, rate)
-    if measured is None or not math.isfinite(measured - predicted):
-        return None
-    return measured - predicted
+    if len(member.starts) != 1 or gpu is None:
+        return len(member.starts) == 1
+    plan = member.view.spec.plan
+    is_limited_as_planned = (gpu.thread_percentage or 100) == (plan.thread_percentage or 100)
+    return gpu.mode == mode.value and is_limited_as_planned
 
 
 def _list_profiles(member: MemberRun) -> tuple[str, ...]:
@@ -289,11 +279,14 @@ def _list_profiles(member: MemberRun) -> tuple[str, ...]:
 
 # ---- The one way in: a pack that has run leaves its summary, usage profiles and feedback ---------
 
-_BRIEF_METRICS = (
-    "sm_active", "dram_active", "tensor_active", "engine_active", "power_limit_w",
-)  # fmt: skip
 _PCIE_METRICS = ("pcie_rx_mib_s", "pcie_tx_mib_s")
 _NVLINK_METRICS = ("nvlink_rx_mib_s", "nvlink_tx_mib_s")
+_METRICS = (
+    "sm_active", "dram_active", "tensor_active", "engine_active", "power_limit_w",
+    *_PCIE_METRICS, *_NVLINK_METRICS,
+)  # fmt: skip
+_OF_STEPS = ("sm_active", "engine_active")
+"""Read without the pauses, as the rate is that they are modelled with."""
 
 
 def learn_from_pack(pack: Path, calibrations: Path | None = None) -> list[str]:
@@ -373,8 +366,6 @@ def build_gpu_runs(run: PackRun, observations: Sequence[Observation]) -> list[Gp
             if one.gpu_uuid == uuid and one.steps_per_s and one.signature not in several
         ]
         samples = run.join_gpus((uuid,))
-        throttled = [build_throttled([samples])[name] for name in ("thermal", "brake")]
-        known = [value for value in throttled if value is not None]
         found.append(
             GpuRun(
                 f"{run.view.record.pack_id}/{run.view.attempt}",
@@ -383,7 +374,7 @@ def build_gpu_runs(run: PackRun, observations: Sequence[Observation]) -> list[Gp
                 window[1],
                 tuple(rates),
                 window[1] - window[0],
-                sum(known) if known else None,
+                sum_throttled(build_throttled([samples])),
             )
         )
     return found
@@ -459,38 +450,21 @@ def _observe(
     run: PackRun, member: MemberRun, alone: AloneStart, idle_power_w: float | None
 ) -> Observation:
     samples, used, rate = alone.samples, alone.used, alone.rate
+    means = {
+        metric: run.compute_mean(member, metric, alone.stepping if metric in _OF_STEPS else used)
+        for metric in _METRICS
+    }
     at = samples.read("at")
-    memory = _select_rows(at, alone.windows)
-    # Of the whole start: it takes no less in company, and most of all at its beginning.
-    gpu_memory = find_gpu_memory_peak(samples, run.count_gpus_of(member))
-    return Observation(
-        signature=member.signature or "",
-        family=member.family or "",
-        name=member.view.name,
-        gpu_model=run.gpu_model or "",
-        gpu_uuid=run.find_gpus_of(member)[0] if run.gpu_uuids else "",
-        source=alone.source,
+    return replace(
+        _describe_start(run, member, samples, means, idle_power_w),
         at=used[-1][1],
         window_s=measure_windows(used),
-        gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
-        gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
-        gpu_memory_usual_mb=find_usual_gpu_memory(samples),
-        sm_active=run.compute_mean(member, "sm_active", alone.stepping),
-        dram_active=run.compute_mean(member, "dram_active", used),
-        tensor_active=run.compute_mean(member, "tensor_active", used),
         cpu_cores=_compute_cores(at, samples.read("cpu_s"), _select_rows(at, used)),
-        host_memory_peak_mb=_peak(samples.read("host_memory_mb"), memory),
+        host_memory_peak_mb=_peak(samples.read("host_memory_mb"), _select_rows(at, alone.windows)),
         steps_per_s=rate.steps_per_s,
         samples_per_s=rate.samples_per_s,
         wait_share=compute_data_share(alone.intervals),
         energy_w=run.compute_power_w(member, used),
-        power_limit_w=run.compute_mean(member, "power_limit_w", used),
-        idle_power_w=idle_power_w,
-        engine_active=run.compute_mean(member, "engine_active", alone.stepping),
-        pcie_share=_compute_link_share(run, member, _PCIE_METRICS, used),
-        nvlink_share=_compute_link_share(run, member, _NVLINK_METRICS, used),
-        gpu_memory_total_mb=run.gpu_details[1],
-        kind=member.kind or "",
     )
 
 
@@ -508,15 +482,33 @@ def _observe_in_company(
     """
     windows = () if brief is None else brief.windows
     rate = None if brief is None else brief.rate
-    means = {
-        metric: compute_brief_mean(run, member, metric, windows)
-        for metric in (*_BRIEF_METRICS, *_PCIE_METRICS, *_NVLINK_METRICS)
-    }
+    means = {metric: compute_brief_mean(run, member, metric, windows) for metric in _METRICS}
     steps, counted = samples.peak("steps"), samples.peak("samples")
-    gpu_memory = find_gpu_memory_peak(samples, run.count_gpus_of(member))
     run_s = member.own_time.read(samples.end) - member.own_time.read(samples.begin)
-    first_cpu_s, last_cpu_s = samples.first("cpu_s"), samples.last("cpu_s")
-    has_cores = first_cpu_s is not None and run_s > 0
+    cpu_s = samples.compute_rise("cpu_s")
+    return replace(
+        _describe_start(run, member, samples, means, idle_power_w),
+        at=(0.0 if rate is None else rate.at) or samples.end,
+        window_s=0.0 if rate is None else rate.window_s,
+        cpu_cores=None if cpu_s is None or run_s <= 0 else cpu_s / run_s,
+        host_memory_peak_mb=samples.peak("host_memory_mb"),
+        steps_per_s=None if rate is None else rate.steps_per_s,
+        samples_per_s=rate.steps_per_s * counted / steps if rate and counted and steps else None,
+        energy_w=compute_brief_power_w(run, member, windows),
+        measured_by=MeasuredBy.COMPANY if rate is None else MeasuredBy.PAUSING,
+    )
+
+
+def _describe_start(
+    run: PackRun,
+    member: MemberRun,
+    samples: StartSamples,
+    means: Mapping[str, float | None],
+    idle_power_w: float | None,
+) -> Observation:
+    """What is told in the same way of a start that was alone and of one in company."""
+    # Of the whole start: it takes no less in company, and most of all at its beginning.
+    gpu_memory = find_gpu_memory_peak(samples, run.count_gpus_of(member))
     return Observation(
         signature=member.signature or "",
         family=member.family or "",
@@ -524,41 +516,29 @@ def _observe_in_company(
         gpu_model=run.gpu_model or "",
         gpu_uuid=run.find_gpus_of(member)[0] if run.gpu_uuids else "",
         source=name_start(run, member, samples),
-        at=(0.0 if rate is None else rate.at) or samples.end,
-        window_s=0.0 if rate is None else rate.window_s,
+        at=samples.end,
+        window_s=0.0,
         gpu_memory_peak_mb=None if gpu_memory is None else gpu_memory.peak_mb,
         gpu_memory_by=PeakSource.NVML if gpu_memory is None else gpu_memory.by,
         gpu_memory_usual_mb=find_usual_gpu_memory(samples),
         sm_active=means["sm_active"],
         dram_active=means["dram_active"],
         tensor_active=means["tensor_active"],
-        cpu_cores=(last_cpu_s - first_cpu_s) / run_s if has_cores else None,
-        host_memory_peak_mb=samples.peak("host_memory_mb"),
-        steps_per_s=None if rate is None else rate.steps_per_s,
-        samples_per_s=rate.steps_per_s * counted / steps if rate and counted and steps else None,
-        energy_w=compute_brief_power_w(run, member, windows),
         power_limit_w=means["power_limit_w"],
         idle_power_w=idle_power_w,
         engine_active=means["engine_active"],
-        pcie_share=_choose_link_share(means, _PCIE_METRICS),
-        nvlink_share=_choose_link_share(means, _NVLINK_METRICS),
+        pcie_share=_choose_link_share(means, _PCIE_METRICS, PCIE_MIB_S),
+        nvlink_share=_choose_link_share(means, _NVLINK_METRICS, NVLINK_MIB_S),
         gpu_memory_total_mb=run.gpu_details[1],
         kind=member.kind or "",
-        measured_by=MeasuredBy.COMPANY if rate is None else MeasuredBy.PAUSING,
     )
 
 
-def _compute_link_share(
-    run: PackRun, member: MemberRun, metrics: Sequence[str], windows: list[Window]
+def _choose_link_share(
+    means: Mapping[str, float | None], metrics: Sequence[str], most: float
 ) -> float | None:
-    means = {metric: run.compute_mean(member, metric, windows) for metric in metrics}
-    return _choose_link_share(means, metrics)
-
-
-def _choose_link_share(means: Mapping[str, float | None], metrics: Sequence[str]) -> float | None:
     """The share of a link that its busier direction takes; None where neither was read."""
     rates = [rate for metric in metrics if (rate := means[metric]) is not None]
-    most = PCIE_MIB_S if metrics is _PCIE_METRICS else NVLINK_MIB_S
     return min(1.0, max(rates) / most) if rates else None
 
 

@@ -42,7 +42,6 @@ class InputStalls:
         disk: Reading files.
         is_cold: Files were read from disk; otherwise what the disk costs is not known.
         reads_files: Its loader read files at all.
-        batch_s: Seconds per batch, as it trains.
         processes: How many train together.
         workers: Workers of a process's DataLoader.
         cpus: Cores that a process has.
@@ -57,7 +56,6 @@ class InputStalls:
     disk: float
     is_cold: bool
     reads_files: bool
-    batch_s: float
     processes: int
     workers: int
     cpus: int
@@ -105,7 +103,6 @@ def compute_stalls(result: Mapping[str, Any]) -> InputStalls | None:
         disk=(ordinary - cached) / ordinary,
         is_cold=read >= max(ASKED_LEAST, COLD_LEAST * asked),
         reads_files=asked >= ASKED_LEAST,
-        batch_s=ordinary,
         processes=processes,
         workers=workers,
         cpus=cpus,

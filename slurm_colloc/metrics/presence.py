@@ -17,6 +17,7 @@ from slurm_colloc.metrics.rates import (
     Value,
     Window,
     compute_rate,
+    join_windows,
     select_within,
 )
 from slurm_colloc.model.late_definitions import dataclass
@@ -62,6 +63,11 @@ class Phase:
         return self.end - self.begin
 
 
+def list_windows(stays: Iterable[Stay]) -> list[Window]:
+    """When they were, whoever's they are."""
+    return [(stay.begin, stay.end) for stay in stays]
+
+
 def leave_out_stops(stays: Iterable[Stay], own_time: OwnTime) -> list[Stay]:
     """When a member really ran: who is stopped is not there."""
     return [
@@ -102,7 +108,7 @@ def find_alone(phases: Sequence[Phase], member: int, margin_s: float = MARGIN_S)
             end -= margin_s
         if end > begin:
             windows.append((begin, end))
-    return _join(windows)
+    return join_windows(windows)
 
 
 def find_briefly_alone(
@@ -126,12 +132,14 @@ def find_briefly_alone(
 
 def find_shared(phases: Iterable[Phase], member: int) -> list[Window]:
     """Windows in which a member was there with another."""
-    return _join([(p.begin, p.end) for p in phases if member in p.members and len(p.members) > 1])
+    return join_windows(
+        (p.begin, p.end) for p in phases if member in p.members and len(p.members) > 1
+    )
 
 
 def find_crowded(phases: Iterable[Phase], least: int) -> list[Window]:
     """Windows in which at least so many members were there."""
-    return _join([(p.begin, p.end) for p in phases if len(p.members) >= least])
+    return join_windows((p.begin, p.end) for p in phases if len(p.members) >= least)
 
 
 def find_together(
@@ -147,23 +155,11 @@ def find_together(
     """
     wanted = others | {member}
     count = min(at_once, len(wanted))
-    return _join(
-        [
-            (p.begin, p.end)
-            for p in phases
-            if member in p.members and p.members <= wanted and len(p.members) == count
-        ]
+    return join_windows(
+        (p.begin, p.end)
+        for p in phases
+        if member in p.members and p.members <= wanted and len(p.members) == count
     )
-
-
-def _join(windows: Sequence[Window]) -> list[Window]:
-    joined: list[Window] = []
-    for begin, end in windows:
-        if joined and joined[-1][1] == begin:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((begin, end))
-    return joined
 
 
 # ---- How a number about one member of a shared GPU was obtained, and what stays unexplained ------
@@ -193,21 +189,6 @@ class AttributedPart:
 
     value: float
     attribution: Attribution
-
-
-@dataclass(frozen=True)
-class Rest:
-    """A measured whole against the parts that are known.
-
-    Attributes:
-        measured: The whole; None where it could not be read.
-        explained: Sum of the known parts.
-        rest: What is left, less than 0 where the model says too much; never spread.
-    """
-
-    measured: float | None
-    explained: float
-    rest: float | None
 
 
 def model_sm_activity(
@@ -243,10 +224,14 @@ def attribute_gpu_use(alone: Value, modelled: Value, *, was_alone: bool) -> Attr
     return None if modelled is None else AttributedPart(modelled, Attribution.MODELLED)
 
 
-def compute_rest(measured: Value, parts: Iterable[Value]) -> Rest:
-    """What known parts leave of a whole; a part that is unknown stays in the rest."""
+def compute_rest(measured: Value, parts: Iterable[Value]) -> tuple[float, float | None]:
+    """The sum of the known parts of a whole, and what they leave of it.
+
+    A part that is unknown stays in the rest, which is less than 0 where the model says too much; it
+    is never spread. None where the whole could not be read.
+    """
     explained = sum(part for part in parts if part is not None)
-    return Rest(measured, explained, None if measured is None else measured - explained)
+    return explained, None if measured is None else measured - explained
 
 
 def attribute_whole(members: Sequence[object]) -> Attribution:

@@ -77,6 +77,17 @@ def measure_windows(windows: Iterable[Window]) -> float:
     return sum(end - begin for begin, end in windows)
 
 
+def join_windows(windows: Iterable[Window]) -> list[Window]:
+    """Windows in the order of their beginnings, those that touch or overlap as one."""
+    joined: list[Window] = []
+    for begin, end in windows:
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
 @dataclass(frozen=True)
 class Track:
     """One quantity of a GPU over time.
@@ -86,8 +97,8 @@ class Track:
         values: What was read.
     """
 
-    at: Sequence[float]
-    values: Sequence[Value]
+    at: Sequence[float] = ()
+    values: Sequence[Value] = ()
 
     @cached_property
     def _known(self) -> tuple[list[float], list[float]]:
@@ -161,6 +172,9 @@ class Track:
         return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
 
 
+NOTHING_READ = Track()
+
+
 # ---- The time of a member without that in which its processes were stopped -----------------------
 #
 # Its runner stops members for about a second, so that others can be measured without them, and for
@@ -179,22 +193,11 @@ class OwnTime:
     """
 
     def __init__(self, stopped: Iterable[Window] = ()) -> None:
-        joined: list[Window] = []
-        for begin, end in sorted(stopped):
-            if end <= begin:
-                continue
-            if joined and begin <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-            else:
-                joined.append((begin, end))
-        self._stopped = tuple(joined)
+        joined = join_windows(sorted(window for window in stopped if window[1] > window[0]))
+        self.stopped = tuple(joined)
+        """When it was stopped, in order; no two of these windows touch."""
         self._begins = [begin for begin, _ in joined]
         self._sums = [0.0, *accumulate(end - begin for begin, end in joined)]
-
-    @property
-    def stopped(self) -> tuple[Window, ...]:
-        """When it was stopped, in order; no two of these windows touch."""
-        return self._stopped
 
     def count_stopped_s(self, begin: float, end: float) -> float:
         """For how many seconds of a time it was stopped."""
@@ -208,7 +211,7 @@ class OwnTime:
         """The parts of a time in which it was not stopped."""
         parts: list[Window] = []
         at = begin
-        for low, high in self._stopped[max(0, bisect_right(self._begins, begin) - 1) :]:
+        for low, high in self.stopped[max(0, bisect_right(self._begins, begin) - 1) :]:
             if low >= end:
                 break
             if low > at:
@@ -238,13 +241,13 @@ class OwnTime:
 
     def keep_longer(self, least_s: float) -> OwnTime:
         """The same clock with none but the stops of at least so many seconds."""
-        return OwnTime(w for w in self._stopped if w[1] - w[0] >= least_s)
+        return OwnTime(w for w in self.stopped if w[1] - w[0] >= least_s)
 
     def _count_before(self, at: float) -> float:
         place = bisect_right(self._begins, at)
         if place == 0:
             return 0.0
-        begin, end = self._stopped[place - 1]
+        begin, end = self.stopped[place - 1]
         return self._sums[place - 1] + min(at, end) - begin
 
 
@@ -445,7 +448,8 @@ def find_pauses(intervals: Sequence[Interval]) -> frozenset[Interval]:
         if _is_pause(interval, step_s):
             # A neighbour may have made all steps around it as slow.
             around = intervals[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS + 1]
-            if _is_pause(interval, _compute_plain_median_step_s(around)):
+            steps_s = sorted(each.length_s / each.steps for each in around)
+            if _is_pause(interval, compute_percentile(steps_s, 0.5)):
                 found.add(interval)
     return frozenset(found)
 
@@ -454,10 +458,6 @@ def _is_pause(interval: Interval, step_s: float) -> bool:
     expected_s = interval.steps * step_s
     limit_s = max(PAUSE_LEAST_S, _PAUSE_STEPS * step_s, _PAUSE_TIMES * expected_s)
     return interval.length_s - expected_s > limit_s
-
-
-def _compute_plain_median_step_s(intervals: Sequence[Interval]) -> float:
-    return compute_percentile(sorted(i.length_s / i.steps for i in intervals), 0.5)
 
 
 def _compute_median_step_s(intervals: Sequence[Interval]) -> float:

@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 
 from slurm_colloc.metrics.presence import AttributedPart, Attribution
 from slurm_colloc.metrics.rates import (
+    NOTHING_READ,
     WINDOW_LEAST_S,
     Interval,
     Track,
     Value,
     Window,
     compute_percentile,
+    join_windows,
     sum_known,
 )
 from slurm_colloc.model.late_definitions import dataclass
@@ -32,45 +34,6 @@ ASSUMED_MOST = 0.1
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True)
-class Fairness:
-    """How evenly the progress is spread.
-
-    Attributes:
-        jain: Jain's index of normalised progress, 1/n to 1 (Jain, Chiu and Hawe 1984).
-        min_over_max: Least over greatest normalised progress (Eyerman and Eeckhout 2008).
-    """
-
-    jain: float
-    min_over_max: float
-
-
-@dataclass(frozen=True)
-class SharedStay:
-    """A member's part of the time that is compared.
-
-    Attributes:
-        present_s: How long it was there, in seconds.
-        slowdown: Its slowdown; None where unknown.
-    """
-
-    present_s: float
-    slowdown: float | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A pack against its members one after the other on the same GPU.
-
-    Attributes:
-        serial_s: Time that they would take one after the other; None where unknown.
-        gpu_hours_saved: The difference, in hours of a GPU; less than 0 where sharing cost time.
-    """
-
-    serial_s: float | None
-    gpu_hours_saved: float | None
-
-
 def compute_slowdown(solo: Value, shared: Value) -> float | None:
     """Solo rate over shared rate; None where one is unknown or nothing moved."""
     if solo is None or shared is None or solo <= 0 or shared <= 0:
@@ -78,17 +41,17 @@ def compute_slowdown(solo: Value, shared: Value) -> float | None:
     return solo / shared
 
 
-def compute_mean_stp(stays: Sequence[SharedStay], shared_s: float) -> float | None:
+def compute_mean_stp(stays: Sequence[tuple[float, Value]], shared_s: float) -> float | None:
     """STP over a time in which members came and went: its mean, weighted by time.
 
     Args:
-        stays: Each member's part of that time.
+        stays: How long of that time each member was there, in seconds, and its slowdown.
         shared_s: Length of that time in seconds.
     """
     if shared_s <= 0:
         return None
     total = sum_known(
-        None if stay.slowdown is None else stay.present_s / stay.slowdown for stay in stays
+        None if slowdown is None else present_s / slowdown for present_s, slowdown in stays
     )
     return None if total is None else total / shared_s
 
@@ -99,13 +62,17 @@ def compute_antt(slowdowns: Sequence[Value]) -> float | None:
     return None if total is None else total / len(slowdowns)
 
 
-def compute_fairness(slowdowns: Sequence[Value]) -> Fairness | None:
-    """Fairness of the normalised progress; None where a slowdown is unknown."""
+def compute_fairness(slowdowns: Sequence[Value]) -> tuple[float, float] | None:
+    """How evenly the normalised progress is spread; None where a slowdown is unknown.
+
+    By Jain's index, 1/n to 1 (Jain, Chiu and Hawe 1984), and as the least over the greatest
+    (Eyerman and Eeckhout 2008).
+    """
     progress = [1 / slowdown for slowdown in slowdowns if slowdown is not None]
     if not progress or len(progress) != len(slowdowns):
         return None
     jain = sum(progress) ** 2 / (len(progress) * sum(share * share for share in progress))
-    return Fairness(min(1.0, jain), min(progress) / max(progress))
+    return min(1.0, jain), min(progress) / max(progress)
 
 
 def compute_solo_time_s(
@@ -148,11 +115,14 @@ def complete_solo_times(stays: Sequence[tuple[float, Value]]) -> list[Value]:
 
 def compare_with_serial(
     solo_times_s: Sequence[Value], shared_s: float, gpus: int = 1
-) -> Comparison:
-    """Compare a pack with its members one after the other."""
+) -> tuple[Value, Value]:
+    """The time that members would take one after the other, and the hours of a GPU that it saves.
+
+    Less than 0 where sharing cost time; both None where a time is unknown.
+    """
     serial_s = sum_known(solo_times_s)
     saved = None if serial_s is None else (serial_s - shared_s) * gpus / SECONDS_PER_HOUR
-    return Comparison(serial_s, saved)
+    return serial_s, saved
 
 
 # ---- Energy of members, and of sharing against one after the other -------------------------------
@@ -197,29 +167,10 @@ class EnergySplit:
     rest_j: float | None
 
 
-@dataclass(frozen=True)
-class EnergySaved:
-    """What sharing saved.
-
-    Attributes:
-        kwh: In kWh, less than 0 where sharing cost energy; None where unknown.
-        how: `solo_power` where the power of each member alone is known; `idle_power` where the
-            idle GPU's power over the time saved is counted; empty where unknown.
-    """
-
-    kwh: float | None
-    how: str
-
-
-def measure_energy(counter: Track | None, power: Track | None, window: Window) -> float | None:
+def measure_energy(counter: Track, power: Track, window: Window) -> float | None:
     """Energy of a GPU over a window in joules: its counter's rise, else the integral of power."""
-    for value in (
-        counter.compute_increase(window) if counter is not None else None,
-        power.compute_integral(window) if power is not None else None,
-    ):
-        if value is not None:
-            return value
-    return None
+    rise = counter.compute_increase(window)
+    return power.compute_integral(window) if rise is None else rise
 
 
 def find_idle_power_w(power: Track, before: float) -> float | None:
@@ -284,8 +235,11 @@ def compute_saving(
     serial_s: Value,
     shared_s: float,
     idle_power_w: Value,
-) -> EnergySaved:
-    """What the same work one after the other would have used more.
+) -> tuple[Value, str]:
+    """What the same work one after the other would have used more, in kWh, and how that is known.
+
+    Less than 0 where sharing cost energy. By `solo_power` where the power of each member alone is
+    known, by `idle_power` where that of the idle GPU over the time saved is counted.
 
     Args:
         shared_j: What the pack used, in joules.
@@ -298,10 +252,10 @@ def compute_saving(
     """
     solo_j = sum_known(solo_energies_j)
     if solo_j is not None and shared_j is not None:
-        return EnergySaved((solo_j - shared_j) / JOULES_PER_KWH, "solo_power")
+        return (solo_j - shared_j) / JOULES_PER_KWH, "solo_power"
     if idle_power_w is not None and serial_s is not None:
-        return EnergySaved(idle_power_w * (serial_s - shared_s) / JOULES_PER_KWH, "idle_power")
-    return EnergySaved(None, "")
+        return idle_power_w * (serial_s - shared_s) / JOULES_PER_KWH, "idle_power"
+    return None, ""
 
 
 # ---- What a member's time went into: waiting for data, the host, the device ----------------------
@@ -378,7 +332,7 @@ def split_stalls(
     intervals: Sequence[Interval],
     slowdown: float | None,
     alone: Sequence[Interval] = (),
-    utilization: Track | None = None,
+    utilization: Track = NOTHING_READ,
     least_s: float = WINDOW_LEAST_S,
 ) -> Stall:
     """Split a member's time.
@@ -389,7 +343,7 @@ def split_stalls(
         alone: Those in which no other member was on the GPU.
         utilization: NVML's utilization of the GPU, 0 to 1: the part of the time in which any
             kernel ran. SM activity does not measure that: a kernel that fills a tenth of the SMs
-            has 0.1, though the GPU does not wait. None where it was never read.
+            has 0.1, though the GPU does not wait.
         least_s: Fewer seconds alone are too short to be split.
     """
     sharing = None if slowdown is None else max(0.0, 1 - 1 / slowdown)
@@ -418,10 +372,10 @@ def _measure(intervals: Sequence[Interval]) -> float:
 
 
 def _compute_device_share(
-    alone: Sequence[Interval], utilization: Track | None
+    alone: Sequence[Interval], utilization: Track
 ) -> tuple[float | None, str]:
     """The share of the time in which a kernel ran; None where unknown, and why."""
-    if utilization is None or all(value is None for value in utilization.values):
+    if all(value is None for value in utilization.values):
         return None, NOT_READ
     values = utilization.select(find_covered(alone))
     if len(values) < READINGS_LEAST:
@@ -431,11 +385,6 @@ def _compute_device_share(
 
 def find_covered(intervals: Sequence[Interval]) -> list[Window]:
     """When utilization was read that covers nothing but some intervals, which are in order."""
-    joined: list[Window] = []
-    for interval in intervals:
-        if joined and interval.begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], interval.end))
-        else:
-            joined.append((interval.begin, interval.end))
+    joined = join_windows((interval.begin, interval.end) for interval in intervals)
     shorter = ((begin + UTILIZATION_PERIOD_S, end) for begin, end in joined)
     return [(begin, end) for begin, end in shorter if end > begin]

@@ -26,7 +26,7 @@ from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.member_progress import Following, Members
 from slurm_colloc.monitor.nvml_reading import GpuWatch, NvmlReader, choose_by_environment
 from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
-from slurm_colloc.monitor.sampling_loop import SIGNALS, Gaps, Loop, MonitorRecord, Periods
+from slurm_colloc.monitor.sampling_loop import SIGNALS, Gaps, Loop, MonitorRecord
 from slurm_colloc.store.atomic_files import make_directory
 from slurm_colloc.store.progress_counters import read_member_progress
 from slurm_colloc.store.report_files import report_directory
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     os.nice(_NICE)
     os.umask(0o077)
     started_at = time.time()
-    capabilities, gaps = Capabilities(), Gaps()
+    capabilities = Capabilities()
     # The driver may take seconds to wake; meanwhile the rest is loaded.
     watch = GpuWatch(NvmlReader(choose_by_environment(os.environ), capabilities))
     make_directory(report_directory(pack))
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         interval_s=interval_s,
         started_at=started_at,
-        gaps=gaps,
+        gaps=Gaps(),
         capabilities=capabilities,
         list_unmatched=following.list_unmatched,
     )
@@ -72,13 +72,12 @@ def main(argv: Sequence[str]) -> int:
         pack=pack,
         attempt=attempt,
         parent=parent,
-        periods=Periods(tick_s=interval_s),
+        tick_s=interval_s,
         watch=watch,
         members=Members(pack, attempt, progress_root, following.read),
         gpu_files=SampleFiles(pack, "gpu", parquet),
         member_files=SampleFiles(pack, "members", parquet),
         record=record,
-        gaps=gaps,
         activity=_open_activity(options.get("--activity", ""), capabilities),
         progress_root=progress_root,
     )

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from slurm_colloc.model.late_definitions import dataclass
-
 # ---- Counters of a GPU that NVML reads in one call: performance monitoring (GPM), and fields -----
 #
 # GPM tells what the SMs, the tensor cores and the DRAM do, on Hopper and newer. It takes no lock of
@@ -61,23 +59,16 @@ class GpmReader:
     Args:
         nvml: The binding.
         handle: The GPU.
-        metrics: What to read, as in METRICS.
         gpu_instance: Read this MIG instance of it, by NVML's id; None for the GPU itself.
     """
 
-    def __init__(
-        self,
-        nvml: Any,
-        handle: Any,
-        metrics: Sequence[tuple[int, str, float]] = METRICS,
-        gpu_instance: int | None = None,
-    ) -> None:
+    def __init__(self, nvml: Any, handle: Any, gpu_instance: int | None = None) -> None:
         self._nvml = nvml
         self._handle = handle
         self._gpu_instance = gpu_instance
         self._taken_at: float | None = None
         # Which ids a binding knows depends on its age: the structure ends where they end.
-        self._metrics = [one for one in metrics if one[0] < nvml.NVML_GPM_METRIC_MAX]
+        self._metrics = [one for one in METRICS if one[0] < nvml.NVML_GPM_METRIC_MAX]
         self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._found: dict[str, tuple[float | None, int]] = {}
@@ -129,6 +120,13 @@ class GpmReader:
             except self._nvml.NVMLError:
                 continue
         self._samples = []
+
+
+def open_gpm(nvml: Any, handle: Any, gpu_instance: int | None = None) -> GpmReader | None:
+    """A reader of a GPU, or of a MIG instance of it; None where the GPU has no GPM."""
+    if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+        return None
+    return GpmReader(nvml, handle, gpu_instance)
 
 
 # Field ids of nvml.h (CUDA 13); throttling in ns. 74 is the software power cap.
@@ -250,21 +248,6 @@ GPU_CODES = frozenset({15, 16})
 """After these one GPU is gone."""
 
 
-@dataclass(frozen=True)
-class Capability:
-    """How one metric is had.
-
-    Attributes:
-        source: The call, such as `gpm:2` or `nvmlDeviceGetPowerUsage`; empty where none works.
-        state: `ok`, `unsupported`, `no_permission` or `error`.
-        detail: What the driver said; empty where it works.
-    """
-
-    source: str
-    state: str
-    detail: str = ""
-
-
 def classify_error(code: int | None) -> str:
     """The state that an NVML return code stands for; None where it was no such code."""
     if code in _UNSUPPORTED_CODES:
@@ -273,31 +256,33 @@ def classify_error(code: int | None) -> str:
 
 
 class Capabilities:
-    """What is known of every metric so far.
+    """What is known of every metric so far: its source, its state, and what the driver said.
+
+    The source is the call, such as `gpm:2` or `nvmlDeviceGetPowerUsage`; empty where none works.
+    The driver says nothing where it works.
 
     A metric that has once been read stays `ok`: that it is missing later is a gap. Where several
     GPUs differ, the best of them counts.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Capability] = {}
+        self._known: dict[str, dict[str, str]] = {}
 
     def note(self, metric: str, source: str, state: str, detail: str = "") -> None:
         """Say how an attempt to read a metric went."""
         known = self._known.get(metric)
-        if known is None or (known.state != OK and (known.state, known.detail) != (state, detail)):
-            self._known[metric] = Capability(source, state, detail)
+        if known is None or (
+            known["state"] != OK and (known["state"], known["detail"]) != (state, detail)
+        ):
+            self._known[metric] = {"source": source, "state": state, "detail": detail}
 
     def prefer(self, metric: str, source: str) -> None:
         """Say that a metric is read by this source from now on, whatever else gives it."""
-        self._known[metric] = Capability(source, OK)
+        self._known[metric] = {"source": source, "state": OK, "detail": ""}
 
     def as_dict(self) -> dict[str, dict[str, str]]:
         """The whole, for a JSON file."""
-        return {
-            metric: {"source": one.source, "state": one.state, "detail": one.detail}
-            for metric, one in sorted(self._known.items())
-        }
+        return dict(sorted(self._known.items()))
 
 
 # ---- One GPU as NVML shows it: which calls work on it, and what they give ------------------------
@@ -320,6 +305,12 @@ class Lost(Exception):
 
 Call = Callable[[Any, Any], Value]
 
+
+def _scaled(name: str, nothing: int, divisor: int) -> Call:
+    """A call whose answer is a number in smaller units than ours, or one that stands for none."""
+    return lambda nvml, handle: _scale(getattr(nvml, name)(handle), nothing, divisor)
+
+
 # What gives a metric, the best first. One number that stands for "none" is None.
 _CALLS: dict[str, dict[str, Call]] = {
     "utilization": {
@@ -332,17 +323,12 @@ _CALLS: dict[str, dict[str, Call]] = {
         ),
         "nvmlDeviceGetMemoryInfo": lambda n, h: _as_mib(n.nvmlDeviceGetMemoryInfo(h).used),
     },
-    "power_w": {
-        "nvmlDeviceGetPowerUsage": lambda n, h: _scale(n.nvmlDeviceGetPowerUsage(h), _NO_UINT, 1000)
-    },
-    "power_limit_w": {
-        "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: _scale(
-            n.nvmlDeviceGetEnforcedPowerLimit(h), _NO_UINT, 1000
-        )
-    },
-    "energy_j": {
-        "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: _scale(
-            n.nvmlDeviceGetTotalEnergyConsumption(h), _NO_ULONGLONG, 1000
+    **{
+        metric: {name: _scaled(name, nothing, 1000)}
+        for metric, name, nothing in (
+            ("power_w", "nvmlDeviceGetPowerUsage", _NO_UINT),
+            ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", _NO_UINT),
+            ("energy_j", "nvmlDeviceGetTotalEnergyConsumption", _NO_ULONGLONG),
         )
     },
     "sm_clock_mhz": {
@@ -363,14 +349,26 @@ _PROCESS_LISTS = (
 """MPS clients stand in both or in one, by driver."""
 
 
-class GpuReader:
+class _Reader:
+    """What reads a GPU or an instance keeps a reader of GPM where there is one."""
+
+    _gpm: GpmReader | None = None
+
+    def close(self) -> None:
+        """Give back what the driver holds for it."""
+        if self._gpm is not None:
+            self._gpm.close()
+            self._gpm = None
+
+
+class GpuReader(_Reader):
     """One GPU, with the calls that work on it."""
 
     def __init__(self, nvml: Any, uuid: str, capabilities: Capabilities) -> None:
         self._nvml = nvml
         self._capabilities = capabilities
         self._failure = ""
-        with _explain_gpu(nvml):
+        with explain(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self.model = _read_model(nvml, self._handle)
         """What GPU it is, as `name`, `memory_mb` and `index` (nvidia-smi's on this node), each None
@@ -423,16 +421,15 @@ class GpuReader:
         return state != ERROR
 
     def _open_gpm(self) -> GpmReader | None:
+        source = "nvmlGpmQueryDeviceSupport"
         try:
-            if self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
-                return GpmReader(self._nvml, self._handle)
+            reader = open_gpm(self._nvml, self._handle)
         except (AttributeError, self._nvml.NVMLError) as error:
-            self._note_error(_GPM_NAMES, "nvmlGpmQueryDeviceSupport", error)
+            self._note_error(_GPM_NAMES, source, error)
             return None
-        for name in _GPM_NAMES:
-            source = "nvmlGpmQueryDeviceSupport"
+        for name in () if reader is not None else _GPM_NAMES:
             self._capabilities.note(name, source, UNSUPPORTED, "the GPU has no GPM")
-        return None
+        return reader
 
     def _read_gpm(self, found: dict[str, Value]) -> None:
         if self._gpm is None:
@@ -441,8 +438,7 @@ class GpuReader:
             metrics = self._gpm.read()
         except self._nvml.NVMLError as error:
             if self._note_error(_GPM_NAMES, "nvmlGpmSampleGet", error):
-                self._gpm.close()
-                self._gpm = None
+                self.close()
             return
         for name, (value, code) in metrics.items():
             found[name] = value
@@ -481,12 +477,6 @@ class GpuReader:
             _add_processes(found, processes)
         return found if has_read else None
 
-    def close(self) -> None:
-        """Give back what the driver holds for it."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None
-
 
 def _add_processes(found: dict[int, float | None], processes: Iterable[Any]) -> None:
     """Add what a list says of processes, which may stand in another one, too."""
@@ -497,12 +487,19 @@ def _add_processes(found: dict[int, float | None], processes: Iterable[Any]) -> 
 
 
 @contextlib.contextmanager
-def _explain_gpu(nvml: Any) -> Any:
+def explain(nvml: Any, *, of_all: bool = False) -> Any:
+    """Turn an error that leaves nothing to read into Lost.
+
+    Args:
+        nvml: The binding.
+        of_all: It was asked about all GPUs; of one, also where that is not found, the others may be
+            there.
+    """
     try:
         yield
     except nvml.NVMLError as error:
-        # Also NOT_FOUND: the others may be there.
-        raise Lost(f"NVML: {error}", everything=error.value in SESSION_CODES) from error
+        is_all = error.value not in GPU_CODES if of_all else error.value in SESSION_CODES
+        raise Lost(f"NVML: {error}", everything=is_all) from error
 
 
 def _read_model(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -539,7 +536,7 @@ def decode(value: str | bytes) -> str:
 # that share one have the same figures. Power, clocks and throttling are the whole GPU's.
 
 
-class InstanceReader:
+class InstanceReader(_Reader):
     """Reads one MIG instance; see monitor.gpu_reading.GpuReader.
 
     Args:
@@ -552,17 +549,12 @@ class InstanceReader:
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml = nvml
-        with _explain_gpu(nvml):
+        with explain(nvml):
             self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
             number = int(nvml.nvmlDeviceGetGpuInstanceId(self._handle))
-        self._gpm = self._open_gpm(parent, number)
-
-    def _open_gpm(self, parent: Any, number: int) -> GpmReader | None:
-        with contextlib.suppress(AttributeError, self._nvml.NVMLError):
-            if self._nvml.nvmlGpmQueryDeviceSupport(parent).isSupportedDevice:
-                return GpmReader(self._nvml, parent, gpu_instance=number)
-        return None
+        with contextlib.suppress(AttributeError, nvml.NVMLError):
+            self._gpm = open_gpm(nvml, parent, number)
 
     def read(self) -> dict[str, Value]:
         """What can be read now.
@@ -571,7 +563,7 @@ class InstanceReader:
             Lost: The instance, or NVML, is gone.
         """
         nvml = self._nvml
-        with _explain_gpu(nvml):
+        with explain(nvml):
             found: dict[str, Value] = {
                 "gpu_memory_mb": nvml.nvmlDeviceGetMemoryInfo(self._handle).used / _MIB
             }
@@ -596,9 +588,3 @@ class InstanceReader:
             found = found or {}
             _add_processes(found, processes)
         return found
-
-    def close(self) -> None:
-        """Give back what the driver holds for it."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None

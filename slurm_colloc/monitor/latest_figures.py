@@ -205,18 +205,14 @@ class LatestFigures:
             while member.points[0].at < row["at"] - _HISTORY_S:
                 member.points.popleft()
             first_step_at = row.get("first_step_at")
-            if member.warm_at is None and first_step_at is not None:
-                is_warm = (
-                    row["at"] >= first_step_at + WARM_UP_S or (row["steps"] or 0) >= WARM_UP_STEPS
-                )
-                member.warm_at = row["at"] if is_warm else None
+            has_time = first_step_at is not None and row["at"] >= first_step_at + WARM_UP_S
+            has_steps = first_step_at is not None and (row["steps"] or 0) >= WARM_UP_STEPS
+            if member.warm_at is None and (has_time or has_steps):
+                member.warm_at = row["at"]
             if member.mean is not None:
                 member.mean.add(member.points[-1])
-            elif first_step_at is not None:
-                is_settled = (
-                    row["at"] >= first_step_at + WARM_UP_S and (row["steps"] or 0) >= WARM_UP_STEPS
-                )
-                member.mean = MeanRate(member.points[-1]) if is_settled else None
+            elif has_time and has_steps:
+                member.mean = MeanRate(member.points[-1])
 
     def build(self) -> dict[str, dict[str, Any]]:
         """The figures of every member, by its number."""

@@ -316,8 +316,7 @@ class Following:
         had_problem = bool(follower.problem)
         follower.work(time.monotonic())
         if follower.problem and not had_problem:
-            sys.stderr.write(f"csub monitor: {follower.problem}\n")
-            sys.stderr.flush()
+            say(follower.problem)
         if follower.first_s is None or follower.last_s is None:
             return counted
         told = (follower.steps or 0, follower.last_s)
@@ -335,6 +334,12 @@ class Following:
             first_s=follower.first_s,
             last_s=follower.last_s,
         )
+
+
+def say(text: str) -> None:
+    """Tell those who read the monitor's own output, which is the runner's."""
+    sys.stderr.write(f"csub monitor: {text}\n")
+    sys.stderr.flush()
 
 
 def _open_at_once(path: str, flags: int) -> int:

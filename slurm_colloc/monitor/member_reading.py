@@ -119,13 +119,13 @@ class StepGroup:
         return found / _MIB if has_found else None
 
 
-def find_step_group(pid: int, root: str = "/sys/fs/cgroup") -> StepGroup:
+def find_step_group(pid: int) -> StepGroup:
     """The group of the step that a process runs in."""
     try:
         text = read_small(f"/proc/{pid}/cgroup").decode("utf-8", "replace")
     except OSError:
         text = ""
-    return StepGroup(text, root)
+    return StepGroup(text)
 
 
 # ---- Which processes are whose, with few looks at /proc ------------------------------------------
@@ -453,15 +453,26 @@ class MemberReader:
             return self._read_end(at)
         cpu_s, host_memory_mb = self._group.read_cpu_s(), self._group.read_host_memory_mb()
         self._last_at = at
+        self._cpu.update(sums.cpu_s if cpu_s is None else cpu_s)
+        self._read.update(sums.read_bytes)
+        self._written.update(sums.written_bytes)
+        return {
+            **self._build_row(at, sums),
+            "gpu_memory_mb": gpu_memory_mb,
+            "host_memory_mb": sums.rss_mb if host_memory_mb is None else host_memory_mb,
+        }
+
+    def _build_row(self, at: float, sums: _Sums) -> Row:
+        """A row without the memory of its processes."""
         return {
             "at": at,
-            "gpu_memory_mb": gpu_memory_mb,
+            "gpu_memory_mb": None,
             "processes": sums.processes,
             "threads": sums.threads,
-            "cpu_s": self._cpu.update(sums.cpu_s if cpu_s is None else cpu_s),
-            "host_memory_mb": sums.rss_mb if host_memory_mb is None else host_memory_mb,
-            "read_bytes": _as_int(self._read.update(sums.read_bytes)),
-            "written_bytes": _as_int(self._written.update(sums.written_bytes)),
+            "cpu_s": self._cpu.value,
+            "host_memory_mb": None,
+            "read_bytes": _as_int(self._read.value),
+            "written_bytes": _as_int(self._written.value),
             **self._count(),
         }
 
@@ -472,17 +483,7 @@ class MemberReader:
         cpu_s = end.get("cpu_s")
         if cpu_s is not None:
             self._cpu.update(max(float(cpu_s), self._cpu.value or 0.0))
-        return {
-            "at": ended_at if self._last_at < ended_at <= at else at,
-            "gpu_memory_mb": None,
-            "processes": 0,
-            "threads": 0,
-            "cpu_s": self._cpu.value,
-            "host_memory_mb": None,
-            "read_bytes": _as_int(self._read.value),
-            "written_bytes": _as_int(self._written.value),
-            **self._count(),
-        }
+        return self._build_row(ended_at if self._last_at < ended_at <= at else at, _Sums())
 
     def _count(self) -> Row:
         """Its progress; what was counted last where its files are gone already."""

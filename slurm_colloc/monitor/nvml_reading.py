@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer
 from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.monitor.gpu_reading import (
-    GPU_CODES,
     Capabilities,
     GpuReader,
     InstanceReader,
     Lost,
     Value,
     decode,
+    explain,
 )
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class NvmlReader:
 def _list_gpus(nvml: Any) -> NvmlAnswer:
     """Which GPUs there are, with what tells which of them are a job's."""
     gpus = []
-    with _explain(nvml):
+    with explain(nvml, of_all=True):
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -200,15 +200,6 @@ def _list_gpus(nvml: Any) -> NvmlAnswer:
                     )
                 )
     return NvmlAnswer(gpus=tuple(gpus))
-
-
-@contextlib.contextmanager
-def _explain(nvml: Any) -> Any:
-    """Turn an error that leaves nothing to read into Lost."""
-    try:
-        yield
-    except nvml.NVMLError as error:
-        raise Lost(f"NVML: {error}", everything=error.value not in GPU_CODES) from error
 
 
 def choose_by_environment(

@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import KW_ONLY, dataclass, field
 from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.latest_figures import LatestFigures
-from slurm_colloc.monitor.member_progress import Members
+from slurm_colloc.monitor.member_progress import Members, say
 from slurm_colloc.monitor.nvml_reading import MIG_PREFIX, PATIENCE_S, GpuWatch, NvmlSample
 from slurm_colloc.store.atomic_files import drop_temporaries, read_json, write_json
 from slurm_colloc.store.member_states import read_attempt
@@ -32,6 +31,7 @@ from slurm_colloc.store.report_files import (
 
 if TYPE_CHECKING:
     from slurm_colloc.monitor.dcgm_activity import DcgmActivity
+    from slurm_colloc.monitor.parquet_pieces import SampleFiles
 
 
 # ---- What the monitor says of itself: its gaps, its cost, what it could read ---------------------
@@ -115,8 +115,8 @@ class MonitorRecord:
                 "gaps": self.gaps.list_all(now),
                 "gaps_left_out": self.gaps.left_out,
                 "cpu_s": time.process_time(),
-                "rss_peak_mb": read_rss_peak_mb(),
-                "own_memory_mb": read_own_memory_mb(),
+                "rss_peak_mb": read_status_mb("VmHWM"),
+                "own_memory_mb": read_status_mb("RssAnon"),
                 "mode": self.mode,
                 "gpus": self.gpus,
                 "gpu_models": self.gpu_models,
@@ -127,25 +127,17 @@ class MonitorRecord:
         )
 
 
-def read_rss_peak_mb() -> float | None:
-    """The most memory that this process has had; None where it cannot be read.
+def read_status_mb(name: str) -> float | None:
+    """What the kernel says of this process's memory; None where it cannot be read.
 
-    getrusage would answer with what the parent had before the exec. Pages of libraries count, which
-    all processes share, and of which some kernels map twice as many as others.
+    VmHWM is the most that it has had: getrusage would answer with what the parent had before the
+    exec. Pages of libraries count, which all processes share, and of which some kernels map twice
+    as many as others. RssAnon is what it alone has now.
     """
-    return _read_status_mb("VmHWM:")
-
-
-def read_own_memory_mb() -> float | None:
-    """The memory that this process alone has now; None where it cannot be read."""
-    return _read_status_mb("RssAnon:")
-
-
-def _read_status_mb(name: str) -> float | None:
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             for line in file:
-                if line.startswith(name):
+                if line.startswith(f"{name}:"):
                     return int(line.split()[1]) / 1024
     except (OSError, ValueError, IndexError):
         return None
@@ -225,38 +217,14 @@ SIGNALS = (
 """What Slurm, or a terminal, may send to everything of a job."""
 
 
-@dataclass(frozen=True)
-class Periods:
-    """How often things are done, in seconds.
-
-    Attributes:
-        tick_s: Between two samples.
-        processes_s: Between two looks at the GPUs' process lists.
-        early_processes_s: The same while a member has only just started.
-        piece_s: Between two pieces of the files.
-        latest_s: Between two versions of latest.json.
-    """
-
-    tick_s: float = 1.0
-    processes_s: float = 5.0
-    early_processes_s: float = 1.0
-    piece_s: float = 10.0
-    latest_s: float = 2.0
-
-
-class Files(Protocol):
-    """The files of one table; see monitor.parquet_pieces."""
-
-    dropped: int
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
-
-    def write_piece(self) -> None:
-        """Write what was kept."""
-
-    def close(self) -> None:
-        """Write the rest, and make one file of all."""
+PROCESSES_S = 5.0
+"""Between two looks at the GPUs' process lists."""
+EARLY_PROCESSES_S = 1.0
+"""The same while a member has only just started."""
+PIECE_S = 10.0
+"""Between two pieces of the files."""
+LATEST_S = 2.0
+"""Between two versions of latest.json."""
 
 
 @dataclass(eq=False)
@@ -267,13 +235,12 @@ class Loop:
         pack: The pack's directory.
         attempt: The attempt's number.
         parent: The runner's pid.
-        periods: How often what is done.
+        tick_s: Between two samples, in seconds.
         watch: Reads the GPUs.
         members: Reads the members.
         gpu_files: Where rows of GPUs go.
         member_files: Where rows of members go.
         record: What is said of the monitor itself.
-        gaps: The record's gaps.
         activity: Reads the GPUs' activity by DCGM; None where the site does not say so.
         progress_root: Where members' programs report their results; empty for nowhere.
     """
@@ -282,13 +249,12 @@ class Loop:
     pack: str
     attempt: int
     parent: int
-    periods: Periods
+    tick_s: float
     watch: GpuWatch
     members: Members
-    gpu_files: Files
-    member_files: Files
+    gpu_files: SampleFiles
+    member_files: SampleFiles
     record: MonitorRecord
-    gaps: Gaps
     activity: DcgmActivity | None = None
     progress_root: str = ""
 
@@ -306,7 +272,7 @@ class Loop:
 
     def run(self) -> None:
         """Sample until the end."""
-        tick_s = self.periods.tick_s
+        tick_s = self.tick_s
         self._write(lambda: self.record.write(time.time()))
         begin = time.monotonic()
         number = 0
@@ -323,7 +289,7 @@ class Loop:
             missed = passed - number - 1
             if missed:
                 reason = describe_missed(work_s, tick_s, self._busy[1])
-                self.gaps.add(at, at + (now - started), reason)
+                self.record.gaps.add(at, at + (now - started), reason)
             number = passed
             self.record.ticks_due = number + (0 if ends else 1)
             if ends:
@@ -344,14 +310,13 @@ class Loop:
     # -- one tick -------------------------------------------------------------------------------
 
     def _tick(self, at: float, now: float) -> None:
-        periods = self.periods
-        looks = self._is_due("processes", periods.processes_s, now)
+        looks = self._is_due("processes", PROCESSES_S, now)
         if self.members.has_early(now):
-            looks |= self._is_due("early processes", periods.early_processes_s, now)
+            looks |= self._is_due("early processes", EARLY_PROCESSES_S, now)
         self._sample(at, now, with_processes=looks)
-        if self._is_due("latest", periods.latest_s, now):
+        if self._is_due("latest", LATEST_S, now):
             self._write(lambda: self._write_latest(at))
-        if self._is_due("piece", periods.piece_s, now, first_s=periods.piece_s):
+        if self._is_due("piece", PIECE_S, now, first_s=PIECE_S):
             with self._timed("writing"):
                 self._write(self.gpu_files.write_piece)
                 self._write(self.member_files.write_piece)
@@ -379,35 +344,28 @@ class Loop:
 
     def _collect(self) -> NvmlSample:
         with self._timed("NVML"):
-            return self.watch.collect(min(PATIENCE_S, self.periods.tick_s / 2))
+            return self.watch.collect(min(PATIENCE_S, self.tick_s / 2))
 
     def _note_gpus(self, at: float, sample: NvmlSample) -> None:
         self._problems = sample.problems
         general = sample.problems.get("nvml", "")
-        self.gaps.note("nvml", at, general and f"gpu: {general}")
+        self.record.gaps.note("nvml", at, general and f"gpu: {general}")
         known = dict.fromkeys((*self._uuids, *self.record.gpus, *sample.gpus))
         whole = [uuid for uuid in known if not uuid.startswith(MIG_PREFIX)]
         self.record.gpus = whole
         self.record.gpu_models.update(sample.models)
         self._last_gpus = {}
-        self._follow_activity(whole)
+        if self.activity is not None:
+            self.activity.follow(whole)
+            if problem := self.activity.take_problem():
+                say(f"no activity by DCGM: {problem}")
         for uuid in known:
             problem = sample.problems.get(uuid, "")
-            self.gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
-            values = {**sample.gpus.get(uuid, {}), **self._read_activity(uuid)}
+            self.record.gaps.note(uuid, at, problem and f"gpu {uuid}: {problem}")
+            activity = {} if self.activity is None else self.activity.read(uuid)
+            values = {**sample.gpus.get(uuid, {}), **activity}
             self.gpu_files.add({"at": at, "attempt": self.attempt, "uuid": uuid, **values})
             self._last_gpus[uuid] = {name: values.get(name) for name in GPU_METRICS}
-
-    def _follow_activity(self, uuids: list[str]) -> None:
-        if self.activity is not None:
-            self.activity.follow(uuids)
-            problem = self.activity.take_problem()
-            if problem:
-                sys.stderr.write(f"csub monitor: no activity by DCGM: {problem}\n")
-                sys.stderr.flush()
-
-    def _read_activity(self, uuid: str) -> dict[str, float | None]:
-        return {} if self.activity is None else self.activity.read(uuid)
 
     def _write_latest(self, at: float) -> None:
         value = {
@@ -432,7 +390,7 @@ class Loop:
         """
         due = self._due.setdefault(what, now + first_s)
         # A tick is never exactly on time: what is due within half a tick is done now.
-        if now + self.periods.tick_s / 2 < due:
+        if now + self.tick_s / 2 < due:
             return False
         self._due[what] = max(due + period_s, now + period_s / 2)
         return True
@@ -485,7 +443,7 @@ class Loop:
 
     def _is_superseded(self) -> bool:
         """A newer attempt of this pack has begun, and its monitor writes these files."""
-        if not self._is_due("attempt", self.periods.piece_s, time.monotonic()):
+        if not self._is_due("attempt", PIECE_S, time.monotonic()):
             return False
         with contextlib.suppress(OSError, StateError):
             return read_attempt(self.pack) > self.attempt
@@ -498,8 +456,7 @@ class Loop:
         except (OSError, StateError, ValueError) as error:
             if str(error) != self._written_problem:
                 self._written_problem = str(error)
-                sys.stderr.write(f"csub monitor: {error}\n")
-                sys.stderr.flush()
+                say(str(error))
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.late_definitions import dataclass
@@ -70,7 +71,7 @@ def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = Non
     """
     last = list_last_tries(member for summary in summaries for member in summary["members"])
     counting = {member["id"] for member in last}
-    grouped: dict[tuple[str, str], list[tuple[str, float | None]]] = {}
+    grouped: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
     for rule in _OF_MEMBERS:
         for summary in summaries:
             for member in summary["members"]:
@@ -78,8 +79,8 @@ def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = Non
                     continue
                 if rule is _ended_badly and member["id"] not in counting:
                     continue
-                for finding, share, act in rule(summary, member):
-                    grouped.setdefault((finding, act), []).append((member["id"], share))
+                for finding, act, *share in rule(summary, member):
+                    grouped.setdefault((finding, act), []).append((member["id"], *share))
     found = [_join(finding, act, own) for (finding, act), own in grouped.items()]
     found += _ask_for_less(
         m for s in summaries for m in s["members"] if chosen is None or m["id"] in chosen
@@ -89,43 +90,43 @@ def list_advice(summaries: Sequence[Summary], chosen: Sequence[str] | None = Non
     return found
 
 
-def _join(finding: str, act: str, own: Sequence[tuple[str, float | None]]) -> Advice:
+def _join(finding: str, act: str, own: Sequence[tuple[Any, ...]]) -> Advice:
     """The same note on several members, with the range of its shares."""
-    shares = [share for _, share in own if share is not None]
+    shares = [share for _, *told in own for share in told if share is not None]
     low, high = (f"{100 * edge(shares, default=0.0):.0f}" for edge in (min, max))
     text = f"{low} %" if low == high else f"{low} to {high} %"
-    names = tuple(name for name, _ in own)
+    names = tuple(name for name, *_ in own)
     act = act.replace("{who}", name_members(names))
     return Advice(names, finding.replace("{share}", text), act)
 
 
-_Told = Iterator[tuple[str, float | None, str]]
-"""What was seen, the share that stands for `{share}` in it, and what to do, to `{who}`."""
+_Told = Iterator[tuple[str, str] | tuple[str, str, float | None]]
+"""What was seen, and what to do, to `{who}`; and the share that stands for `{share}` in the first.
+"""
 _ToldOfAll = Iterator[tuple[str, str]]
 
 
 def _ended_badly(_summary: Summary, member: SummaryMember) -> _Told:
     if member["cause"] == EndCause.CUDA_OUT_OF_MEMORY.value:
-        yield "ran out of GPU memory", None, "csub --gpu-mem=SIZE SCRIPT keeps as much free for it"
+        yield "ran out of GPU memory", "csub --gpu-mem=SIZE SCRIPT keeps as much free for it"
     elif member["state"] == MemberState.OUT_OF_MEMORY.value:
         asked = member["request"]["host_memory_mb"]
         had = f" ({format_mb(int(asked))})" if asked else ""
-        yield f"ran out of host memory{had}", None, "submit it again with a larger --mem"
+        yield f"ran out of host memory{had}", "submit it again with a larger --mem"
     elif member["state"] == MemberState.TIMEOUT.value:
-        yield "reached its time limit", None, "submit it again with a longer --time"
+        yield "reached its time limit", "submit it again with a longer --time"
     elif member["state"] == MemberState.FAILED.value:
-        yield "failed", None, "csub why {who} says how, csub logs {who} what it wrote"
+        yield "failed", "csub why {who} says how, csub logs {who} what it wrote"
     elif member["state"] in (MemberState.PREEMPTED.value, MemberState.NODE_FAIL.value):
-        yield "did not finish", None, "with csub --requeue it would have started again"
+        yield "did not finish", "with csub --requeue it would have started again"
     elif member["state"] == MemberState.LOST.value:
-        yield "was lost with its runner", None, f"csub explain {member['id']} says what is known"
+        yield "was lost with its runner", f"csub explain {member['id']} says what is known"
 
 
 def _never_on_gpu(summary: Summary, member: SummaryMember) -> _Told:
     if member["started_at"] is not None and is_never_on_gpu(summary, member):
         yield (
             "never used the GPU",
-            None,
             "let it check torch.cuda.is_available(); without --gres it would start sooner",
         )
 
@@ -140,7 +141,7 @@ def _waits_for_data(summary: Summary, member: SummaryMember) -> _Told:
 
             why = describe_workers(told["workers"], told["cores"])
             act = f"num_workers={told['advised']}"
-            yield f"waited for data {{share}} of the time, as {why}", wait, act
+            yield f"waited for data {{share}} of the time, as {why}", act, wait
             return
     cpus, used = member["request"]["cpus"], member["cpu_cores"]
     act = "give the DataLoader more workers (num_workers), or make its data cheaper to prepare"
@@ -149,7 +150,7 @@ def _waits_for_data(summary: Summary, member: SummaryMember) -> _Told:
             f"the {'CPU is' if cpus == 1 else f'{cpus} CPUs are'} busy, so ask for more "
             f"(--cpus-per-task={2 * cpus}) and give the DataLoader as many workers"
         )
-    yield "waited for data {share} of the time", wait, act
+    yield "waited for data {share} of the time", act, wait
 
 
 def _ask_for_less(members: Iterable[SummaryMember]) -> Iterator[Advice]:
@@ -186,13 +187,11 @@ def _counts_no_steps(summary: Summary, member: SummaryMember) -> _Told:
     if member["unmatched_lines"] is not None:
         yield (
             "printed no line that --progress-regex matches, so how fast it trained is unknown",
-            None,
             "csub logs shows its lines; inside single quotes a #CSUB line keeps backslashes",
         )
         return
     yield (
         "reported no steps, so how fast it trained is unknown",
-        None,
         "--progress-regex finds them in its output, or it calls slurm_colloc.progress",
     )
 
@@ -201,11 +200,7 @@ def _too_short(summary: Summary, member: SummaryMember) -> _Told:
     # What ended badly has a note of its own.
     is_whole = member["state"] == MemberState.COMPLETED.value and summary["final"]
     if member["steps"] and member["rate"]["steps_per_s"] is None and is_whole:
-        yield (
-            "ran too briefly for a rate",
-            None,
-            "one is known from about 20 s of training on",
-        )
+        yield "ran too briefly for a rate", "one is known from about 20 s of training on"
 
 
 def _no_rate_alone(summary: Summary, member: SummaryMember) -> _Told:
@@ -217,7 +212,6 @@ def _no_rate_alone(summary: Summary, member: SummaryMember) -> _Told:
     ):
         yield (
             "had no known rate alone, so what sharing cost is unknown",
-            None,
             "csub probe SCRIPT ARGUMENTS measures it in a few minutes",
         )
 
@@ -234,7 +228,7 @@ def _over_bound(summary: Summary, member: SummaryMember) -> _Told:
         else:
             fewer = max(1, most - 1)
             remedy = f"--degree={fewer} makes each faster, --max-slowdown accepts more"
-        yield f"ran more than the accepted {bound} times slower than alone", None, remedy
+        yield f"ran more than the accepted {bound} times slower than alone", remedy
 
 
 def _was_watched(summary: Summary) -> bool:
@@ -280,7 +274,7 @@ def _takes_power(_summary: Summary, member: SummaryMember) -> _Told:
         finding = f"would take {{share}} of its energy per step at {power['limit_w']:.0f} W"
         finding += f", {power['slowdown']:.2f} times as long"
         act = "csub --goal=energy asks for that, where the site lets root set it"
-        yield finding, power["energy_share"], act
+        yield finding, act, power["energy_share"]
 
 
 def _looks_busy(summaries: Sequence[Summary]) -> _ToldOfAll:

@@ -129,23 +129,14 @@ def build_side(name: str, found: Sequence[tuple[Summary, frozenset[int] | None]]
     )
 
 
-@dataclass(frozen=True)
-class JobPair:
-    """A job that both submissions have.
+JobPair = tuple[SummaryMember, SummaryMember]
+"""A job that both submissions have: the member of the first, and of the second."""
 
-    Attributes:
-        first: The member of the first.
-        second: The member of the second.
-    """
 
-    first: SummaryMember
-    second: SummaryMember
-
-    @property
-    def rate_ratio(self) -> float | None:
-        """Its rate in the second over that in the first; None where one is not known."""
-        before, after = (m["rate"]["steps_per_s"] for m in (self.first, self.second))
-        return after / before if before and after is not None else None
+def compute_rate_ratio(pair: JobPair) -> float | None:
+    """A job's rate in the second over that in the first; None where one is not known."""
+    before, after = (member["rate"]["steps_per_s"] for member in pair)
+    return after / before if before and after is not None else None
 
 
 def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
@@ -159,7 +150,7 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
     if len(first.members) == len(second.members) == 1 and all(
         _name(a) == _name(b) for a, b in zip(first.members, second.members, strict=True)
     ):
-        return [JobPair(first.members[0], second.members[0])], 0, 0
+        return [(first.members[0], second.members[0])], 0, 0
     waiting: dict[tuple[str, tuple[str, ...]], list[SummaryMember]] = {}
     for member in second.members:
         waiting.setdefault(_identify(member), []).append(member)
@@ -167,7 +158,7 @@ def pair_jobs(first: Side, second: Side) -> tuple[list[JobPair], int, int]:
     for member in first.members:
         alike = waiting.get(_identify(member))
         if alike:
-            pairs.append(JobPair(member, alike.pop(0)))
+            pairs.append((member, alike.pop(0)))
     return pairs, len(first.members) - len(pairs), len(second.members) - len(pairs)
 
 
@@ -252,15 +243,15 @@ def _build_pairs(first: Side, second: Side, pairs: Sequence[JobPair], width: int
     ]
     rows = [
         (
-            pair.first["id"],
-            pair.second["id"],
-            shlex.join(pair.second["arguments"] or ()),
-            format_figure(pair.first["rate"]["steps_per_s"]),
-            format_figure(pair.second["rate"]["steps_per_s"]),
-            UNKNOWN if pair.rate_ratio is None else f"{pair.rate_ratio:.2f}",
-            pair.second["state"],
+            before["id"],
+            after["id"],
+            shlex.join(after["arguments"] or ()),
+            format_figure(before["rate"]["steps_per_s"]),
+            format_figure(after["rate"]["steps_per_s"]),
+            _format_ratio(before["rate"]["steps_per_s"], after["rate"]["steps_per_s"]),
+            after["state"],
         )
-        for pair in pairs
+        for before, after in pairs
     ]
     return build_table(columns, rows, width)
 
@@ -277,7 +268,7 @@ def _tell(
     first: Side, second: Side, pairs: Sequence[JobPair], left: tuple[int, int]
 ) -> list[tuple[str, str]]:
     lines = []
-    ratios = [pair.rate_ratio for pair in pairs if pair.rate_ratio is not None]
+    ratios = [ratio for ratio in map(compute_rate_ratio, pairs) if ratio is not None]
     if ratios:
         mean = sum(ratios) / len(ratios)
         same = "the same job" if len(pairs) == 1 else f"the {len(pairs)} jobs that both have"
@@ -322,14 +313,14 @@ def build_comparison_json(
         ],
         "jobs": [
             {
-                "first": pair.first["id"],
-                "second": pair.second["id"],
-                "script": pair.second["script"],
-                "arguments": pair.second["arguments"],
-                "first_steps_per_s": pair.first["rate"]["steps_per_s"],
-                "second_steps_per_s": pair.second["rate"]["steps_per_s"],
-                "rate_ratio": pair.rate_ratio,
+                "first": before["id"],
+                "second": after["id"],
+                "script": after["script"],
+                "arguments": after["arguments"],
+                "first_steps_per_s": before["rate"]["steps_per_s"],
+                "second_steps_per_s": after["rate"]["steps_per_s"],
+                "rate_ratio": compute_rate_ratio((before, after)),
             }
-            for pair in pairs
+            for before, after in pairs
         ],
     }

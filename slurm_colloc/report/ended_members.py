@@ -16,15 +16,18 @@ from slurm_colloc.report.member_views import (
 )
 from slurm_colloc.report.queue_rows import (
     Found,
+    Shown,
     build_member_json,
-    format_elapsed_of,
     insert_column,
     list_argument_words,
+    read_fields,
 )
 from slurm_colloc.store.all_packs import StateReader
 from slurm_colloc.store.pack_directory import read_end_limit, read_end_time
 
 HEADER = ("MEMBER", "NAME", "STATE", "EXIT", "MODE", "NODE", "TIME", "ENDED")
+_SHOWN = ("JobID", "JobName", "State", "ExitCode", "Mode", "NodeList", "Elapsed")
+"""All but the last of them, as `--format` calls them."""
 
 
 @dataclass(frozen=True)
@@ -93,36 +96,19 @@ def _read_latest_end(state: StateReader, view: PackView) -> tuple[float, float |
 def build_table(
     ended: Sequence[Ended], now: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The header, and one row per member; a column of arguments where a member has such."""
+    """The header, and one row per member; a column of arguments where a member has such.
+
+    Where only the latest time at which it can have ended is known, `by` stands before that.
+    """
     words = list_argument_words([(entry.view, entry.member) for entry in ended])
-    return insert_column(HEADER, build_rows(ended, now), HEADER[-1], "ARGS", words)
-
-
-def build_rows(ended: Iterable[Ended], now: float) -> list[tuple[str, ...]]:
-    """One row per member."""
-    rows: list[tuple[str, ...]] = []
-    for entry in ended:
-        member = entry.member
-        record = member.record
-        rows.append(
-            (
-                str(member.member),
-                member.name,
-                member.state.value,
-                str(record.exit_code) if record and record.exit_code else "",
-                entry.view.mode_of(member),
-                (record.node or "") if record else "",
-                format_elapsed_of(member, now),
-                format_ended(entry),
-            )
+    rows = [
+        (
+            *read_fields(_SHOWN, Shown(entry.view, entry.member, now)),
+            f"{'' if entry.is_exact else 'by '}{format_moment(entry.by)}",
         )
-    return rows
-
-
-def format_ended(entry: Ended) -> str:
-    """`2026-11-21T10:01:07`; `by ...` where only its latest time is known."""
-    text = format_moment(entry.by)
-    return text if entry.is_exact else f"by {text}"
+        for entry in ended
+    ]
+    return insert_column(HEADER, rows, HEADER[-1], "ARGS", words)
 
 
 def build_json(ended: Iterable[Ended], now: float) -> list[dict[str, Any]]:

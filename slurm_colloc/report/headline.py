@@ -68,9 +68,7 @@ def tell_guests(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> s
             who = "It" if len(ran) == 1 else f"All {len(ran)}"
             told.append(f"{who} ran in the pack of {host}.")
             continue
-        more = ", ..." if len(guests) > _NAMED_MOST else ""
-        named = ", ".join(guests[:_NAMED_MOST])
-        told.append(f"{len(guests)} ran in the pack of {host} ({named}{more}).")
+        told.append(f"{len(guests)} ran in the pack of {host} ({_name_first(guests)}).")
     return " ".join(told)
 
 
@@ -83,8 +81,7 @@ def tell_ends(every: Sequence[SummaryMember]) -> str:
         if not counts[state]:
             continue
         own = [member for member in members if member["state"] == state]
-        named = ", ".join(_name_end(member) for member in own[:_NAMED_MOST])
-        more = ", ..." if len(own) > _NAMED_MOST else ""
+        named = _name_first([f"{member['id']}{_tell_code(member, ': ')}" for member in own])
         verb = "" if word.startswith(("failed", "ran", "reached")) else "was "
         if len(own) > 1 and verb:
             verb = "were "
@@ -92,7 +89,7 @@ def tell_ends(every: Sequence[SummaryMember]) -> str:
         if len(members) == 1:
             told.append(f"It {verb}{word}{_tell_code(own[0], ' with ')}.")
         else:
-            told.append(f"{who} {verb}{word} ({named}{more}).")
+            told.append(f"{who} {verb}{word} ({named}).")
     return " ".join([*told, *_tell_retries(every, members)])
 
 
@@ -132,20 +129,20 @@ def _tell_retries(members: Sequence[SummaryMember], last: Sequence[SummaryMember
     if bad:
         all_bad = sum(member["state"] in ENDS for member in last)
         who = "All of these" if len(bad) == all_bad > 1 else f"{len(bad)} of these"
-        tries = {sum(_is_try_of(member, other) for other in members) for member in bad}
+        ended = [member for member in members if member["state"] in ENDS]
+        tries = {
+            sum(member["retry_of"] in (other["id"], other["retry_of"]) for other in ended)
+            for member in bad
+        }
         often = f"{min(tries)} times" if len(tries) == 1 else f"up to {max(tries)} times"
         often = "twice" if tries == {2} else often
         told.append(f"{'It' if all_bad == 1 else who} failed {often}.")
     return told
 
 
-def _is_try_of(member: SummaryMember, other: SummaryMember) -> bool:
-    first = member["retry_of"]
-    return other["state"] in ENDS and first in (other["id"], other["retry_of"])
-
-
-def _name_end(member: SummaryMember) -> str:
-    return f"{member['id']}{_tell_code(member, ': ')}"
+def _name_first(names: Sequence[str]) -> str:
+    """The first few of some, and dots for the others."""
+    return f"{', '.join(names[:_NAMED_MOST])}{', ...' if len(names) > _NAMED_MOST else ''}"
 
 
 def _tell_code(member: SummaryMember, link: str) -> str:
@@ -183,8 +180,7 @@ def tell_unused(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> s
         return "It never used the GPU."
     if len(own) == len(ran):
         return "None of them ever used the GPU."
-    more = ", ..." if len(own) > _NAMED_MOST else ""
-    return f"{len(own)} never used the GPU ({', '.join(own[:_NAMED_MOST])}{more})."
+    return f"{len(own)} never used the GPU ({_name_first(own)})."
 
 
 def count_company(summaries: Sequence[Summary], ran: Sequence[SummaryMember]) -> int:

@@ -24,10 +24,12 @@ from slurm_colloc.metrics.presence import (
     find_interference,
     find_shared,
     find_together,
+    list_windows,
     model_sm_activity,
 )
 from slurm_colloc.metrics.rates import (
     NO_PROGRESS,
+    NOTHING_READ,
     WINDOW_LEAST_S,
     Interval,
     Rate,
@@ -49,7 +51,7 @@ from slurm_colloc.metrics.sharing_cost import (
 from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import PeakSource
 from slurm_colloc.report.pack_run import MemberRun, PackRun
-from slurm_colloc.report.pack_samples import NO_GPU, StartSamples
+from slurm_colloc.report.pack_samples import NO_GPU, GpuSamples, StartSamples
 from slurm_colloc.report.solo_rates import (
     ALONE_LEAST_S,
     Relatives,
@@ -74,18 +76,13 @@ def find_instance(member: MemberRun) -> GpuUse | None:
     return use if use is not None and use.instance and use.uuids else None
 
 
-def compute_instance_mean(run: PackRun, member: MemberRun, metric: str) -> float | None:
-    """The mean of a metric of its instance while it was there; None where it was not measured."""
-    use = find_instance(member)
-    track = None if use is None else run.samples.gpus.get(use.uuids[0], NO_GPU).get(metric)
-    stays = [(stay.begin, stay.end) for stay in member.present]
-    return None if track is None else track.compute_mean(stays)
+def _look_at_instance(run: PackRun, use: GpuUse) -> GpuSamples:
+    return run.samples.gpus.get(use.uuids[0], NO_GPU)
 
 
 def attribute_instance_sm(run: PackRun, member: MemberRun) -> AttributedPart | None:
     """A member's part of the whole GPU's SMs, by what its instance did; None where unknown."""
-    stays = [(stay.begin, stay.end) for stay in member.present]
-    part = compute_instance_sm(run, member, stays)
+    part = compute_instance_sm(run, member, list_windows(member.present))
     return None if part is None else AttributedPart(part, Attribution.EXACT)
 
 
@@ -97,8 +94,7 @@ def compute_instance_sm(run: PackRun, member: MemberRun, windows: Sequence[Windo
     use = find_instance(member)
     if use is None or use.inside or not use.instance_sms or not use.gpu_sms:
         return None
-    track = run.samples.gpus.get(use.uuids[0], NO_GPU).get("sm_active")
-    mean = None if track is None else track.compute_mean(windows)
+    mean = _look_at_instance(run, use).get("sm_active").compute_mean(windows)
     return None if mean is None else mean * use.instance_sms / use.gpu_sms
 
 
@@ -107,8 +103,9 @@ def build_instance(run: PackRun, member: MemberRun) -> SummaryMig | None:
     use = find_instance(member)
     if use is None:
         return None
-    track = run.samples.gpus.get(use.uuids[0], NO_GPU).get("gpu_memory_mb")
-    known = [value for value in (track.values if track else ()) if value is not None]
+    samples = _look_at_instance(run, use)
+    known = [value for value in samples.get("gpu_memory_mb").values if value is not None]
+    stays = list_windows(member.present)
     return {
         "planned": member.view.spec.plan.instance or None,
         "profile": use.instance,
@@ -116,8 +113,8 @@ def build_instance(run: PackRun, member: MemberRun) -> SummaryMig | None:
         "memory_mb": use.gpu_memory_limit_mb,
         "sms": use.instance_sms,
         "gpu_memory_peak_mb": max(known, default=None),
-        "sm_active": compute_instance_mean(run, member, "sm_active"),
-        "dram_active": compute_instance_mean(run, member, "dram_active"),
+        "sm_active": samples.get("sm_active").compute_mean(stays),
+        "dram_active": samples.get("dram_active").compute_mean(stays),
         "shared_by": use.inside or None,
         "attribution": None if use.inside else Attribution.EXACT.value,
     }
@@ -301,7 +298,7 @@ def _split_stalls(
 ) -> Stall:
     alone = select_within(intervals, find_alone(run.phases, member.number))
     # Of members that were never alone the GPU's utilization says nothing.
-    utilization = run.look_at(member).get("utilization") if alone else None
+    utilization = run.look_at(member).get("utilization") if alone else NOTHING_READ
     # A member that never shared needs no more than what a rate needs.
     least_s = WINDOW_LEAST_S if was_alone else ALONE_LEAST_S
     stall = split_stalls(intervals, slowdown, alone, utilization, least_s)
@@ -318,9 +315,7 @@ def _find_sm(
     use = find_instance(member)
     if use is not None and not use.inside:
         return attribute_instance_sm(run, member)
-    stays = [(stay.begin, stay.end) for stay in member.present]
-    track = run.look_at(member).get("sm_active")
-    alone = None if track is None else track.compute_mean(stays)
+    alone = run.compute_mean(member, "sm_active", list_windows(member.present))
     modelled = None
     if solo is not None:
         steps = count_up(member, "steps")
@@ -504,18 +499,40 @@ def measure_together(run: PackRun, figures: Sequence[Figures]) -> dict[int, floa
     found = {}
     for entry in figures:
         number = entry.member.number
-        partners = groups[number] - {number}
         if entry.predicted_slowdown is None or entry.slowdown is None:
             continue
-        if entry.solo is None or not partners:
-            continue
-        windows = entry.member.own_time.bridge(find_settled(run, number, partners, spans))
-        intervals = [interval for start in entry.member.settle() for interval in start.intervals]
-        rate = compute_rate(select_within(intervals, windows)).steps_per_s
-        slowdown = compute_slowdown(entry.solo.steps_per_s, rate)
+        slowdown = compute_slowdown_with(run, entry, groups[number] - {number}, spans)
         if slowdown is not None:
             found[number] = slowdown
     return found
+
+
+def compute_slowdown_with(
+    run: PackRun,
+    entry: Figures,
+    partners: frozenset[int],
+    spans: Mapping[int, Sequence[Window]],
+    least_s: float = WINDOW_LEAST_S,
+) -> float | None:
+    """How much slower than alone a member was with some others, all of them warmed up.
+
+    Args:
+        run: The pack.
+        entry: The member.
+        partners: The others.
+        spans: When each did what it is for.
+        least_s: Fewer seconds with them are too short.
+
+    Returns:
+        None where it is unknown, and with no partners.
+    """
+    if entry.solo is None or not partners:
+        return None
+    member = entry.member
+    windows = member.own_time.bridge(find_settled(run, member.number, partners, spans))
+    intervals = [interval for start in member.settle() for interval in start.intervals]
+    rate = compute_rate(select_within(intervals, windows), least_s).steps_per_s
+    return compute_slowdown(entry.solo.steps_per_s, rate)
 
 
 def find_groups(run: PackRun) -> dict[int, frozenset[int]]:

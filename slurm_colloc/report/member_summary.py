@@ -11,12 +11,10 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference
+from slurm_colloc.metrics.presence import AttributedPart, Attribution, Interference, list_windows
 from slurm_colloc.metrics.rates import measure_windows, sum_known
 from slurm_colloc.metrics.sharing_cost import Stall
 from slurm_colloc.model.member import MemberState
@@ -39,7 +37,6 @@ from slurm_colloc.report.member_figures import (
 )
 from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.pack_run import MemberRun, PackRun
-from slurm_colloc.report.pack_samples import StartSamples
 from slurm_colloc.report.solo_rates import FAMILY, PROFILE, SoloRate
 from slurm_colloc.report.summary_file import (
     SummaryChange,
@@ -80,6 +77,7 @@ def build_member(
     code = record.exit_code if record is not None and view.is_final else None
     use = record.gpu if record is not None else None
     gpu_memory = choose_highest(member.starts, run.count_gpus_of(member))
+    progress = [start.last("progress") for start in member.starts]
     notes = [*_list_notes(run, figures), *([energy_unknown] if energy is None else [])]
     notes.append(_tell_assumed(gpu_memory))
     return {
@@ -115,7 +113,7 @@ def build_member(
         "steps": _as_int(figures.steps),
         "skipped": _as_int(count_up(member, "skipped")),
         "samples": _as_int(count_up(member, "samples")),
-        "progress": _last(member, lambda start: start.last("progress")),
+        "progress": next((word for word in reversed(progress) if word is not None), None),
         "unmatched_lines": _count_unmatched(run, figures),
         "rate": _build_rate(figures),
         "solo": _build_solo(figures.solo),
@@ -155,9 +153,7 @@ def _build_power(run: PackRun, member: MemberRun) -> SummaryPower | None:
     from slurm_colloc.planning.power_limit import choose_limit
 
     choice = choose_limit([curve], bound, may_measure=False)
-    held_w = run.compute_mean(
-        member, "power_limit_w", [(stay.begin, stay.end) for stay in member.stays]
-    )
+    held_w = run.compute_mean(member, "power_limit_w", list_windows(member.stays))
     if not choice.limit_w or (held_w is not None and held_w < choice.limit_w + NEAR_W):
         return None
     return {
@@ -227,13 +223,8 @@ def _count_cores(member: MemberRun) -> float | None:
     clock = member.own_time
     measured_s = sum(clock.read(start.end) - clock.read(start.begin) for start in member.starts)
     # The counter of a start stands at what it had used when it was seen first.
-    rise_s = sum_known(_compute_rise(start, "cpu_s") for start in member.starts)
+    rise_s = sum_known(start.compute_rise("cpu_s") for start in member.starts)
     return None if rise_s is None or measured_s <= 0 else rise_s / measured_s
-
-
-def _compute_rise(start: StartSamples, name: str) -> float | None:
-    first = start.first(name)
-    return None if first is None else float(start.last(name) - first)
 
 
 def _add_up(member: MemberRun, name: str) -> float | None:
@@ -243,11 +234,6 @@ def _add_up(member: MemberRun, name: str) -> float | None:
 
 def _as_int(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _last(member: MemberRun, read: Callable[[StartSamples], Any]) -> Any:
-    found = (read(start) for start in reversed(member.starts))
-    return next((value for value in found if value is not None), None)
 
 
 def _build_stall(stall: Stall) -> SummaryStall:
@@ -312,7 +298,7 @@ def _list_notes(run: PackRun, figures: Figures) -> list[str]:
         notes.append(f"started {len(member.starts)} times; its steps are those of all starts")
     if view.state in (MemberState.FAILED, MemberState.OUT_OF_MEMORY) and view.reason:
         notes.append(view.reason)
-    if measure_windows((stay.begin, stay.end) for stay in member.stays) and not member.starts:
+    if measure_windows(list_windows(member.stays)) and not member.starts:
         notes.append("the monitor has not seen it")
     return notes
 
@@ -366,7 +352,9 @@ def add_metrics(run: PackRun, members: Sequence[SummaryMember]) -> None:
     except StateError as error:
         problem = f"results that it has reported cannot be read: {error}"
     views = {member.number: member.view for member in run.members}
-    owner = _find_owner(run.path)
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = run.path.stat().st_uid
     for member in members:
         notes: list[str] = [problem] if problem else []
         printed = _Printed()
@@ -463,13 +451,6 @@ def _parse_all(texts: Sequence[str]) -> Iterator[MetricExpression]:
         # They were checked when the job was submitted; since then they lay in a file of a user's.
         with contextlib.suppress(ValueError):
             yield parse_metric(text)
-
-
-def _find_owner(pack: Path) -> int | None:
-    try:
-        return pack.stat().st_uid
-    except OSError:
-        return None
 
 
 def _read_lines(path: str, begin: int, owner: int | None) -> Iterator[str]:

@@ -167,8 +167,10 @@ def _with_members(state: StateReader, view: PackView, damaged: list[StateError] 
     for files in list_member_files(path):
         try:
             member = _build_member(state, view, path, shown_id, files)
-            is_parked = files.number in parked and member.state is MemberState.RUNNING
-            members.append(_park(member) if is_parked else member)
+            if files.number in parked and member.state is MemberState.RUNNING:
+                reason = "; ".join(filter(None, (PARKED, member.reason)))
+                member = replace(member, reason=reason, is_parked=True)
+            members.append(member)
         except StateError as problem:
             if not is_there(files.path):
                 # Another pack has just taken it over.
@@ -191,11 +193,6 @@ def _list_parked(state: StateReader, view: PackView) -> frozenset[int]:
         degree = read_degree(state.pack_path(view.record.pack_id), view.attempt)
         return frozenset() if degree is None else frozenset(degree.parked)
     return frozenset()
-
-
-def _park(member: MemberView) -> MemberView:
-    reason = f"{PARKED}; {member.reason}" if member.reason else PARKED
-    return replace(member, reason=reason, is_parked=True)
 
 
 def _build_member(
@@ -287,15 +284,13 @@ def _compute_reason(
     if record is not None and record.state is state:
         return record.reason
     if state is MemberState.FAILED and view.attempt == 0:
-        missing = find_missing_directories(str(job.get("directory", "")), _list_patterns(job))
+        outputs = [
+            (name, job[name]) for name in ("output", "error") if isinstance(job.get(name), str)
+        ]
+        missing = find_missing_directories(str(job.get("directory", "")), outputs)
         why = missing[0] if missing else "do the compute nodes see the state directory?"
         return f"Slurm could not start its batch script: {why}"
     return f"its Slurm job: {view.slurm_state.value}" if view.slurm_state else ""
-
-
-def _list_patterns(job: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Its output files, each with the option that names it."""
-    return [(name, job[name]) for name in ("output", "error") if isinstance(job.get(name), str)]
 
 
 def _compute_waiting_reason(record: StateRecord | None, view: PackView, *, is_held: bool) -> str:

@@ -253,7 +253,7 @@ def find_stale(views: Sequence[PackView]) -> list[int]:
     Args:
         views: The packs in the order in which they were looked at.
     """
-    seen = _find_last(views)
+    seen = {key for own in _list_keys(views) for key in own}
     names = _name_submissions(views)
     missed = {
         name
@@ -261,7 +261,9 @@ def find_stale(views: Sequence[PackView]) -> list[int]:
         if any((name, number) not in seen for number in view.record.members)
     }
     # A pack alone cannot have given one away, unless to one that has members of others.
-    mixed = {p for p, view in enumerate(views) if any(map(_is_guest, view.members))}
+    mixed = {
+        p for p, view in enumerate(views) if any(is_guest(member.place) for member in view.members)
+    }
     missed = {name for name in missed if names.count(name) > 1 or mixed}
     return [
         place for place, name in enumerate(names) if missed and (name in missed or place in mixed)
@@ -274,40 +276,27 @@ def show_once(views: Sequence[PackView]) -> list[PackView]:
     Args:
         views: The packs in the order in which they were looked at.
     """
-    last, names = _find_last(views), _name_submissions(views)
-    calls = _name_calls(views, names)
+    keys = _list_keys(views)
+    last = {key: place for place, own in enumerate(keys) for key in own}
     shown = []
-    for place, (name, view) in enumerate(zip(names, views, strict=True)):
-        kept = tuple(m for m in view.members if last[_key(m, name, calls)] == place)
-        is_whole = len(kept) == len(view.members)
-        shown.append(view if is_whole else replace(view, members=kept))
+    for place, (view, own) in enumerate(zip(views, keys, strict=True)):
+        kept = tuple(m for m, key in zip(view.members, own, strict=True) if last[key] == place)
+        shown.append(view if len(kept) == len(view.members) else replace(view, members=kept))
     return shown
 
 
-def _find_last(views: Sequence[PackView]) -> dict[tuple[str, int], int]:
+def _list_keys(views: Sequence[PackView]) -> list[list[tuple[str, int]]]:
+    """What is the same for each member wherever it is: its call and its number there."""
     names = _name_submissions(views)
-    calls = _name_calls(views, names)
-    return {
-        _key(member, name, calls): place
-        for place, (name, view) in enumerate(zip(names, views, strict=True))
-        for member in view.members
-    }
-
-
-def _is_guest(member: MemberView) -> bool:
-    return is_guest(member.place)
-
-
-def _key(member: MemberView, name: str, calls: Mapping[str, str]) -> tuple[str, int]:
-    """What is the same for a member wherever it is: its call and its number there."""
-    if _is_guest(member):
-        name = calls.get(member.member.job, member.member.job)
-    return name, member.member.number
-
-
-def _name_calls(views: Sequence[PackView], names: Sequence[str]) -> dict[str, str]:
-    """The name of each call by the id after which its members are named."""
-    return {view.shown_id: name for name, view in zip(names, views, strict=True)}
+    # By the ids after which members are named.
+    calls = {view.shown_id: name for name, view in zip(names, views, strict=True)}
+    return [
+        [
+            (calls.get(m.member.job, m.member.job) if is_guest(m.place) else name, m.member.number)
+            for m in view.members
+        ]
+        for name, view in zip(names, views, strict=True)
+    ]
 
 
 def _name_submissions(views: Sequence[PackView]) -> list[str]:

@@ -9,9 +9,10 @@ import json
 import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.model.fleet_record import (
     RATES_MOST,
     FleetRecord,
@@ -102,16 +103,20 @@ def build_entry(summary: Summary) -> dict[str, Any]:
     Args:
         summary: It.
     """
-    pack_id, window = summary["pack_id"], summary["window"]
+    entry = _build_entry(summary)
+    return {"pack": summary["pack_id"]} if entry is None else asdict(entry)
+
+
+def _build_entry(summary: Summary) -> PackEntry | None:
+    pack, window = summary["pack"], summary["window"]
     if window is None:
-        return {"pack": pack_id}
-    pack = summary["pack"]
+        return None
     members = [member for member in summary["members"] if member["started_at"] is not None]
     gpus = {uuid for member in members for uuid in member["gpu_uuids"]}
     sm = summary["gpu_use"].get("sm_active")
     hours, chain = pack["gpu_hours_saved"], summary["chain"]
-    entry = PackEntry(
-        pack=pack_id,
+    return PackEntry(
+        pack=summary["pack_id"],
         ended_at=window["to"],
         gpu=summary["gpu"]["model"],
         mode=_find_mode(summary, members),
@@ -125,7 +130,6 @@ def build_entry(summary: Summary) -> dict[str, Any]:
         interruption_s=(chain["interruption_s"] if chain else None) or 0.0,
         overlap_s=(chain["overlap_s"] if chain else None) or 0.0,
     )
-    return asdict(entry)
 
 
 def _find_mode(summary: Summary, members: list[SummaryMember]) -> str:
@@ -199,16 +203,21 @@ def report_to_site(spool: Path, summary: Summary, view: PackView) -> bool:
 
 def build_fleet_record(summary: Summary, view: PackView) -> FleetRecord | None:
     """The record of a pack; None where there is nothing to tell."""
-    window, pack = summary["window"], summary["pack"]
+    window, entry = summary["window"], _build_entry(summary)
     members = [member for member in summary["members"] if member["started_at"] is not None]
-    if window is None or not members or view.record.local or not summary["job"]:
+    if window is None or entry is None or not members:
         return None
-    present = [_count_present_s(member) for member in members]
-    failed = [member["state"] in WASTED for member in members]
-    slowdowns = [m["slowdown"] for m in members if m["slowdown"] is not None]
-    names = ("sm_active", "utilization", "gpu_memory_mb")
-    sm, busy, memory = map(summary["gpu_use"].get, names)
-    hours, gpus = pack["gpu_hours_saved"], _count_gpus(summary, members)
+    if view.record.local or not summary["job"]:
+        return None
+    present_s, wasted_s = (
+        sum(times) for times in zip(*((p.present_s, p.wasted_s) for p in entry.parts), strict=True)
+    )
+    known = sum(part.known for part in entry.parts)
+    busy, memory = map(summary["gpu_use"].get, ("utilization", "gpu_memory_mb"))
+    throttled_s = sum_throttled(summary["throttled_s"])
+    length_s = window["to"] - window["from"]
+    # Those that are known, else as many as its members asked for.
+    gpus = len(summary["gpus"]) or int(max(member["request"]["gpus"] for member in members))
     return FleetRecord(
         job_id=summary["job"],
         cluster=view.record.cluster,
@@ -217,56 +226,42 @@ def build_fleet_record(summary: Summary, view: PackView) -> FleetRecord | None:
         gpu_model=summary["gpu"]["model"],
         gpu_uuid=summary["gpu"]["uuid"],
         gpu_memory_mb=summary["gpu"]["memory_mb"],
-        mode=_find_mode(summary, members),
+        mode=entry.mode,
         gpus=gpus,
         started_at=window["from"],
         ended_at=window["to"],
         members=len(members),
-        failed=sum(failed),
-        wasted_share=_compute_share(
-            sum(s for s, is_lost in zip(present, failed, strict=True) if is_lost), sum(present)
-        ),
-        saved_s=None if hours is None or not gpus else hours * 3600,
-        slowdown=sum(slowdowns) / len(slowdowns) if slowdowns else None,
-        slowdown_of=len(slowdowns),
-        energy_j=summary["energy_j"],
-        saved_kwh=pack["kwh_saved"],
-        sm_active=sm["mean"] if sm else None,
+        failed=sum(member["state"] in WASTED for member in members),
+        wasted_share=min(1.0, wasted_s / present_s) if present_s > 0 else 0.0,
+        saved_s=entry.saved_s if gpus else None,
+        slowdown=sum(part.slowdowns for part in entry.parts) / known if known else None,
+        slowdown_of=known,
+        energy_j=entry.energy_j,
+        saved_kwh=entry.saved_kwh,
+        sm_active=entry.sm_active,
         utilization=busy["mean"] if busy else None,
         gpu_memory_used_mb=memory["max"] if memory else None,
         cpus=sum(member.spec.plan.cpus for member in view.members),
-        cpu_s=_sum_known(members, "cpu_s"),
-        host_memory_mb=_sum_known(members, "host_memory_peak_mb"),
+        cpu_s=sum_known(cast("float | None", member["cpu_s"]) for member in members),
+        host_memory_mb=sum_known(member["host_memory_peak_mb"] for member in members),
         rates=_list_rates(summary, view),
         gpu_set=view.record.gpu_set,
-        throttled_share=_find_throttled(summary, window["to"] - window["from"]),
+        throttled_share=None
+        if throttled_s is None or length_s <= 0
+        else min(1.0, throttled_s / length_s),
     )  # fmt: skip
 
 
-def _find_throttled(summary: Summary, length_s: float) -> float | None:
-    known = [summary["throttled_s"][name] for name in ("thermal", "brake")]
-    found = [value for value in known if value is not None]
-    return min(1.0, sum(found) / length_s) if found and length_s > 0 else None
-
-
-def _count_gpus(summary: Summary, members: list[SummaryMember]) -> int:
-    """The pack's GPUs: those that are known, else as many as its members asked for."""
-    return len(summary["gpus"]) or int(max(member["request"]["gpus"] for member in members))
+def sum_throttled(throttled_s: Mapping[str, float | None]) -> float | None:
+    """For how long clocks were held down by what is wrong with a GPU or its node; not by power."""
+    known = [value for name in ("thermal", "brake") if (value := throttled_s[name]) is not None]
+    return sum(known) if known else None
 
 
 def _count_present_s(member: SummaryMember) -> float:
     if member["started_at"] is None or member["ended_at"] is None:
         return 0.0
     return max(0.0, member["ended_at"] - member["started_at"] - (member["stopped_s"] or 0.0))
-
-
-def _compute_share(part: float, whole: float) -> float:
-    return min(1.0, part / whole) if whole > 0 else 0.0
-
-
-def _sum_known(members: list[Any], name: str) -> float | None:
-    values = [member[name] for member in members]
-    return None if None in values else float(sum(values))
 
 
 def _list_rates(summary: Summary, view: PackView) -> tuple[tuple[str, float], ...]:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import NotFound, StateError
-from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out_stops
+from slurm_colloc.metrics.presence import Phase, Stay, compute_phases, leave_out_stops, list_windows
 from slurm_colloc.metrics.rates import (
     NEVER_STOPPED,
     WINDOW_LEAST_S,
     OwnTime,
     Settled,
     Window,
+    measure_windows,
     settle,
 )
 from slurm_colloc.model.gpu_pace import GpuPace
@@ -96,7 +97,7 @@ class MemberRun:
     @property
     def present_s(self) -> float:
         """How long it was there."""
-        return sum(stay.end - stay.begin for stay in self.present)
+        return measure_windows(list_windows(self.present))
 
     @property
     def stopped_s(self) -> float:
@@ -221,8 +222,7 @@ class PackRun:
         self, member: MemberRun, metric: str, windows: Sequence[Window]
     ) -> float | None:
         """The mean of a metric of a member's GPUs over windows; None where it was not measured."""
-        track = self.look_at(member).get(metric)
-        return None if track is None else track.compute_mean(windows)
+        return self.look_at(member).get(metric).compute_mean(windows)
 
     def compute_power_w(self, member: MemberRun, windows: Sequence[Window]) -> float | None:
         """Mean power of each of a member's GPUs over windows, in watts."""
@@ -317,9 +317,17 @@ def read_run(path: Path, profiles: Path, view: PackView | None = None) -> PackRu
     pauses: dict[int, list[MemberPause]] = {}
     for pause in read_pauses(path):
         pauses.setdefault(pause.member, []).append(pause)
-    here = tuple(record for record in known if record.gpu_model == model)
-    reading = _Reading(samples, last_at, here, pauses)
-    members = tuple(_build_member(member, reading) for member in view.members)
+    here = [record for record in known if record.gpu_model == model]
+    members = tuple(
+        _build_member(
+            member,
+            samples.starts.get(member.place, ()),
+            last_at,
+            here,
+            pauses.get(member.place, ()),
+        )
+        for member in view.members
+    )
     told = (*problems, *samples.problems)
     run = PackRun(path, view, setup, monitor, samples, members, told, degree)
     return add_slow_gpus(run, profiles)
@@ -339,26 +347,22 @@ def add_slow_gpus(run: PackRun, root: Path) -> PackRun:
     return replace(run, slow_gpus=slow)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What was read of a whole pack.
+def _build_member(
+    view: MemberView,
+    starts: tuple[StartSamples, ...],
+    last_at: float | None,
+    profiles: Sequence[ProfileRecord],
+    pauses: Sequence[MemberPause],
+) -> MemberRun:
+    """A member's records joined with its samples.
 
-    Attributes:
-        samples: All samples.
-        last_at: When the newest was read; None without any.
+    Args:
+        view: What was written about it.
+        starts: Its samples.
+        last_at: When the newest of the pack's was read; None without any.
         profiles: The usage profiles on its GPU model.
-        pauses: By number, when its runner had paused members.
+        pauses: When its runner had paused it.
     """
-
-    samples: Samples
-    last_at: float | None
-    profiles: tuple[ProfileRecord, ...]
-    pauses: Mapping[int, Sequence[MemberPause]]
-
-
-def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
-    number = view.place
-    starts = reading.samples.starts.get(number, ())
     signature = family = kind = profile = None
     relatives: tuple[ProfileRecord, ...] = ()
     with contextlib.suppress(OSError, StateError):
@@ -366,14 +370,13 @@ def _build_member(view: MemberView, reading: _Reading) -> MemberRun:
         signature = compute_signature(script, view.spec.job)
         family = compute_family(script, view.spec.job)
         kind = compute_kind(script, view.spec.job)
-    here = reading.profiles
     if signature is not None and kind is not None:
-        profile = next((record for record in here if record.signature == signature), None)
-        of_family = [record for record in here if record.family == family]
+        profile = next((record for record in profiles if record.signature == signature), None)
+        of_family = [record for record in profiles if record.family == family]
         relatives = tuple(choose_relatives(of_family, kind))
-    spans = _find_spans(view, starts, reading.last_at)
-    stays = tuple(Stay(begin, end, number) for begin, end in sorted(spans.values()))
-    own_time = OwnTime(_find_stops(reading.pauses.get(number, ()), spans))
+    spans = _find_spans(view, starts, last_at)
+    stays = tuple(Stay(begin, end, view.place) for begin, end in sorted(spans.values()))
+    own_time = OwnTime(_find_stops(pauses, spans))
     return MemberRun(view, starts, stays, signature, family, profile, relatives, own_time, kind)
 
 

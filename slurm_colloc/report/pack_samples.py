@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.metrics.rates import CounterReadings, OwnTime, Track
+from slurm_colloc.metrics.rates import NOTHING_READ, CounterReadings, OwnTime, Track
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.store.atomic_files import open_regular
 from slurm_colloc.store.report_files import (
@@ -39,6 +39,7 @@ ROWS = 300_000
 """All members together are thinned to about that many: some 40 MB."""
 ROWS_PER_GPU = 100_000
 
+_TRIES = 3
 _BATCH_ROWS = 1 << 16
 KEY = ("attempt", "member", "start")
 _NAMING = ("at", "uuid", *KEY)
@@ -53,12 +54,16 @@ _Thin = Callable[["Sequence[Any]"], "tuple[Callable[[pa.Table], pa.Table], Seque
 
 
 def read_table(
-    paths: Sequence[str], choose: _Thin, problems: list[str]
+    pack: Path, table: str, choose: _Thin, problems: list[str]
 ) -> tuple[pa.Table | None, float]:
     """Read the files of one table, in order of time.
 
+    Files that are damaged are left out and named. A running monitor replaces pieces by merged
+    ones, so a file that is gone means that the folder has to be looked at again.
+
     Args:
-        paths: The files.
+        pack: The pack's directory.
+        table: `members` or `gpu`.
         choose: Says from the opened files which columns are read and how rows are thinned.
         problems: Takes a sentence for each file that cannot be read.
 
@@ -67,9 +72,23 @@ def read_table(
         reading.
 
     Raises:
-        FileNotFoundError: A file has gone meanwhile.
-        StateError: pyarrow is not installed.
+        StateError: pyarrow is not installed, or files come and go all the time.
     """
+    for _ in range(_TRIES):
+        told: list[str] = []
+        try:
+            found = _read_files(list_sample_files(pack, table), choose, told)
+        except FileNotFoundError:
+            time.sleep(0.1)
+            continue
+        problems += told
+        return found
+    raise StateError(f"the samples in {pack}/report change faster than they can be read")
+
+
+def _read_files(
+    paths: Sequence[str], choose: _Thin, problems: list[str]
+) -> tuple[pa.Table | None, float]:
     if not paths:
         # Nothing was measured, or not yet; pyarrow takes longer than all else.
         return None, 0.0
@@ -113,8 +132,7 @@ def read_columns(
     pack: Path, table: str, names: Sequence[str], problems: list[str]
 ) -> pa.Table | None:
     """All readings of one table of a pack; as `read_table` otherwise."""
-    paths = list_sample_files(pack, table)
-    return read_table(paths, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
+    return read_table(pack, table, lambda _files: ((lambda rows: rows), names, 0.0), problems)[0]
 
 
 def _first_line(error: BaseException) -> str:
@@ -186,11 +204,7 @@ def thin_members(
     as_it_stood = pc.ScalarAggregateOptions(skip_nulls=False)
 
     def thin(table: pa.Table) -> pa.Table:
-        bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
-        grouped = table.append_column("bucket", bucket).group_by(
-            [*KEY, "bucket"], use_threads=False
-        )
-        found = grouped.aggregate(
+        found = _group(table, KEY, stride_s).aggregate(
             [("at", "max")]
             + [(name, "max") for name in PEAKS]
             + [(name, "last", as_it_stood) for name in LAST]
@@ -208,7 +222,6 @@ def thin_gpu(
 ) -> tuple[Callable[[pa.Table], pa.Table], Sequence[str], float]:
     """Keep the means over a stride of seconds, where there are very many rows."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     names = ("at", "uuid", *GPU_METRICS)
     span_s = _count_span_s(files)
@@ -217,10 +230,7 @@ def thin_gpu(
         return (lambda table: table), names, 0.0
 
     def thin(table: pa.Table) -> pa.Table:
-        bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
-        grouped = table.append_column("bucket", bucket).group_by(
-            ["uuid", "bucket"], use_threads=False
-        )
+        grouped = _group(table, ("uuid",), stride_s)
         found = grouped.aggregate([(name, "mean") for name in ("at", *GPU_METRICS)])
         columns = {"at": found["at_mean"], "uuid": found["uuid"]}
         return pa.table(columns | {name: found[f"{name}_mean"] for name in GPU_METRICS})
@@ -228,9 +238,17 @@ def thin_gpu(
     return thin, names, stride_s
 
 
+def _group(table: pa.Table, keys: Sequence[str], stride_s: float) -> pa.TableGroupBy:
+    """Rows of the same keys and the same stride of seconds together."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    bucket = pc.cast(pc.floor(pc.divide(table["at"], stride_s)), pa.int64())
+    return table.append_column("bucket", bucket).group_by([*keys, "bucket"], use_threads=False)
+
+
 # ---- The samples of a pack as its monitor has written them, by member and by GPU -----------------
 
-_TRIES = 3
 _GPU_MEMORY_UNREAD_S = 15.0
 """The monitor reads NVML's lists of processes every 5 s, of one that is young each second."""
 
@@ -275,6 +293,11 @@ class StartSamples:
         """The last known value of a column; None where none is."""
         known = self.table[name].drop_null()
         return known[-1].as_py() if len(known) else None
+
+    def compute_rise(self, name: str) -> float | None:
+        """How far a counter rose since it was seen first; None where it was never read."""
+        first = self.first(name)
+        return None if first is None else float(self.last(name) - first)
 
     def peak(self, name: str) -> float | None:
         """The largest known value of a column; None where none is."""
@@ -345,10 +368,10 @@ class GpuSamples:
         """When it was read, in seconds since the epoch."""
         return [] if self.table is None else _to_list(self.table["at"])
 
-    def get(self, metric: str) -> Track | None:
-        """A metric over time; None where nothing was measured of the GPU."""
+    def get(self, metric: str) -> Track:
+        """A metric over time."""
         if self.table is None:
-            return None
+            return NOTHING_READ
         track = self._tracks.get(metric)
         if track is None:
             track = Track(self.at, _to_list(self.table[metric]))
@@ -417,31 +440,16 @@ class Samples:
 
 
 def read_samples(pack: Path, interval_s: float = 1.0) -> Samples:
-    """Read what the monitor has written so far.
-
-    Files that are damaged are left out and named. A running monitor replaces pieces by merged
-    ones, so a file that is gone means that the folder has to be looked at again.
-
-    Raises:
-        StateError: pyarrow is not installed, or files come and go all the time.
-    """
-    for _ in range(_TRIES):
-        problems: list[str] = []
-        try:
-            members, stride_s = read_table(
-                list_sample_files(pack, "members"), partial(thin_members, interval_s), problems
-            )
-            gpus, _ = read_table(list_sample_files(pack, "gpu"), thin_gpu, problems)
-        except FileNotFoundError:
-            time.sleep(0.1)
-            continue
-        return Samples(
-            {} if members is None else _split_members(members),
-            {} if gpus is None else _split_gpus(gpus),
-            tuple(problems),
-            stride_s,
-        )
-    raise StateError(f"the samples in {pack}/report change faster than they can be read")
+    """Read what the monitor has written so far, as `read_table` does."""
+    problems: list[str] = []
+    members, stride_s = read_table(pack, "members", partial(thin_members, interval_s), problems)
+    gpus, _ = read_table(pack, "gpu", thin_gpu, problems)
+    return Samples(
+        {} if members is None else _split_members(members),
+        {} if gpus is None else _split_gpus(gpus),
+        tuple(problems),
+        stride_s,
+    )
 
 
 def _split_members(table: pa.Table) -> dict[int, tuple[StartSamples, ...]]:

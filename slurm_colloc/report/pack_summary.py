@@ -32,7 +32,7 @@ from slurm_colloc.report.sharing_summary import (
     build_unexplained,
     compute_energy,
 )
-from slurm_colloc.report.show_view import read_fallbacks
+from slurm_colloc.report.show_view import find_extremes, read_fallbacks
 from slurm_colloc.report.speed_words import describe_degree
 from slurm_colloc.report.summary_file import (
     SUMMARY_SCHEMA,
@@ -56,8 +56,6 @@ from slurm_colloc.store.report_files import GPU_METRICS, report_directory
 # Each GPU of a pack in summary.json: what it is, what it did, who was on it; docs/json.md.
 
 _COUNTERS = ("energy_j", "throttle_power_s", "throttle_thermal_s", "throttle_brake_s")
-_BUSY = ("sm_active", "utilization")
-"""What tells how busy a GPU was, the best first."""
 
 
 def _build_gpu(run: PackRun, uuid: str) -> SummaryGpu:
@@ -88,16 +86,12 @@ def build_gpu_use(run: PackRun, samples: GpuSamples) -> dict[str, SummarySpread 
         samples: Of its GPUs, or of one of them.
     """
     word = attribute_whole([member for member in run.members if member.stays]).value
-    found: dict[str, SummarySpread | None] = {}
+    found: dict[str, Any] = {}
     for metric in GPU_METRICS:
-        track = samples.get(metric)
-        if metric in _COUNTERS or track is None or run.window is None:
+        if metric in _COUNTERS or not samples or run.window is None:
             continue
-        spread = describe_values(track.select([run.window]))
-        found[metric] = None if spread is None else {
-            "mean": spread.mean, "p50": spread.p50, "p95": spread.p95, "max": spread.max,
-            "attribution": word,
-        }  # fmt: skip
+        spread = describe_values(samples.get(metric).select([run.window]))
+        found[metric] = None if spread is None else {**asdict(spread), "attribution": word}
     return found
 
 
@@ -112,39 +106,30 @@ def build_throttled(gpus: Sequence[GpuSamples]) -> dict[str, float | None]:
 
 
 def _count_rise(samples: GpuSamples, metric: str) -> float | None:
-    track = samples.get(metric)
-    values = [value for value in (track.values if track else ()) if value is not None]
+    values = [value for value in samples.get(metric).values if value is not None]
     rise = values[-1] - values[0] if values else None
     return None if rise is None or rise < 0 else rise
 
 
 def _measure_energy(run: PackRun, samples: GpuSamples) -> float | None:
     track = samples.get("energy_j")
-    if track is None or run.window is None or not track.at:
+    if run.window is None or not track.at:
         return None
     begin, end = max(run.window[0], track.at[0]), min(run.window[1], track.at[-1])
     return track.compute_increase((begin, end)) if end > begin else None
 
 
-def build_imbalance(run: PackRun) -> SummaryImbalance | None:
+def build_imbalance(gpus: Sequence[SummaryGpu]) -> SummaryImbalance | None:
     """How unevenly the GPUs were used; None for one GPU, and where that is unknown of one."""
-    if len(run.gpu_uuids) < 2 or run.window is None:
+    found = find_extremes(gpus) if len(gpus) > 1 else None
+    if found is None:
         return None
-    for metric in _BUSY:
-        means = {}
-        for uuid in run.gpu_uuids:
-            track = run.join_gpus((uuid,)).get(metric)
-            spread = None if track is None else describe_values(track.select([run.window]))
-            if spread is not None:
-                means[uuid] = spread.mean
-        if len(means) == len(run.gpu_uuids):
-            least, most = (choose(means, key=means.__getitem__) for choose in (min, max))
-            return {
-                "metric": metric,
-                "least": {"uuid": least, "mean": means[least]},
-                "most": {"uuid": most, "mean": means[most]},
-            }
-    return None
+    metric, (least, low), (most, high) = found
+    return {
+        "metric": metric,
+        "least": {"uuid": low["uuid"], "mean": least},
+        "most": {"uuid": high["uuid"], "mean": most},
+    }
 
 
 # ----
@@ -245,6 +230,7 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         for entry in figures
     ]
     add_metrics(run, members)
+    gpus = [_build_gpu(run, uuid) for uuid in run.gpu_uuids]
     return {
         "schema": SUMMARY_SCHEMA,
         "pack_id": run.view.record.pack_id,
@@ -269,8 +255,8 @@ def _build(run: PackRun, figures: Sequence[Figures]) -> Summary:
         "coverage": _build_coverage(run),
         "gpu_use": build_gpu_use(run, run.gpu),
         "throttled_s": build_throttled([run.join_gpus((uuid,)) for uuid in run.gpu_uuids]),
-        "gpus": [_build_gpu(run, uuid) for uuid in run.gpu_uuids],
-        "imbalance": build_imbalance(run),
+        "gpus": gpus,
+        "imbalance": build_imbalance(gpus),
         "energy_j": energy.window_j,
         "unexplained": build_unexplained(run, figures, energy),
         "members": members,
@@ -378,8 +364,7 @@ def _list_notes(run: PackRun) -> list[str]:
 def _tell_power_limit(run: PackRun) -> list[str]:
     """That another power limit held than the one that was asked for."""
     asked_w = run.view.record.power_limit_w
-    track = run.gpu.get("power_limit_w")
-    held_w = track.compute_mean([run.window]) if track is not None and run.window else None
+    held_w = run.gpu.get("power_limit_w").compute_mean([run.window]) if run.window else None
     if not asked_w or (held_w is not None and abs(held_w - asked_w) < NEAR_W):
         return []
     told = f"a power limit of {asked_w} W was asked for, and "

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.model.job_ids import format_task_ids, parse_array
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.plan import KnownBy, SharingMode, WaitEstimate
@@ -81,17 +82,17 @@ def compute_plan_figures(explanation: PlanExplanation) -> PlanFigures:
     ]
     known = [slowdown for slowdown in slowdowns if slowdown is not None]
     # A Slurm job holds all its GPUs until the last of its members ends.
-    held_s = _sum_known(
-        [None if s is None else s * count for s, count in zip(held, gpus, strict=True)]
+    held_s = sum_known(
+        None if s is None else s * count for s, count in zip(held, gpus, strict=True)
     )
-    serial_s = _sum_known([run_s for pack in explanation.packs for run_s in _find_run_s(pack)])
+    serial_s = sum_known(run_s for pack in explanation.packs for run_s in _find_run_s(pack))
     is_known = bool(known) and len(known) == len(slowdowns)
     return PlanFigures(
         packs=len(jobs),
         gpus=sum(gpus),
         gpu_hours=None if held_s is None else held_s / 3600,
         serial_gpu_hours=None if serial_s is None else serial_s / 3600,
-        energy_wh=_sum_known([pack.energy_wh for pack in explanation.packs]),
+        energy_wh=sum_known(pack.energy_wh for pack in explanation.packs),
         # Rounding puts no mean above all that it is of.
         mean_slowdown=min(math.fsum(known) / len(known), max(known)) if is_known else None,
         worst_slowdown=max(known) if is_known else None,
@@ -135,11 +136,6 @@ def _find_run_s(pack: PackExplanation) -> list[float | None]:
     return [member.run_s for member in pack.members]
 
 
-def _sum_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if values and len(known) == len(values) else None
-
-
 def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str, width: int) -> str:
     """Two plans side by side.
 
@@ -149,36 +145,28 @@ def render_comparison(plan: PlanExplanation, other: PlanExplanation, words: str,
         words: What was changed.
         width: Columns of the terminal.
     """
-    figures, changed = compute_plan_figures(plan), compute_plan_figures(other)
-
-    def write(found: PlanFigures) -> tuple[str, ...]:
-        return (
-            str(found.packs),
-            str(found.gpus),
-            format_figure(found.gpu_hours),
-            format_figure(found.energy_wh),
-            format_figure(found.mean_slowdown),
-            format_figure(found.worst_slowdown),
-            format_span(found.finish_s),
-        )
-
-    names = (
-        "packs",
-        "GPUs",
-        "GPU hours",
-        "GPU energy (Wh)",
-        "mean slowdown",
-        "worst slowdown",
-        "last job ends after",
-    )
+    both = compute_plan_figures(plan), compute_plan_figures(other)
     columns = [
         Column("", is_number=False),
         Column("THIS PLAN"),
         Column(f"WITH {words}", gives_way=True),
     ]
-    rows = list(zip(names, write(figures), write(changed), strict=True))
+    rows = [
+        (title, *(write(getattr(figures, name)) for figures in both))
+        for title, name, write in _COMPARED
+    ]
     return render([build_table(columns, rows, width)], width)
 
+
+_COMPARED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("packs", "packs", str),
+    ("GPUs", "gpus", str),
+    ("GPU hours", "gpu_hours", format_figure),
+    ("GPU energy (Wh)", "energy_wh", format_figure),
+    ("mean slowdown", "mean_slowdown", format_figure),
+    ("worst slowdown", "worst_slowdown", format_figure),
+    ("last job ends after", "finish_s", format_span),
+)
 
 _BAR_MOST = 40
 _BAR_LEAST = 10
@@ -559,10 +547,17 @@ def _render_packs(
     parts += _indent(render_members(packs, width - 2))
     if len(packs) > 1 and len(pack.members) > 1:
         parts += _tell_who(numbers, packs, width)
-    if explain:
-        parts += [_fold(text, width, "  because ") for text in pack.reasons]
-        parts += [_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)]
-    return parts
+    return [*parts, *(_explain(pack.reasons, packs, width) if explain else ())]
+
+
+def _explain(
+    reasons: Iterable[str], packs: Sequence[PackExplanation], width: int
+) -> list[RenderableType]:
+    """Why packs are as they are, and what is known of their members' GPU memory."""
+    return [
+        *(_fold(text, width, "  because ") for text in dict.fromkeys(reasons)),
+        *(_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)),
+    ]
 
 
 def _render_gpu_sets(
@@ -582,11 +577,7 @@ def _render_gpu_sets(
     columns = [
         Column("GPU", is_number=False),
         Column("BEGINS WITH", is_number=False, gives_way=True),
-        Column("WAIT"),
-        Column("PLACES"),
-        Column("CPUS"),
-        Column("HOST_MEM"),
-        Column("ENDS AFTER"),
+        *map(Column, ("WAIT", "PLACES", "CPUS", "HOST_MEM", "ENDS AFTER")),
     ]
     rows = []
     last = 0
@@ -608,11 +599,8 @@ def _render_gpu_sets(
         )
     parts += _indent(render([build_table(columns, rows, width - 2)], width - 2))
     parts += _indent(render_members(packs, width - 2))
-    if explain:
-        told = dict.fromkeys(text for pack in packs for text in pack.reasons)
-        parts += [_fold(text, width, "  because ") for text in told]
-        parts += [_fold(text, width, "  ", hanging=2) for text in _tell_gpu_memory(packs)]
-    return parts
+    reasons = (text for pack in packs for text in pack.reasons)
+    return [*parts, *(_explain(reasons, packs, width) if explain else ())]
 
 
 def _tell_gpu_memory(packs: Sequence[PackExplanation]) -> list[str]:

@@ -332,6 +332,11 @@ _CODE = late_pattern(r"%(?P<right>\.)?(?P<width>[0-9]{1,4})?(?P<code>[A-Za-z])")
 _NAMED = late_pattern(r"(?P<name>[A-Za-z]+)(?:%(?P<width>-?[0-9]{1,4}))?")
 
 
+def read_fields(names: Iterable[str], shown: Shown) -> tuple[str, ...]:
+    """Some fields of a member, by their names."""
+    return tuple(_BY_NAME[name.lower()].read(shown) for name in names)
+
+
 @dataclass(frozen=True)
 class LineFormat:
     """What a line shows.

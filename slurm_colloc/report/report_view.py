@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job_ids import name_members
@@ -32,6 +32,7 @@ from slurm_colloc.report.summary_file import (
     SummaryMember,
     SummaryPart,
     choose_members,
+    read_path,
 )
 from slurm_colloc.report.terminal_tables import (
     UNKNOWN,
@@ -388,9 +389,6 @@ def tell_layout(layout: SummaryLayout) -> str:
 def _build_rows(
     members: Sequence[SummaryMember], width: int, best: str
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
-    memory = choose_word(m["gpu_memory_mb"] for m in members)
-    share = choose_word(m["sm_share"] for m in members)
-    energy = choose_word(m["energy_j"] for m in members)
     wide = width >= WIDE
     metrics = choose_columns(members, choose_ranking(members, best))
     calls = tell_members_apart(members)
@@ -419,19 +417,11 @@ def _build_rows(
             find_instance_word,
             any(map(find_instance_word, members)),
         ),
-        (
-            Column("STEPS/S" if wide else "STEPS\n/S"),
-            lambda m: format_figure(m["rate"]["steps_per_s"]),
-            True,
-        ),
-        (
-            Column("ALONE"),
-            lambda m: format_figure(solo["steps_per_s"] if (solo := m["solo"]) else None),
-            wide,
-        ),
+        (Column("STEPS/S" if wide else "STEPS\n/S"), _show("rate", "steps_per_s"), True),
+        (Column("ALONE"), _show("solo", "steps_per_s"), wide),
         (
             Column("SAMPLES/S"),
-            lambda m: format_figure(m["rate"]["samples_per_s"]),
+            _show("rate", "samples_per_s"),
             wide and any(m["rate"]["samples_per_s"] is not None for m in members),
         ),
         (Column("SLOW-\nDOWN"), lambda m: format_slowdown(m["slowdown"]), True),
@@ -440,21 +430,9 @@ def _build_rows(
             lambda m: _format_prediction(m["predicted_slowdown"]),
             any(m["predicted_slowdown"] is not None for m in members),
         ),
-        (
-            Column(f"GPU_MEM\n{memory}".rstrip()),
-            lambda m: _format_part(m["gpu_memory_mb"], format_mb_figure, memory),
-            True,
-        ),
-        (
-            Column(f"GPU SM\n{share}".rstrip()),
-            lambda m: _format_part(m["sm_share"], format_share, share),
-            True,
-        ),
-        (
-            Column(f"ENERGY\n{energy}".rstrip()),
-            lambda m: _format_part(m["energy_j"], format_energy, energy),
-            wide,
-        ),
+        (*_show_part("GPU_MEM", lambda m: m["gpu_memory_mb"], format_mb_figure, members), True),
+        (*_show_part("GPU SM", lambda m: m["sm_share"], format_share, members), True),
+        (*_show_part("ENERGY", lambda m: m["energy_j"], format_energy, members), wide),
         (Column("CPUS" if wide else "CPU"), lambda m: format_figure(m["cpu_cores"], 2), True),
         (Column("DATA\nWAIT"), lambda m: format_share(m["stall"]["data"]), True),
     ]
@@ -494,13 +472,28 @@ def choose_word(parts: Iterable[SummaryPart | SummaryGpuMemory | None]) -> str:
     return say_attribution(words.pop()) if len(words) == 1 else ""
 
 
-def _format_part(
-    part: SummaryPart | SummaryGpuMemory | None, write: Callable[[float | None], str], word: str
-) -> str:
-    if part is None:
-        return UNKNOWN
-    text = write(part["peak"] if "peak" in part else part["value"])
-    return text if word else f"{text} {say_attribution(part['attribution'])}"
+def _show(*path: str) -> Callable[[SummaryMember], str]:
+    """A figure of a member, by where it stands in its part of a summary."""
+    return lambda member: format_figure(cast("float | None", read_path(member, path)))
+
+
+def _show_part(
+    title: str,
+    find: Callable[[SummaryMember], SummaryPart | SummaryGpuMemory | None],
+    write: Callable[[float | None], str],
+    members: Sequence[SummaryMember],
+) -> tuple[Column, Callable[[SummaryMember], str]]:
+    """A column of parts of something; its head says how they were obtained, if in one way."""
+    word = choose_word(map(find, members))
+
+    def show(member: SummaryMember) -> str:
+        part = find(member)
+        if part is None:
+            return UNKNOWN
+        text = write(part["peak"] if "peak" in part else part["value"])
+        return text if word else f"{text} {say_attribution(part['attribution'])}"
+
+    return Column(f"{title}\n{word}".rstrip()), show
 
 
 def _format_prediction(value: float | None) -> str:

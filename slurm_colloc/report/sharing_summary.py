@@ -11,7 +11,6 @@ from slurm_colloc.metrics.sharing_cost import (
     SHORT_S,
     EnergyPhase,
     EnergySplit,
-    SharedStay,
     compare_with_serial,
     complete_solo_times,
     compute_antt,
@@ -94,8 +93,7 @@ def _find_part(run: PackRun, entry: Figures, windows: Sequence[Window]) -> float
 
 def _find_activity(run: PackRun, window: Window, parts: Mapping[int, float | None]) -> float | None:
     """The SM activity of the pack's GPUs; where only instances tell it, their sum."""
-    track = run.gpu.get("sm_active")
-    mean = track.compute_mean([window]) if track is not None else None
+    mean = run.gpu.get("sm_active").compute_mean([window])
     on_instances = all(
         find_instance(member) is not None for member in run.members if member.number in parts
     )
@@ -105,7 +103,7 @@ def _find_activity(run: PackRun, window: Window, parts: Mapping[int, float | Non
 def _measure(run: PackRun, window: Window) -> float | None:
     """Energy over a window that may begin and end a moment outside the samples."""
     counter, power = run.gpu.get("energy_j"), run.gpu.get("power_w")
-    at = counter.at if counter is not None else power.at if power is not None else ()
+    at = counter.at
     if not at:
         return None
     begin, end = max(window[0], at[0]), min(window[1], at[-1])
@@ -127,9 +125,9 @@ def build_pack(
     long = [entry for entry in there if entry.member.present_s >= SHORT_S]
     windows = find_crowded(run.phases, 2) or find_crowded(run.phases, 1)
     shared_s = measure_windows(windows)
-    stays = [SharedStay(_overlap(run, entry, windows), entry.slowdown) for entry in long]
-    stays = [stay for stay in stays if stay.present_s > 0]
-    known = [stay for stay in stays if stay.slowdown is not None]
+    stays = [(_overlap(run, entry, windows), entry.slowdown) for entry in long]
+    stays = [stay for stay in stays if stay[0] > 0]
+    known = [stay for stay in stays if stay[1] is not None]
     slowdowns = [entry.slowdown for entry in long]
     fairness = compute_fairness(slowdowns)
     length_s = run.window[1] - run.window[0] if run.window is not None else 0.0
@@ -142,15 +140,15 @@ def build_pack(
         None if time_s is None else time_s * run.count_share_of(entry.member)
         for entry, time_s in zip(there, solo_times, strict=True)
     ]
-    comparison = compare_with_serial(serial_times, length_s, gpus)
+    serial_s, hours_saved = compare_with_serial(serial_times, length_s, gpus)
     energies = [
         _estimate_solo_energy(run, entry, time_s, energy.idle_power_w)
         for entry, time_s in zip(there, solo_times, strict=True)
     ]
-    saving = compute_saving(
+    kwh_saved, kwh_how = compute_saving(
         energy.window_j,
         energies,
-        comparison.serial_s,
+        serial_s,
         length_s,
         None if energy.idle_power_w is None else energy.idle_power_w * gpus,
     )
@@ -159,20 +157,18 @@ def build_pack(
         "stp_at_least": compute_mean_stp(known, shared_s),
         "antt": compute_antt(slowdowns),
         "prediction": _compare_prediction(figures, together),
-        "fairness": None
-        if fairness is None
-        else {"jain": fairness.jain, "min_over_max": fairness.min_over_max},
+        "fairness": fairness and {"jain": fairness[0], "min_over_max": fairness[1]},
         "members": len(there),
         "members_most": max((len(phase.members) for phase in run.phases), default=0),
         "overlap_s": measure_windows(find_crowded(run.phases, 2)),
-        "serial_s": comparison.serial_s,
+        "serial_s": serial_s,
         "shared_s": length_s if there else None,
-        "gpu_hours_saved": comparison.gpu_hours_saved,
-        "kwh_saved": saving.kwh,
-        "kwh_how": saving.how or None,
+        "gpu_hours_saved": hours_saved,
+        "kwh_saved": kwh_saved,
+        "kwh_how": kwh_how or None,
         "idle_power_w": energy.idle_power_w,
         "idle_power_from": energy.idle_from or None,
-        "unknown": _list_unknown(there, energy, saving.kwh),
+        "unknown": _list_unknown(there, energy, kwh_saved),
         "slowdown_unknown": list(
             dict.fromkeys(entry.unknown for entry in there if _has_no_slowdown(entry))
         ),
@@ -267,15 +263,15 @@ def build_unexplained(
     windows = find_crowded(run.phases, 2)
     shared_s = measure_windows(windows)
     sm: SummaryUnexplained | None = None
-    track = run.gpu.get("sm_active")
-    if shared_s > 0 and track is not None:
+    if shared_s > 0 and run.gpu:
         there = [entry for entry in figures if _overlap(run, entry, windows) > 0]
         parts = {entry.member.number: _find_part(run, entry, windows) for entry in there}
-        rest = compute_rest(track.compute_mean(windows), parts.values())
+        measured = run.gpu.get("sm_active").compute_mean(windows)
+        explained, rest = compute_rest(measured, parts.values())
         sm = {
-            "measured": rest.measured,
-            "explained": rest.explained,
-            "rest": rest.rest,
+            "measured": measured,
+            "explained": explained,
+            "rest": rest,
             "members_unknown": [number for number, part in parts.items() if part is None],
         }
     explained_j = sum(part.value for part in energy.split.parts.values() if part is not None)

@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_colloc.errors import StateError
+from slurm_colloc.metrics.rates import sum_known
 from slurm_colloc.model.job import ShareRequest, format_parameters
 from slurm_colloc.model.job_ids import name_members
 from slurm_colloc.model.job_values import PatternValues, choose_output_paths, expand_pattern
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from slurm_colloc.store.pack_directory import PackRecord
 
     _Row = tuple[Summary, SummaryGpu]
+    _GpuColumn = tuple[Column, Callable[[_Row], str], Callable[[Sequence[_Row]], str], bool]
 
 
 _LOG_BYTES_MOST = 256 << 20
@@ -130,7 +133,10 @@ def _render_sharing(view: PackView, setup: Setup | None) -> list[str]:
         if setup.restarts:
             times = "once" if setup.restarts == 1 else f"{setup.restarts} times"
             told.append(f"started again {times}")
-        lines.append(f"  MPS:      {_describe_daemon(setup.by)}: {', '.join(told)}")
+        whose = "a daemon of this pack's own"
+        if setup.by != "runner":
+            whose = f"the node's own daemon ({setup.by})"
+        lines.append(f"  MPS:      {whose}: {', '.join(told)}")
     if setup.instances:
         lines.append(f"  MIG:      {'+'.join(one.profile for one in setup.instances)}")
         seated = _find_seated(view)
@@ -180,13 +186,6 @@ def _list_degree(view: PackView, state: StateReader) -> list[str]:
             said = (told, describe_cost(degree.cost_s, None))
             return ["; ".join(filter(None, said))] if any(said) else []
     return []
-
-
-def _describe_daemon(by: str) -> str:
-    """Whose daemon it is."""
-    if by == "runner":
-        return "a daemon of this pack's own"
-    return f"the node's own daemon ({by})"
 
 
 def _render_gpu_use(use: GpuUse | None) -> str:
@@ -268,34 +267,40 @@ def _render_cpus(member: MemberView) -> str:
 
 def read_fallbacks(state: StateReader, view: PackView) -> list[str]:
     """What the runner had to do otherwise than planned, from its log for people."""
-    path = state.pack_path(view.record.pack_id) / "events.jsonl"
-    notes: list[str] = []
+    notes = [
+        told.format_map(defaultdict(lambda: None, event))
+        for event in read_events(state.pack_path(view.record.pack_id))
+        if (told := _FALLBACKS.get(str(event.get("event"))))
+    ]
+    return list(dict.fromkeys(notes))
+
+
+_FALLBACKS = {
+    "not_bound": "{reason}",
+    "mail_failed": "a mail to {to} was not sent: {reason}",
+    "settings": "not used on the node: {problem}",
+    "no_places": "member {member} shares /tmp with its neighbours: {reason}",
+    "fallback": "members run as plain processes instead of job steps: {reason}",
+}
+
+
+def read_events(pack: Path, having: bytes = b"") -> Iterator[dict[str, Any]]:
+    """What a pack's runner has written into its log for people; nothing where that is not there.
+
+    Args:
+        pack: Its directory.
+        having: Lines without these bytes are passed over.
+    """
     try:
         # What lies there may be another user's, and no file at all.
-        lines = read_bytes(path, _LOG_BYTES_MOST).decode("utf-8", "replace").splitlines()
+        lines = read_bytes(pack / "events.jsonl", _LOG_BYTES_MOST).splitlines()
     except OSError:
-        return notes
+        return
     for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if event.get("event") == "not_bound":
-            notes.append(str(event.get("reason")))
-        elif event.get("event") == "mail_failed":
-            notes.append(f"a mail to {event.get('to')} was not sent: {event.get('reason')}")
-        elif event.get("event") == "settings":
-            notes.append(f"not used on the node: {event.get('problem')}")
-        elif event.get("event") == "no_places":
-            notes.append(
-                f"member {event.get('member')} shares /tmp with its neighbours: "
-                f"{event.get('reason')}"
-            )
-        elif event.get("event") == "fallback":
-            notes.append(
-                f"members run as plain processes instead of job steps: {event.get('reason')}"
-            )
-    return list(dict.fromkeys(notes))
+        with contextlib.suppress(ValueError):
+            event = json.loads(line) if having in line else None
+            if isinstance(event, dict):
+                yield event
 
 
 def find_log_paths(view: PackView, member: MemberView) -> tuple[str, str | None]:
@@ -419,7 +424,7 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
     """
     rows = list_gpus(summaries)
     several_nodes = len({summary["node"] for summary, _ in rows}) > 1
-    columns: list[tuple[Column, Callable[[_Row], str], Callable[[Sequence[_Row]], str], bool]] = [
+    columns: list[_GpuColumn] = [
         (
             Column("NODE", is_number=False),
             lambda row: str(row[0]["node"] or UNKNOWN),
@@ -445,37 +450,17 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
             lambda _: "",
             any(_read_degree(summary) for summary, _ in rows),
         ),
-        (Column("BUSY"), lambda row: format_share(_read_busy(row[1])), _average(_read_busy), True),
-        (
-            Column("SM"),
-            lambda row: format_share(_read(row[1], "sm_active")),
-            _average(lambda gpu: _read(gpu, "sm_active")),
-            True,
-        ),
-        (
-            Column("DRAM"),
-            lambda row: format_share(_read(row[1], "dram_active")),
-            _average(lambda gpu: _read(gpu, "dram_active")),
-            True,
-        ),
+        _show_mean("BUSY", _read_busy),
+        _show_mean("SM", lambda gpu: _read(gpu, "sm_active")),
+        _show_mean("DRAM", lambda gpu: _read(gpu, "dram_active")),
         (
             Column("GPU_MEM\nmost"),
             lambda row: format_mb_figure(_read(row[1], "gpu_memory_mb", "max")),
             lambda _: "",
             True,
         ),
-        (
-            Column("NVLINK"),
-            lambda row: format_traffic(_read_traffic(row[1], "nvlink")),
-            _add_up("nvlink"),
-            True,
-        ),
-        (
-            Column("PCIE"),
-            lambda row: format_traffic(_read_traffic(row[1], "pcie")),
-            _add_up("pcie"),
-            True,
-        ),
+        _show_traffic("NVLINK", "nvlink"),
+        _show_traffic("PCIE", "pcie"),
     ]
     kept = [column for column in columns if column[3]]
     lines = [tuple(write(row) for _, write, _, _ in kept) for row in rows]
@@ -485,21 +470,33 @@ def build_gpu_rows(summaries: Sequence[Summary]) -> tuple[list[Column], list[tup
 
 def tell_balance(summaries: Sequence[Summary]) -> str:
     """How evenly the GPUs were used; empty where that is not known of all of them."""
-    rows = list_gpus(summaries)
-    for metric, word in (("sm_active", "SM activity"), ("utilization", "utilization")):
-        means = [(_read(gpu, metric), gpu) for _, gpu in rows]
-        known = [(value, gpu) for value, gpu in means if value is not None]
-        if not known or len(known) < len(rows):
-            continue
-        least, most = (choose(known, key=lambda pair: pair[0]) for choose in (min, max))
-        if most[0] - least[0] < _EVEN:
-            return f"{word} of all {len(rows)} GPUs is {format_share(least[0])}, or nearly"
-        low, high = (name_gpu(gpu["uuid"], gpu["index"]) for _, gpu in (least, most))
-        return (
-            f"{word} goes from {format_share(least[0])} on {low} to {format_share(most[0])} on "
-            f"{high}"
-        )
-    return ""
+    gpus = [gpu for _, gpu in list_gpus(summaries)]
+    found = find_extremes(gpus)
+    if found is None:
+        return ""
+    metric, *extremes = found
+    word = "SM activity" if metric == "sm_active" else metric
+    (least, low), (most, high) = (
+        (mean, name_gpu(gpu["uuid"], gpu["index"])) for mean, gpu in extremes
+    )
+    if most - least < _EVEN:
+        return f"{word} of all {len(gpus)} GPUs is {format_share(least)}, or nearly"
+    return f"{word} goes from {format_share(least)} on {low} to {format_share(most)} on {high}"
+
+
+def find_extremes(
+    gpus: Sequence[SummaryGpu],
+) -> tuple[str, tuple[float, SummaryGpu], tuple[float, SummaryGpu]] | None:
+    """What tells how busy all of some GPUs were, and the means of the least and the most busy.
+
+    None where nothing tells it of all of them.
+    """
+    for metric in ("sm_active", "utilization"):
+        means = [(mean, gpu) for gpu in gpus if (mean := _read(gpu, metric)) is not None]
+        if means and len(means) == len(gpus):
+            least, most = (choose(means, key=lambda pair: pair[0]) for choose in (min, max))
+            return metric, least, most
+    return None
 
 
 def format_traffic(mib_s: float | None) -> str:
@@ -523,25 +520,24 @@ def _read_busy(gpu: SummaryGpu) -> float | None:
 
 def _read_traffic(gpu: SummaryGpu, link: str) -> float | None:
     """What went over a link in both directions together."""
-    both = [_read(gpu, f"{link}_{way}_mib_s") for way in ("tx", "rx")]
-    known = [value for value in both if value is not None]
-    return sum(known) if len(known) == len(both) else None
+    return sum_known(_read(gpu, f"{link}_{way}_mib_s") for way in ("tx", "rx"))
 
 
-def _average(read: Callable[[SummaryGpu], float | None]) -> Callable[[Sequence[_Row]], str]:
-    def write(rows: Sequence[_Row]) -> str:
-        values = [value for _, gpu in rows if (value := read(gpu)) is not None]
-        return format_share(sum(values) / len(values) if len(values) == len(rows) else None)
+def _show_mean(title: str, read: Callable[[SummaryGpu], float | None]) -> _GpuColumn:
+    def write_all(rows: Sequence[_Row]) -> str:
+        total = sum_known(read(gpu) for _, gpu in rows)
+        return format_share(None if total is None else total / len(rows))
 
-    return write
+    return Column(title), lambda row: format_share(read(row[1])), write_all, True
 
 
-def _add_up(link: str) -> Callable[[Sequence[_Row]], str]:
-    def write(rows: Sequence[_Row]) -> str:
-        values = [v for _, gpu in rows if (v := _read_traffic(gpu, link)) is not None]
-        return format_traffic(sum(values) if len(values) == len(rows) else None)
-
-    return write
+def _show_traffic(title: str, link: str) -> _GpuColumn:
+    return (
+        Column(title),
+        lambda row: format_traffic(_read_traffic(row[1], link)),
+        lambda rows: format_traffic(sum_known(_read_traffic(gpu, link) for _, gpu in rows)),
+        True,
+    )
 
 
 def _name_members(row: _Row) -> str:

@@ -135,20 +135,9 @@ class SlurmTask:
         return cell if cell.startswith("CANCELLED by ") else f"CANCELLED by {os.geteuid()}"
 
     @property
-    def script_state(self) -> str:
-        """The state of its batch script as a step, which is cancelled at a time limit."""
-        is_cut = self.state is MemberState.TIMEOUT
-        return MemberState.CANCELLED.value if is_cut else self.state.value
-
-    @property
     def compact_state(self) -> str:
         """Its state as `squeue --format=%t` has it."""
         return _COMPACT.get(self.state, self.state.value)
-
-    @property
-    def index_or_none(self) -> str:
-        """Its task number, `N/A` for a job by itself."""
-        return "N/A" if self.is_alone else str(self.index)
 
     @property
     def exit_code(self) -> str:
@@ -259,12 +248,6 @@ class SlurmTask:
         """Its node; empty before its start."""
         node = self._record_value("node")
         return node if isinstance(node, str) else ""
-
-    @property
-    def accounted_nodes(self) -> str:
-        """The same in sacct's words."""
-        has_started = self._record_value("started_at") is not None
-        return self.nodes if has_started else "None assigned"
 
     @property
     def cpus(self) -> str:
@@ -405,8 +388,11 @@ def choose_account_cell(task: SlurmTask, name: str, cell: str, step: str) -> str
     """
     if (step and name in _OF_JOBS) or (step == _EXTERN and name in _OF_SCRIPTS):
         return cell
+    if name == "state" and step and task.state is MemberState.TIMEOUT:
+        # The script is cancelled at a time limit.
+        return MemberState.CANCELLED.value
     if name == "state":
-        return task.script_state if step else task.account_state(cell)
+        return task.state.value if step else task.account_state(cell)
     if name in _RESOURCES:
         return task.share_tres(cell) if cell else ""
     if name == "exitcode" and step:
@@ -425,7 +411,7 @@ def _format_span(seconds: int | None) -> str | None:
 
 _QUEUE_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "arrayjobid": lambda task: task.job,
-    "arraytaskid": lambda task: task.index_or_none,
+    "arraytaskid": lambda task: "N/A" if task.is_alone else str(task.index),
     "command": lambda task: task.command,
     "comment": lambda task: task.comment or "(null)",
     "cpus-per-task": lambda task: task.cpus,
@@ -465,7 +451,7 @@ _ACCOUNT_CELLS: Mapping[str, Callable[[SlurmTask], str | None]] = {
     "jobname": lambda task: task.name,
     "ncpus": lambda task: task.cpus,
     "nnodes": lambda _: "1",
-    "nodelist": lambda task: task.accounted_nodes,
+    "nodelist": lambda task: "None assigned" if task.started_at is None else task.nodes,
     # Of a job that has begun sacct knows no reason.
     "reason": lambda task: task.reason_word if task.is_pending else "None",
     "reqcpus": lambda task: task.cpus,

@@ -48,19 +48,17 @@ class BrieflyAlone:
     Attributes:
         rate: What its runner has measured.
         samples: What was read of the start.
-        source: Names the start, so that the same one is not counted twice.
         windows: When it was alone, its first steps left out; none where that was too short to tell
             what it takes of the GPU.
     """
 
     rate: RateAlone
     samples: StartSamples
-    source: str
     windows: tuple[Window, ...]
 
 
 def name_start(run: PackRun, member: MemberRun, start: StartSamples) -> str:
-    """A name for a start that no other start has."""
+    """A name for a start that no other start has, so that it is not counted twice."""
     return f"{run.view.record.pack_id}/{member.number}.{start.attempt}.{start.start}"
 
 
@@ -76,7 +74,7 @@ def find_briefly_alone_start(run: PackRun, member: MemberRun) -> BrieflyAlone | 
     # An earlier start may have been measured, and the last one not.
     started = [start for start in member.starts if start.begin <= rate.at]
     start = (started or member.starts)[-1]
-    return BrieflyAlone(rate, start, name_start(run, member, start), _find_windows(run, member))
+    return BrieflyAlone(rate, start, _find_windows(run, member))
 
 
 def find_measured_rate(run: PackRun, member: MemberRun) -> RateAlone | None:
@@ -104,8 +102,7 @@ def compute_brief_mean(
     run: PackRun, member: MemberRun, metric: str, windows: Sequence[Window]
 ) -> float | None:
     """The mean of a metric of a member's GPUs over short windows; None where not measured."""
-    track = run.look_at(member).get(metric)
-    values = [] if track is None else track.select_whole(windows)
+    values = run.look_at(member).get(metric).select_whole(windows)
     return fmean(values) if values else None
 
 
@@ -126,13 +123,11 @@ def _find_windows(run: PackRun, member: MemberRun) -> tuple[Window, ...]:
         for moment in (stay.begin, stay.end)
     ]
     # While it starts it does not use the GPU as it does later.
-    unsure += [(start.begin, _find_begin(start)) for start in member.starts]
+    for start in member.starts:
+        first_at = start.first_step_at
+        unsure.append((start.begin, start.end if first_at is None else first_at + MARGIN_S))
     windows = tuple(find_briefly_alone(run.phases, member.number, unsure))
     return windows if measure_windows(windows) >= ACTIVITY_LEAST_S - _CLOCK_S else ()
-
-
-def _find_begin(start: StartSamples) -> float:
-    return start.end if start.first_step_at is None else start.first_step_at + MARGIN_S
 
 
 # ---- A member alone: its solo rate, and the starts of a pack that tell what it uses alone --------
@@ -263,46 +258,42 @@ class Relatives:
         return self._found[kind]
 
     def _compute(self, kind: str, profiles: Sequence[ProfileRecord]) -> SoloRate | None:
+        run = self._run
         known = [
-            (record.steps_per_s.mean * self._run.pace, record.sm_active, record.energy_w)
+            SoloRate(rate.mean * run.pace, FAMILY, 1, record.sm_active, record.energy_w)
             for record in profiles
-            if record.steps_per_s is not None
+            if (rate := record.steps_per_s) is not None
         ]
         counted = {source for record in profiles for source in record.seen}
         by_pausing: list[SoloRate] = []
-        for member in self._run.members:
-            if member.kind == kind:
-                known += [
-                    (
-                        alone.rate.steps_per_s,
-                        self._run.compute_mean(member, "sm_active", alone.stepping),
-                        self._run.compute_power_w(member, alone.used),
-                    )
-                    for alone in find_alone_starts(self._run, member)
-                    if alone.rate.steps_per_s is not None and alone.source not in counted
-                ]
-                found = _find_by_pausing(self._run, member)
-                by_pausing += [] if found is None else [found]
-        how = MeasuredBy.ALONE
-        if not known:
-            # What was measured for 10 s and more counts where there is any.
-            how = MeasuredBy.PAUSING
-            known = [(found.steps_per_s, found.sm_active, found.power_w) for found in by_pausing]
-        if not known:
+        for member in run.members:
+            if member.kind != kind:
+                continue
+            for alone in find_alone_starts(run, member):
+                steps_per_s = alone.rate.steps_per_s
+                if (
+                    steps_per_s is not None
+                    and name_start(run, member, alone.samples) not in counted
+                ):
+                    activity = run.compute_mean(member, "sm_active", alone.stepping)
+                    power_w = run.compute_power_w(member, alone.used)
+                    known.append(SoloRate(steps_per_s, FAMILY, 1, activity, power_w))
+            found = _find_by_pausing(run, member)
+            by_pausing += [] if found is None else [found]
+        # What was measured for 10 s and more counts where there is any.
+        chosen = known or by_pausing
+        rates = [one.steps_per_s for one in chosen]
+        if not rates or not rates_agree(rates):
             return None
-        rates = [rate for rate, _, _ in known]
-        mean = fmean(rates)
-        if not rates_agree(rates):
-            return None
-        activities = [value for _, value, _ in known if value is not None]
-        powers = [value for _, _, value in known if value is not None]
+        activities = [one.sm_active for one in chosen if one.sm_active is not None]
+        powers = [one.power_w for one in chosen if one.power_w is not None]
         return SoloRate(
-            mean,
+            fmean(rates),
             FAMILY,
-            len(known),
+            len(chosen),
             fmean(activities) if activities else None,
             fmean(powers) if powers else None,
-            how,
+            MeasuredBy.ALONE if known else MeasuredBy.PAUSING,
         )
 
 
@@ -317,7 +308,7 @@ def find_idle_power(run: PackRun) -> tuple[float | None, str]:
     begins = [stay.begin for member in run.members for stay in member.stays]
     moments = [(begins, "before the first member started"), (firsts, "before the first step")]
     for times, words in moments:
-        value = find_idle_power_w(power, min(times)) if power is not None and times else None
+        value = find_idle_power_w(power, min(times)) if times else None
         if value is not None:
             return value / max(1, len(run.gpu_uuids)), f"{MEASURED} {words}"
     for member in run.members:
@@ -332,7 +323,6 @@ class AloneStart:
 
     Attributes:
         samples: What was read of the start.
-        source: Names the start, so that the same one is not counted twice.
         windows: When it was alone.
         used: The same after its warm-up.
         stepping: The same without pauses.
@@ -340,7 +330,6 @@ class AloneStart:
     """
 
     samples: StartSamples
-    source: str
     windows: list[Window]
     used: list[Window]
     stepping: list[Window]
@@ -371,8 +360,7 @@ def find_alone_starts(run: PackRun, member: MemberRun) -> list[AloneStart]:
             # Nothing tells when it had settled; a GPU job without progress still has a peak.
             used = stepping = _clip(own, (start.begin + _WARM_UP_S, start.end))
         if measure_windows(used) >= ALONE_LEAST_S:
-            source = name_start(run, member, start)
-            found.append(AloneStart(start, source, own, used, stepping, intervals))
+            found.append(AloneStart(start, own, used, stepping, intervals))
     return found
 
 

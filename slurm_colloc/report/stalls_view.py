@@ -19,6 +19,8 @@ from slurm_colloc.store.atomic_files import read_json
 
 _MARKS = {"gpu": "#", "exchange": "x", "copies": ">", "decoding": "=", "disk": "."}
 BAR_WIDTH = 50
+_COPY_FILES = "disk: a copy of the files on the node's own disk, or in memory, makes"
+_PIN_MEMORY = "copies: pin_memory=True and .to(device, non_blocking=True) make"
 
 
 def read_stalls(pack: Path) -> tuple[InputStalls | None, str]:
@@ -89,18 +91,11 @@ def list_advice(stalls: InputStalls) -> list[str]:
                 f"(--cpus-per-task={cores.cores * stalls.processes}, "
                 f"num_workers={cores.cores}) make it {faster}"
             )
-    if stalls.disk >= SHARE_LEAST:
-        gain = 1 / (1 - stalls.disk)
-        lines.append(
-            f"disk: a copy of the files on the node's own disk, or in memory, makes it up to "
-            f"{gain:.1f} times as fast"
-        )
-    if stalls.copies >= SHARE_LEAST:
-        gain = 1 / (1 - stalls.copies)
-        lines.append(
-            f"copies: pin_memory=True and .to(device, non_blocking=True) make it up to "
-            f"{gain:.1f} times as fast"
-        )
+    lines += [
+        f"{advice} it up to {1 / (1 - share):.1f} times as fast"
+        for share, advice in ((stalls.disk, _COPY_FILES), (stalls.copies, _PIN_MEMORY))
+        if share >= SHARE_LEAST
+    ]
     exchange = stalls.exchange or 0.0
     sparser = 1 / (1 - exchange * (1 - 1 / SPARSER))
     if sparser >= 1 + SHARE_LEAST:

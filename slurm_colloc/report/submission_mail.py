@@ -88,7 +88,7 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
         (
             member["id"],
             member["state"],
-            _format_exit(member["exit_code"], member["exit_signal"]),
+            "" if (code := member["exit_code"]) is None else f"{code}:{member['exit_signal'] or 0}",
             _format_time(member["started_at"], member["ended_at"]),
             format_figure(member["rate"]["steps_per_s"]),
             format_figure(member["slowdown"]),
@@ -105,10 +105,6 @@ def render_mail(summaries: Sequence[Summary], shown_id: str) -> str:
 
 
 _STATES = frozenset(MemberState)
-
-
-def _format_exit(code: float | None, signal: float | None) -> str:
-    return "" if code is None else f"{code}:{signal or 0}"
 
 
 def _format_time(started: float | None, ended: float | None) -> str:

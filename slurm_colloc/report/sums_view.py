@@ -138,6 +138,8 @@ def _shorten(found: Sequence[PackSums]) -> None:
 
 # ---- `csub report --since`: sums as a table, as JSON and as CSV ----------------------------------
 
+_HEADS = ("PACKS", "MEMBERS", "GPU\nHOURS", "HOURS\nSAVED", "HOURS\nWASTED", "MEAN\nSLOWDOWN",
+          "SM\nACTIVE", "ENERGY\nKWH", "KWH\nSAVED")  # fmt: skip
 _WIDE = 100
 _LEFT_OUT = 2
 """In a narrow terminal so many columns at the end, those of energy, are left out."""
@@ -164,15 +166,7 @@ def render_sums(
     """
     columns = [
         Column(grouping.value.upper(), is_number=False, gives_way=True),
-        Column("PACKS"),
-        Column("MEMBERS"),
-        Column("GPU\nHOURS"),
-        Column("HOURS\nSAVED"),
-        Column("HOURS\nWASTED"),
-        Column("MEAN\nSLOWDOWN"),
-        Column("SM\nACTIVE"),
-        Column("ENERGY\nKWH"),
-        Column("KWH\nSAVED"),
+        *map(Column, _HEADS),
     ]
     cells = [_build_row(sums) for sums in (*rows, *((total,) if len(rows) > 1 else ()))]
     if width < _WIDE:
@@ -312,10 +306,10 @@ def find_entries(state: StateReader, since: float) -> FoundEntries:
     due = list_due(state.root) if missing else {}
     without = [entry["end"] for entry in index.values() if entry.get("none") is True]
     for pack_id in missing:
-        entry = _read_entry(state, pack_id)
-        if entry is not None:
-            found[pack_id] = read_entry(entry)
-            fresh.append(entry)
+        summary = read_summary(state.pack_path(pack_id))
+        if summary is not None:
+            fresh.append(build_entry(summary))
+            found[pack_id] = read_entry(fresh[-1])
             continue
         end = _read_end(state, pack_id)
         without.append(end)
@@ -342,9 +336,3 @@ def _read_end(state: StateReader, pack_id: str) -> float:
         return path.stat().st_mtime if read_attempt(path) else 0.0
     except (OSError, StateError):
         return 0.0
-
-
-def _read_entry(state: StateReader, pack_id: str) -> dict[str, Any] | None:
-    """A pack's entry by its summary; None where it has none that can be read."""
-    summary = read_summary(state.pack_path(pack_id))
-    return None if summary is None else build_entry(summary)

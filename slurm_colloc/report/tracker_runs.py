@@ -23,14 +23,15 @@ from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import MemberState
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.model.records import is_number
+from slurm_colloc.report.data_tables import MEMBER_COLUMNS
 from slurm_colloc.report.pack_samples import read_columns
 from slurm_colloc.report.summary_file import Summary, SummaryMember, choose_members, read_path
 from slurm_colloc.store.report_files import (
     GPU_COLUMNS,
-    MEMBER_COLUMNS,
     TrackerRun,
     read_tracker_runs,
 )
+from slurm_colloc.store.report_files import MEMBER_COLUMNS as SAMPLE_COLUMNS
 
 if TYPE_CHECKING:
     import wandb
@@ -50,21 +51,12 @@ _PARAMETERS_MOST = 100
 _WRAP = "--wrap"
 """What a job has for its script that is a command."""
 
-_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("steps", ("steps",)),
-    ("steps_per_s", ("rate", "steps_per_s")),
-    ("samples_per_s", ("rate", "samples_per_s")),
-    ("solo_steps_per_s", ("solo", "steps_per_s")),
-    ("slowdown", ("slowdown",)),
-    ("gpu_memory_peak_mb", ("gpu_memory_mb", "peak")),
-    ("sm_share", ("sm_share", "value")),
-    ("energy_j", ("energy_j", "value")),
-    ("cpu_s", ("cpu_s",)),
-    ("cpu_cores", ("cpu_cores",)),
-    ("host_memory_peak_mb", ("host_memory_peak_mb",)),
-    ("data_wait_share", ("stall", "data")),
-    ("stopped_s", ("stopped_s",)),
-)
+_FIGURES = frozenset(
+    {"steps", "steps_per_s", "samples_per_s", "solo_steps_per_s", "slowdown", "gpu_memory_peak_mb",
+     "sm_share", "energy_j", "cpu_s", "cpu_cores", "host_memory_peak_mb", "data_wait_share",
+     "stopped_s"}
+)  # fmt: skip
+"""Those columns of the table of members."""
 _OF_MEMBER = ("gpu_memory_mb", "host_memory_mb", "processes")
 _OF_GPU = ("sm_active", "utilization", "power_w", "gpu_memory_mb")
 
@@ -75,7 +67,6 @@ class TrackerValues:
 
     Attributes:
         name: What its run is called, where it gets one: `4711/3`.
-        number: Its number.
         parameters: Its parameters of a sweep or table, and what its arguments set.
         tags: Which member it is, and how it ended.
         figures: Figures over its whole run, by name.
@@ -86,7 +77,6 @@ class TrackerValues:
     """
 
     name: str
-    number: int
     parameters: Mapping[str, str]
     tags: Mapping[str, str]
     figures: Mapping[str, float]
@@ -143,7 +133,6 @@ def build_values(
     begin = member["started_at"] or 0.0
     return TrackerValues(
         name=member["id"],
-        number=member["member"],
         parameters=parameters,
         tags={name: value for name, value in tags.items() if value},
         figures=dict(_list_figures(summary, member)),
@@ -159,9 +148,9 @@ def _clean(text: str) -> str:
 
 
 def _list_figures(summary: Summary, member: SummaryMember) -> Iterator[tuple[str, float]]:
-    for name, path in _FIGURES:
-        if is_number(value := read_path(member, path)):
-            yield f"{PREFIX}{name}", float(value)
+    for column in MEMBER_COLUMNS:
+        if column.name in _FIGURES and is_number(value := read_path(member, column.path)):
+            yield f"{PREFIX}{column.name}", float(value)
     for name in ("gpu_hours_saved", "stp"):
         value = summary["pack"].get(name)
         if is_number(value):
@@ -254,7 +243,7 @@ def track_pack(
         if run.tracker == kind:
             own[run.member] = run
     problems: list[str] = []
-    members = _read(pack, "members", MEMBER_COLUMNS, problems)
+    members = _read(pack, "members", SAMPLE_COLUMNS, problems)
     gpu = [
         row
         for row in _read(pack, "gpu", GPU_COLUMNS, problems)

@@ -81,7 +81,7 @@ def test_the_split_is_of_the_time_alone_and_data_of_all() -> None:
 
 def test_what_was_not_read_of_the_gpu_is_unknown_and_an_idle_gpu_is_not() -> None:
     alone = make_intervals(0, 30, 0.25)
-    for track in (None, make_track(0, 30, None), Track([], [])):
+    for track in (make_track(0, 30, None), Track([], [])):
         stall = split_stalls(alone, 1.0, alone, track, 5)
         assert (stall.host, stall.device, stall.overlap) == (None, None, None)
         assert stall.unknown == (NOT_READ,)

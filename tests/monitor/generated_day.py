@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from slurm_colloc.monitor.parquet_pieces import SampleFiles, load_parquet
-from slurm_colloc.monitor.sampling_loop import read_own_memory_mb, read_rss_peak_mb
+from slurm_colloc.monitor.sampling_loop import read_status_mb
 from slurm_colloc.store.report_files import report_directory
 
 TICKS_PER_PIECE = 10
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
             rows.write_piece()
             slowest_s = max(slowest_s, time.monotonic() - started)
     running_s = time.process_time() - begin
-    rss_running_mb = read_rss_peak_mb()
+    rss_running_mb = read_status_mb("VmHWM")
     started = time.monotonic()
     gpu.close()
     rows.close()
@@ -90,8 +90,8 @@ def main(argv: list[str]) -> None:
         "slowest_piece_s": slowest_s,
         "close_s": time.monotonic() - started,
         "rss_running_mb": rss_running_mb,
-        "rss_peak_mb": read_rss_peak_mb(),
-        "own_memory_mb": read_own_memory_mb(),
+        "rss_peak_mb": read_status_mb("VmHWM"),
+        "own_memory_mb": read_status_mb("RssAnon"),
         "size_mb": sum(one.stat().st_size for one in Path(report_directory(pack)).iterdir()) / 1e6,
     }
     print(json.dumps(told))

@@ -15,7 +15,7 @@ from slurm_colloc.monitor.gpu_reading import Capabilities
 from slurm_colloc.monitor.member_progress import Members
 from slurm_colloc.monitor.member_reading import EARLY_S
 from slurm_colloc.monitor.nvml_reading import NvmlSample
-from slurm_colloc.monitor.sampling_loop import Gaps, Loop, MonitorRecord, Periods
+from slurm_colloc.monitor.sampling_loop import Gaps, Loop, MonitorRecord
 from slurm_colloc.store.progress_counters import read_member_progress
 
 from ..wait_until import wait_until
@@ -78,19 +78,17 @@ def rows() -> Rows:
 
 @pytest.fixture
 def loop(bed: WatchedPack, watch: Watch, rows: Rows) -> Loop:
-    gaps, capabilities = Gaps(), Capabilities()
     (bed.pack / "report").mkdir()
     return Loop(
         pack=str(bed.pack),
         attempt=1,
         parent=os.getppid(),
-        periods=Periods(),
+        tick_s=1.0,
         watch=watch,  # type: ignore[arg-type]
         members=Members(str(bed.pack), 1, str(bed.progress), read_member_progress),
-        gpu_files=Rows(),
-        member_files=rows,
-        record=MonitorRecord(str(bed.pack), 1, "n1", 1.0, 0.0, gaps, capabilities),
-        gaps=gaps,
+        gpu_files=Rows(),  # type: ignore[arg-type]
+        member_files=rows,  # type: ignore[arg-type]
+        record=MonitorRecord(str(bed.pack), 1, "n1", 1.0, 0.0, Gaps(), Capabilities()),
     )
 
 

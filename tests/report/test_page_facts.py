@@ -58,7 +58,7 @@ def test_the_last_try_of_a_job_counts() -> None:
     again["retry_of"] = first["id"]
     assert tell(summary)["Jobs"] == Fact("Jobs", "2", "2 COMPLETED")
     (row,) = list_failures([PageSource(summary, Path("/nowhere"))])
-    assert (row.who, row.note) == ("54/1", "tried again as 54/3: COMPLETED")
+    assert (row["who"], row["note"]) == ("54/1", "tried again as 54/3: COMPLETED")
 
 
 def test_figures_of_chosen_members_are_theirs_alone() -> None:
@@ -76,7 +76,7 @@ def test_what_failed_alike_is_one_line_with_its_end_and_its_last_words(tmp_path:
     lines = dict.fromkeys(range(1, 8), "ValueError: bad lr") | {6: EVIL}
     source = PageSource(summary, tmp_path, None, lines)
     rows = list_failures([source])
-    assert [(row.who, row.call, row.how) for row in rows] == [
+    assert [(row["who"], row["call"], row["how"]) for row in rows] == [
         ("54/1-4,7", "", "exit code 1 after 0.0 s to 6.0 s"),
         ("54/6", "--lr 0.6", "exit code 1 after 5.0 s"),
         ("54/8", "--lr 0.8", "reached the time limit after 24.0 s"),
@@ -116,12 +116,12 @@ def test_a_gpu_is_one_line_and_packs_that_overlap_on_it_have_two() -> None:
     bands = [{0: [(0.0, 50.0, 0)], 1: [(10.0, 30.0, 0), (10.0, 20.0, 2)]}, {}, {}, {}]
     line = build_time_line(sources, bands)
     assert line is not None
-    shown = [(gpu.name, [(s.pack, s.left, s.width) for s in gpu.stays]) for gpu in line.lines]
-    assert [stays for _, stays in shown] == [
+    shown = [[(s["pack"], s["left"], s["width"]) for s in gpu["stays"]] for gpu in line["lines"]]
+    assert shown == [
         [(1, 0.0, 50.0), (3, 50.0, 50.0)], [(4, 60.0, 30.0)], [(2, 0.0, 100.0)],
     ]  # fmt: skip
-    assert line.most == 2
-    assert line.lines[0].stays[0].outline == [
+    assert line["most"] == 2
+    assert line["lines"][0]["stays"][0]["outline"] == [
         (0.0, 0.0), (0.0, 0.0), (0.0, 0.5), (0.2, 0.5), (0.2, 1.0), (0.6, 1.0), (0.6, 0.5),
         (1.0, 0.5), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0),
     ]  # fmt: skip
@@ -135,8 +135,10 @@ def test_a_job_of_several_gpus_has_a_line_for_each() -> None:
     ]
     line = build_time_line([PageSource(summary, Path("/"))], [{1: [(0, 9, 0)], 2: [(0, 9, 0)]}])
     assert line is not None
-    assert [gpu.stays[0].title.split(",")[0] for gpu in line.lines] == ["Pack 1: 1 member"] * 2
-    assert line.most == 1
+    assert [gpu["stays"][0]["title"].split(",")[0] for gpu in line["lines"]] == [
+        "Pack 1: 1 member"
+    ] * 2
+    assert line["most"] == 1
 
 
 @pytest.mark.parametrize("name", ["array", "taken over", "no GPU", "still running"])
@@ -171,10 +173,10 @@ def make_week(
 def test_a_week_says_of_how_many_each_figure_is() -> None:
     page = build_week(*make_week())
     assert (
-        page.sentence
+        page["sentence"]
         == "5 jobs of 2 users took 26 GPU hours; sharing has saved 20 in 2 of 3 packs."
     )
-    facts = {fact.label: (fact.value, fact.note) for fact in page.facts}
+    facts = {fact.label: (fact.value, fact.note) for fact in page["facts"]}
     assert facts == {
         "Jobs": ("5", "3 packs"),
         "GPU hours": ("26", "50 % of the processors busy"),
@@ -183,12 +185,12 @@ def test_a_week_says_of_how_many_each_figure_is() -> None:
         "GPU hours wasted": ("2.5", "10 %, by jobs that failed"),
         "Energy": ("2 kWh", "of 2 of 3 packs"),
     }
-    assert [table.name for table in page.tables] == ["By user", "By script"]
-    assert page.tables[0].rows[0] == (
+    assert [table["name"] for table in page["tables"]] == ["By user", "By script"]
+    assert page["tables"][0]["rows"][0] == (
         "ben", "3", "16", "10 (1 of 2)", "1.5 (1 of 3)", "2.5", "50 %", "1 (1 of 2)"
     )  # fmt: skip
-    assert [row.hours for row in page.days] == ["20", "6"]
-    assert page.days[1].text == "2 jobs; unknown GPU hours saved in 0 of 1 packs, 0 wasted"
+    assert [row["hours"] for row in page["days"]] == ["20", "6"]
+    assert page["days"][1]["text"] == "2 jobs; unknown GPU hours saved in 0 of 1 packs, 0 wasted"
     text = render_week(page)
     assert "<img" not in text
     assert "\x1b" not in text
@@ -196,16 +198,16 @@ def test_a_week_says_of_how_many_each_figure_is() -> None:
 
 def test_a_week_in_which_all_is_known_says_what_it_would_have_been() -> None:
     page = build_week(*make_week(2))
-    assert page.sentence == (
+    assert page["sentence"] == (
         "3 jobs of 2 users took 20 GPU hours; one after the other it would have been 40."
     )
     nothing = build_week(*make_week(0))
-    assert nothing.sentence == "No pack of 2 users has ended in this time."
+    assert nothing["sentence"] == "No pack of 2 users has ended in this time."
     assert "By user" in render_week(nothing)
 
 
 def test_packs_are_counted_on_the_day_on_which_they_ended() -> None:
     page = build_week(*make_week())
-    assert [row.day for row in page.days] == [
+    assert [row["day"] for row in page["days"]] == [
         time.strftime("%a %Y-%m-%d", time.localtime(at)) for at in (T0, T0 + 86_400)
     ]

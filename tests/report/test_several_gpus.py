@@ -76,7 +76,7 @@ def test_a_job_with_two_gpus_is_reported_on_both(tmp_path: Path) -> None:
 def test_the_page_draws_two_gpus_as_one(tmp_path: Path) -> None:
     pack = make_pair(tmp_path)
     source = PageSource(build_summary(pack, tmp_path), pack)
-    (drawn,) = build_page([source]).drawing["packs"]
+    (drawn,) = build_page([source])["drawing"]["packs"]
     assert drawn["gpus"] == 2
     assert max(drawn["gpu"]["power_w"]["mean"]) == pytest.approx(700)
     assert max(drawn["gpu"]["sm_active"]["mean"]) == pytest.approx(0.45)
@@ -163,17 +163,17 @@ def test_gpu_sets_of_one_job_are_one_report(tmp_path: Path) -> None:
     assert ["GPU", "1", "(GPU-22222222)", "4711/3", "1"] in table
     assert ["all", "2", "3", "members", "3"] in table
     page = build_page([PageSource(*one) for one in zip(summaries, (first, second), strict=True)])
-    assert [row.id for row in page.rows] == ["4711/1", "4711/2", "4711/3"]
-    assert page.gpus is not None
-    heads = [head for head, _ in page.gpus.heads]
+    assert [row["id"] for row in page["rows"]] == ["4711/1", "4711/2", "4711/3"]
+    assert page["gpus"] is not None
+    heads = [head for head, _ in page["gpus"]["heads"]]
     assert heads[:3] == ["GPU", "Members", "At once, at most"]
     assert heads[-2:] == ["NVLink", "PCIe"]
-    assert [row[0] for row in page.gpus.rows] == [
+    assert [row[0] for row in page["gpus"]["rows"]] == [
         "GPU 0 (GPU-11111111)",
         "GPU 1 (GPU-22222222)",
         "all 2",
     ]
-    assert [part.title for part in page.packs] == [
+    assert [part["title"] for part in page["packs"]] == [
         "GPU 0 (GPU-11111111), NVIDIA H200 on node1",
         "GPU 1 (GPU-22222222), NVIDIA H200 on node1",
     ]

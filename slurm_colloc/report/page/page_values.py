@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurm_colloc.model.job_ids import name_members
@@ -26,21 +26,14 @@ from slurm_colloc.report.headline import (
     tell_gain,
     tell_headline,
 )
-from slurm_colloc.report.page.series import PackSeries, read_series
+from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, read_series
 from slurm_colloc.report.page.timelines import (
     Band,
     Fact,
-    FailureRow,
-    GpuTable,
-    MemberRow,
-    PackPart,
-    Page,
     PageSource,
-    StallRow,
     build_bands,
     build_instance_drawings,
     build_time_line,
-    count_instance_series,
     list_moments,
     name_instances,
 )
@@ -160,7 +153,7 @@ def _tell_gain(sources: Sequence[PageSource], ran: Sequence[SummaryMember]) -> F
     return Fact(label, told, note, is_bad=serial_s < shared_s)
 
 
-def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
+def list_failures(sources: Sequence[PageSource]) -> list[dict[str, str]]:
     """Members that did not end well; those that ended alike are one row.
 
     Args:
@@ -178,13 +171,13 @@ def list_failures(sources: Sequence[PageSource]) -> list[FailureRow]:
             key = (_tell_end(member), line, _tell_again(member, tries))
             groups.setdefault(key, []).append(member)
     return [
-        FailureRow(
-            who=escape_controls(name_members([member["id"] for member in own])),
-            call=escape_controls(cut(calls[id(own[0])], _CALL_MOST)) if len(own) == 1 else "",
-            how=f"{how}{_tell_after(own)}",
-            line=line,
-            note=note,
-        )
+        {
+            "who": escape_controls(name_members([member["id"] for member in own])),
+            "call": escape_controls(cut(calls[id(own[0])], _CALL_MOST)) if len(own) == 1 else "",
+            "how": f"{how}{_tell_after(own)}",
+            "line": line,
+            "note": note,
+        }
         for (how, line, note), own in groups.items()
     ]
 
@@ -230,20 +223,12 @@ def tell_who(summaries: Sequence[Summary], members: Sequence[SummaryMember], use
         members: The members that are shown.
         user: Whose they are; empty where that is not known.
     """
-    return escape_controls(", ".join(filter(None, _list_who(summaries, members, user))))
-
-
-def _list_who(
-    summaries: Sequence[Summary], members: Sequence[SummaryMember], user: str
-) -> Iterator[str]:
-    yield user
     models = list(dict.fromkeys(s["gpu"]["model"] for s in summaries if s["gpu"]["model"]))
     nodes = list(dict.fromkeys(s["node"] for s in summaries if s["node"]))
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" on {len(nodes)} nodes" if nodes else ""
-    yield f"{', '.join(models[:2])}{where}"
-    packs = len(summaries)
-    shown = f"{packs} packs" if packs > 1 else ""
-    yield shown if len(members) > 1 else ""
+    packs = f"{len(summaries)} packs" if len(summaries) > 1 and len(members) > 1 else ""
+    told = (user, f"{', '.join(models[:2])}{where}", packs)
+    return escape_controls(", ".join(filter(None, told)))
 
 
 # ----
@@ -279,8 +264,8 @@ _TOLD_LEAST_S = 2.0
 """Points of less are the readings themselves."""
 
 
-def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") -> Page:
-    """All that is on the page of one submission.
+def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") -> dict[str, Any]:
+    """All that is on the page of one submission, as its template takes it; texts are harmless.
 
     Args:
         sources: Its packs, at least one.
@@ -310,44 +295,44 @@ def build_page(sources: Sequence[PageSource], user: str = "", best: str = "") ->
     named = ", ".join(cut(name, _NAME_MOST) for name in names[:3]) + (
         ", ..." if len(names) > 3 else ""
     )
-    return Page(
-        job=escape_controls(job),
-        title=escape_controls(named),
-        headline=tell_headline(summaries, chosen),
-        who=tell_who(summaries, members, user),
-        when=_tell_when(summaries),
-        facts=list_facts(sources),
-        failures=list_failures(sources),
-        metrics=[escape_controls(cut(name, _METRIC_MOST)) for name in metrics[:_METRICS_MOST]],
-        best="" if ranking is None else _tell_order(ranking),
-        metrics_left_out=max(0, len(metrics) - _METRICS_MOST),
-        time_line=build_time_line(sources, bands),
-        advice=[
+    return {
+        "job": escape_controls(job),
+        "title": escape_controls(named),
+        "headline": tell_headline(summaries, chosen),
+        "who": tell_who(summaries, members, user),
+        "when": _tell_when(summaries),
+        "facts": list_facts(sources),
+        "failures": list_failures(sources),
+        "metrics": [escape_controls(cut(name, _METRIC_MOST)) for name in metrics[:_METRICS_MOST]],
+        "best": "" if ranking is None else _tell_order(ranking),
+        "metrics_left_out": max(0, len(metrics) - _METRICS_MOST),
+        "time_line": build_time_line(sources, bands),
+        "advice": [
             (escape_controls(advice.describe()), escape_controls(advice.act))
             for advice in list_advice(summaries, chosen)
         ],
-        attributions={
+        "attributions": {
             "gpu_memory_mb": choose_word(member["gpu_memory_mb"] for member in members),
             "sm_share": choose_word(member["sm_share"] for member in members),
         },
-        rows=_build_rows(members[:ROWS_MOST], metrics[:_METRICS_MOST]),
-        rows_left_out=max(0, len(members) - ROWS_MOST),
-        gpus=_build_gpus(summaries) if chosen is None else None,
-        packs=parts,
-        packs_not_drawn=len(sources) - drawn,
-        drawing={"packs": drawing},
-    )
+        "rows": _build_rows(members[:ROWS_MOST], metrics[:_METRICS_MOST]),
+        "rows_left_out": max(0, len(members) - ROWS_MOST),
+        "gpus": _build_gpus(summaries) if chosen is None else None,
+        "packs": parts,
+        "packs_not_drawn": len(sources) - drawn,
+        "drawing": {"packs": drawing},
+    }
 
 
-def _build_gpus(summaries: Sequence[Summary]) -> GpuTable | None:
+def _build_gpus(summaries: Sequence[Summary]) -> dict[str, Any] | None:
     if not has_several(summaries):
         return None
     columns, rows = build_gpu_rows(summaries)
-    return GpuTable(
-        heads=[(_GPU_HEADS[column.title], column.is_number) for column in columns],
-        rows=[tuple(escape_controls(cell) for cell in row) for row in rows],
-        balance=tell_balance(summaries),
-    )
+    return {
+        "heads": [(_GPU_HEADS[column.title], column.is_number) for column in columns],
+        "rows": [tuple(escape_controls(cell) for cell in row) for row in rows],
+        "balance": tell_balance(summaries),
+    }
 
 
 def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
@@ -355,7 +340,7 @@ def _choose_points(sources: Sequence[PageSource]) -> tuple[int, int]:
     budget, drawn = NUMBERS_MOST // POINTS_LEAST, 0
     series = 0
     for source in sources:
-        walls = count_instance_series(source.summary)
+        walls = len(INSTANCE_SHOWN) * len(name_instances(source.summary))
         more = 3 * (_SERIES_OF_GPU + walls + len(source.members))
         if drawn and series + more > budget:
             break
@@ -386,35 +371,35 @@ def _tell_order(ranking: Ranking) -> str:
     return f"{first} {escape_controls(cut(ranking.metric, _METRIC_MOST))} first"
 
 
-def _build_rows(members: Sequence[SummaryMember], metrics: Sequence[str]) -> list[MemberRow]:
+def _build_rows(members: Sequence[SummaryMember], metrics: Sequence[str]) -> list[dict[str, Any]]:
     calls = tell_members_apart(members)
     return [_build_row(member, call, metrics) for member, call in zip(members, calls, strict=True)]
 
 
-def _build_row(member: SummaryMember, arguments: str, metrics: Sequence[str]) -> MemberRow:
+def _build_row(member: SummaryMember, arguments: str, metrics: Sequence[str]) -> dict[str, Any]:
     code, signal = member["exit_code"], member["exit_signal"]
     told = f"signal {signal}" if signal else f"exit code {code}" if code else ""
     solo, memory, sm = member["solo"], member["gpu_memory_mb"], member["sm_share"]
-    return MemberRow(
-        id=escape_controls(member["id"]),
-        name=escape_controls(cut(member["name"], _NAME_MOST)),
-        arguments=escape_controls(cut(arguments, _ARGUMENTS_MOST)),
-        state=escape_controls(member["state"]),
-        metrics=tuple(format_metric(member, name) for name in metrics),
-        elapsed=say_span(max(0.0, *spans)) if (spans := _list_spans([member])) else "",
-        steps=UNKNOWN if member["steps"] is None else f"{member['steps']:,.0f}",
-        rate=format_figure(member["rate"]["steps_per_s"]),
-        alone=format_figure(solo["steps_per_s"] if solo else None),
-        slowdown=format_slowdown(member["slowdown"]),
-        predicted=format_slowdown(member["predicted_slowdown"]),
-        over=bool(find_over_bound([member])),
-        gpu_memory=format_mb_figure(memory["peak"] if memory else None),
-        sm=format_share(sm["value"] if sm else None),
-        cpus=format_figure(member["cpu_cores"], 2),
-        wait=format_share(member["stall"]["data"]),
-        exit=told,
-        instance=escape_controls(find_instance_word(member)),
-    )
+    return {
+        "id": escape_controls(member["id"]),
+        "name": escape_controls(cut(member["name"], _NAME_MOST)),
+        "arguments": escape_controls(cut(arguments, _ARGUMENTS_MOST)),
+        "state": escape_controls(member["state"]),
+        "metrics": tuple(format_metric(member, name) for name in metrics),
+        "elapsed": say_span(max(0.0, *spans)) if (spans := _list_spans([member])) else "",
+        "steps": UNKNOWN if member["steps"] is None else f"{member['steps']:,.0f}",
+        "rate": format_figure(member["rate"]["steps_per_s"]),
+        "alone": format_figure(solo["steps_per_s"] if solo else None),
+        "slowdown": format_slowdown(member["slowdown"]),
+        "predicted": format_slowdown(member["predicted_slowdown"]),
+        "over": bool(find_over_bound([member])),
+        "gpu_memory": format_mb_figure(memory["peak"] if memory else None),
+        "sm": format_share(sm["value"] if sm else None),
+        "cpus": format_figure(member["cpu_cores"], 2),
+        "wait": format_share(member["stall"]["data"]),
+        "exit": told,
+        "instance": escape_controls(find_instance_word(member)),
+    }
 
 
 def _tell_about(source: PageSource) -> str:
@@ -433,7 +418,8 @@ def _tell_about(source: PageSource) -> str:
 
 def _build_part(
     source: PageSource, points: int | None, shown: Collection[str]
-) -> tuple[PackPart, dict[str, Any] | None, dict[int, list[Band]]]:
+) -> tuple[dict[str, Any], dict[str, Any] | None, dict[int, list[Band]]]:
+    """What is said of a pack, what is drawn of it, and its members' bands."""
     summary = source.summary
     window = summary["window"]
     pauses = read_pauses(source.path)
@@ -452,25 +438,24 @@ def _build_part(
     if series is not None and window is not None:
         drawing = _build_drawing(source, series, bands, window["to"])
     problems = [] if series is None else [("Problem", text) for text in series.problems]
-    part = PackPart(
-        job=escape_controls(name_summary(summary).removeprefix("Pack ")),
-        title=escape_controls(f"{where}{node}"),
-        about=_tell_about(source),
-        drawn=drawing is not None,
-        resolution="" if series is None else _tell_resolution(series),
-        setup=_clean([*list_setup(summary, source.chosen), *problems]),
-        planned=_list_planned(source.members),
-        curve=_list_curve(summary),
-        moments=[
-            (format_span(max(0.0, moment.at_s)), escape_controls(moment.text)) for moment in moments
-        ],
-        stalls=[
+    part = {
+        "job": escape_controls(name_summary(summary).removeprefix("Pack ")),
+        "title": escape_controls(f"{where}{node}"),
+        "about": _tell_about(source),
+        "drawn": drawing is not None,
+        "resolution": "" if series is None else _tell_resolution(series),
+        "setup": _clean([*list_setup(summary, source.chosen), *problems]),
+        "planned": _list_planned(source.members),
+        "curve": _list_curve(summary),
+        "moments": [(format_span(max(0.0, at_s)), escape_controls(text)) for at_s, text in moments],
+        "stalls": [
             _build_stall(member)
             for member in source.members
-            if member["id"] in shown and _has_stall(member)
+            if member["id"] in shown
+            and any(member["stall"][kind] is not None for kind in ("data", "device", "sharing"))
         ],
-        details=_clean(list_details(summary, source.chosen)),
-    )
+        "details": _clean(list_details(summary, source.chosen)),
+    }
     return part, drawing, bands
 
 
@@ -566,22 +551,22 @@ def _list_curve(summary: Summary) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _has_stall(member: SummaryMember) -> bool:
+def _build_stall(member: SummaryMember) -> dict[str, Any]:
+    """What the time of a member went into: in words, and in whole per cent as it is drawn."""
     stall = member["stall"]
-    return (stall["data"], stall["device"], stall["sharing"]) != (None, None, None)
-
-
-def _build_stall(member: SummaryMember) -> StallRow:
-    stall = member["stall"]
-    shares = (stall["data"], stall["host"], stall["device"], stall["sharing"])
-    words = ("waited for data", "waited for the host", "had a kernel running", "lost to sharing")
     told = [
         f"{word} {format_share(share)}"
-        for word, share in zip(words, shares, strict=True)
+        for word, share in (
+            ("waited for data", stall["data"]),
+            ("waited for the host", stall["host"]),
+            ("had a kernel running", stall["device"]),
+            ("lost to sharing", stall["sharing"]),
+        )
         if share is not None
     ]
-    data, host, device, sharing = (
-        None if share is None else round(100 * share) for share in shares
-    )
-    text = ", ".join(told) or UNKNOWN
-    return StallRow(escape_controls(member["id"]), data, host, device, sharing, text)
+    drawn = {"data": stall["data"], "host": stall["host"], "sharing": stall["sharing"]}
+    return {
+        "id": escape_controls(member["id"]),
+        "text": ", ".join(told) or UNKNOWN,
+        **{name: None if share is None else round(100 * share) for name, share in drawn.items()},
+    }

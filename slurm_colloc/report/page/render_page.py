@@ -9,12 +9,11 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_colloc import __version__
-from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.report.headline import BAD_STATES
 from slurm_colloc.report.pack_entry import PackEntry
@@ -45,49 +44,14 @@ Owned = tuple[str, PackEntry]
 """A user's name, and a pack of theirs."""
 
 
-@dataclass(frozen=True)
-class SumsTable:
-    """Sums by one thing; texts are harmless already."""
-
-    name: str
-    heads: list[str]
-    rows: list[tuple[str, ...]]
-    left_out: int
-
-
-@dataclass(frozen=True)
-class DayRow:
-    """The packs that ended on a day; `used` and `wasted` are per cent of the greatest day."""
-
-    day: str
-    hours: str
-    used: float
-    wasted: float
-    text: str
-
-
-@dataclass(frozen=True)
-class WeekPage:
-    """The page; texts are harmless already."""
-
-    title: str
-    who: str
-    when: str
-    sentence: str
-    facts: list[Fact]
-    days: list[DayRow]
-    tables: list[SumsTable]
-    notes: list[str]
-
-
 def build_week(
     entries: Sequence[Owned],
     first: Grouping,
     span: tuple[str, float, float],
     users: Sequence[str],
     notes: Sequence[str],
-) -> WeekPage:
-    """The sums of a time, and by day.
+) -> dict[str, Any]:
+    """The sums of a time, and by day, as the page's template takes them; texts are harmless.
 
     Args:
         entries: The packs that have ended in it.
@@ -100,17 +64,17 @@ def build_week(
     _, total = sum_packs(entries, first)
     tables = [_build_table(entries, one) for one in (first, *(g for g in Grouping if g != first))]
     named = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
-    return WeekPage(
-        title=escape_controls(age),
-        who=escape_controls(named),
-        when=f"{_format_minute(begin)} to {_format_minute(end)}",
-        sentence=_tell(total, len(users), escape_controls(named)),
-        facts=_list_facts(total),
-        days=_list_days(entries),
+    return {
+        "title": escape_controls(age),
+        "who": escape_controls(named),
+        "when": f"{_format_minute(begin)} to {_format_minute(end)}",
+        "sentence": _tell(total, len(users), escape_controls(named)),
+        "facts": _list_facts(total),
+        "days": _list_days(entries),
         # One row says nothing that the sums have not said; the one that was asked for is there.
-        tables=[table for n, table in enumerate(tables) if n == 0 or len(table.rows) > 1],
-        notes=[escape_controls(note) for note in notes],
-    )
+        "tables": [table for n, table in enumerate(tables) if n == 0 or len(table["rows"]) > 1],
+        "notes": [escape_controls(note) for note in notes],
+    }
 
 
 def _format_minute(at: float) -> str:
@@ -180,18 +144,18 @@ def _of(known: int, count: int, what: str, before: str = "of ") -> str:
     return "" if known == count else f"{before}{known:,} of {count:,} {what}"
 
 
-def _build_table(entries: Sequence[Owned], grouping: Grouping) -> SumsTable:
+def _build_table(entries: Sequence[Owned], grouping: Grouping) -> dict[str, Any]:
     rows, _ = sum_packs(entries, grouping)
     heads = [
         _NAMES[grouping][:1].upper() + _NAMES[grouping][1:],
         "Jobs", "GPU hours", "Hours saved", "Slowdown", "Hours wasted", "SM active", "kWh",
     ]  # fmt: skip
-    return SumsTable(
-        f"By {_NAMES[grouping]}",
-        heads,
-        [_build_cells(sums) for sums in rows[:ROWS_MOST]],
-        max(0, len(rows) - ROWS_MOST),
-    )
+    return {
+        "name": f"By {_NAMES[grouping]}",
+        "heads": heads,
+        "rows": [_build_cells(sums) for sums in rows[:ROWS_MOST]],
+        "left_out": max(0, len(rows) - ROWS_MOST),
+    }
 
 
 def _build_cells(sums: PackSums) -> tuple[str, ...]:
@@ -211,8 +175,8 @@ def _build_cells(sums: PackSums) -> tuple[str, ...]:
     )
 
 
-def _list_days(entries: Sequence[Owned]) -> list[DayRow]:
-    """By the day on which packs ended, the newest last."""
+def _list_days(entries: Sequence[Owned]) -> list[dict[str, Any]]:
+    """By the day on which packs ended, the newest last; bars are per cent of the greatest day."""
     days: dict[str, list[Owned]] = {}
     for user, entry in sorted(entries, key=lambda one: one[1].ended_at):
         day = time.strftime("%a %Y-%m-%d", time.localtime(entry.ended_at))
@@ -220,16 +184,16 @@ def _list_days(entries: Sequence[Owned]) -> list[DayRow]:
     sums = {day: sum_packs(own, Grouping.USER)[1] for day, own in [*days.items()][-DAYS_MOST:]}
     most = max((one.gpu_hours for one in sums.values()), default=0.0) or 1.0
     return [
-        DayRow(
-            day=day,
-            hours=format_figure(one.gpu_hours),
-            used=round(100 * (one.gpu_hours - one.wasted_hours) / most, 2),
-            wasted=round(100 * one.wasted_hours / most, 2),
-            text=f"{one.members:,} job{'' if one.members == 1 else 's'}; "
+        {
+            "day": day,
+            "hours": format_figure(one.gpu_hours),
+            "used": round(100 * (one.gpu_hours - one.wasted_hours) / most, 2),
+            "wasted": round(100 * one.wasted_hours / most, 2),
+            "text": f"{one.members:,} job{'' if one.members == 1 else 's'}; "
             f"{_figure(one.saved_hours, one.saved_of)} GPU hours saved"
             f"{_of(one.saved_of, one.packs, 'packs', ' in ')}, "
             f"{format_figure(one.wasted_hours)} wasted",
-        )
+        }
         for day, one in sums.items()
     ]
 
@@ -257,11 +221,11 @@ def render_page(sources: Sequence[PageSource], user: str = "", best: str = "") -
     """
     page = build_page(sources, user, best)
     return _render(
-        "page.html.j2", page=page, words=WORDS, bad_states=BAD_STATES, drawing=page.drawing
+        "page.html.j2", page=page, words=WORDS, bad_states=BAD_STATES, drawing=page["drawing"]
     )
 
 
-def render_week(page: WeekPage) -> str:
+def render_week(page: Mapping[str, Any]) -> str:
     """The page of a time; as safe as that of a submission."""
     return _render("week.html.j2", page=page)
 

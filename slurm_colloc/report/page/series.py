@@ -133,8 +133,6 @@ RATE_WINDOW_S = 5.0
 _KEY = ("member", "attempt", "start")
 _MEASURED = ("at", "steps", "first_step_at", "last_step_at")
 _STEP_LEAST_S = 1.0
-_TRIES = 3
-_STARTS_MOST = 2**15 - 1
 
 Stay = tuple[int, int, float, float]
 """A start of a member: its attempt and number, when it was seen first, and last."""
@@ -186,8 +184,8 @@ def read_series(
     step_s = max(_STEP_LEAST_S, (end - begin) / points)
     count = max(1, int((end - begin) / step_s) + 1)
     problems: list[str] = []
-    members = _read(pack, "members", (*_KEY, *_MEASURED), problems)
-    gpus = _read(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
+    members = read_columns(pack, "members", (*_KEY, *_MEASURED), problems)
+    gpus = read_columns(pack, "gpu", ("at", "uuid", *GPU_SHOWN), problems)
     if members is None and gpus is None and not problems:
         problems.append("there are no samples: no curves are drawn")
     found = PackSeries(begin, step_s, count, problems=tuple(problems))
@@ -200,17 +198,6 @@ def read_series(
     }
     rates, stays = _thin_members(members, pauses, found) if members else ({}, {})
     return PackSeries(begin, step_s, count, gpu, rates, stays, tuple(problems), parts)
-
-
-def _read(pack: Path, table: str, columns: Sequence[str], problems: list[str]) -> pa.Table | None:
-    for _ in range(_TRIES):
-        try:
-            return read_columns(pack, table, columns, problems)
-        except FileNotFoundError:
-            # A running monitor has made one file of several meanwhile.
-            continue
-    problems.append(f"the samples in {pack}/report change faster than they can be read")
-    return None
 
 
 def _to_floats(column: pa.ChunkedArray) -> Floats:
@@ -226,8 +213,10 @@ def _thin_gpus(
     metrics: Sequence[str] = GPU_SHOWN,
 ) -> dict[str, ThinSeries]:
     import numpy as np
+    import pyarrow.compute as pc
 
-    gpus = [GpuSamples(one) for uuid in uuids if (one := _select_gpu(table, uuid)) is not None]
+    own = [table.filter(pc.equal(table["uuid"], uuid)) for uuid in uuids]
+    gpus = [GpuSamples(one) for one in own if len(one)]
     joined = join_gpus(gpus, metrics).table if gpus else None
     if joined is None:
         return {}
@@ -240,13 +229,6 @@ def _thin_gpus(
     return found
 
 
-def _select_gpu(table: pa.Table, uuid: str) -> pa.Table | None:
-    import pyarrow.compute as pc
-
-    own = table.filter(pc.equal(table["uuid"], uuid))
-    return own if len(own) else None
-
-
 def _thin_members(
     table: pa.Table, pauses: Sequence[MemberPause], series: PackSeries
 ) -> tuple[dict[int, ThinSeries], dict[int, list[Stay]]]:
@@ -254,11 +236,13 @@ def _thin_members(
 
     at, steps, first, last = (_to_floats(table[name]) for name in _MEASURED)
     member, attempt, start = keys = [np.asarray(table[name]) for name in _KEY]
-    order, cuts = _sort_starts(keys, at)
+    # Start by start, each in order of time.
+    order = np.lexsort((at, *reversed(keys)))
+    is_other = np.any([np.diff(values[order]) != 0 for values in keys], axis=0)
     stops = _find_stops(pauses)
     points: dict[int, list[tuple[Floats, Floats]]] = {}
     stays: dict[int, list[Stay]] = {}
-    for rows in np.split(order, cuts):
+    for rows in np.split(order, np.flatnonzero(is_other) + 1):
         number = int(member[rows[0]])
         key = (int(attempt[rows[0]]), int(start[rows[0]]))
         stays.setdefault(number, []).append((*key, float(at[rows[0]]), float(at[rows[-1]])))
@@ -277,31 +261,6 @@ def _thin_members(
         for number, own in points.items()
     }
     return rates, stays
-
-
-def _sort_starts(keys: Sequence[Places], at: Floats) -> tuple[Places, Places]:
-    """The rows start by start, each in order of time; and where all starts but the first begin."""
-    import numpy as np
-
-    number, several = np.zeros(len(at), dtype=np.intp), 1
-    for values in reversed(keys):
-        low, high = int(values.min()), int(values.max())
-        several *= high - low + 1
-        if several > _STARTS_MOST:
-            break
-        if high > low:
-            number += (values - low) * (several // (high - low + 1))
-    if several > _STARTS_MOST:
-        order = np.lexsort((at, *reversed(keys)))
-        cuts = np.any([np.diff(values[order]) != 0 for values in keys], axis=0)
-    else:
-        # Small numbers are sorted in two passes, and what the monitor wrote is in order of time.
-        number = number.astype(np.int16)
-        order = np.argsort(number, kind="stable")
-        cuts = np.diff(number[order]) != 0
-        if np.any((np.diff(at[order]) < 0) & ~cuts):
-            order = np.lexsort((at, number))
-    return order, np.flatnonzero(cuts) + 1
 
 
 def _find_stops(pauses: Sequence[MemberPause]) -> dict[tuple[int, int], list[tuple[float, float]]]:

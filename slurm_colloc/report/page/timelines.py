@@ -1,14 +1,13 @@
 """When members of a pack started, were paused, joined and ended: bands to draw, and in words.
 
 Also: the MIG instances of a pack as its page draws them: which, their names, their curves; what the
-page of a submission is made from, and its parts; how they are filled: page_values; one time line of
-all GPUs of a submission: which packs had them, with how many members.
+page of a submission is made from, and the figures that it tells first; one time line of all GPUs of
+a submission: which packs had them, with how many members.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from slurm_colloc.model.late_definitions import dataclass, field
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.report.headline import ENDS
-from slurm_colloc.report.page.series import INSTANCE_SHOWN, PackSeries, Stay
-from slurm_colloc.report.show_view import name_gpu
+from slurm_colloc.report.page.series import PackSeries, Stay
+from slurm_colloc.report.show_view import name_gpu, read_events
 from slurm_colloc.report.summary_file import (
     Summary,
     SummaryGpu,
@@ -27,7 +26,6 @@ from slurm_colloc.report.summary_file import (
     choose_members,
 )
 from slurm_colloc.report.terminal_tables import format_span
-from slurm_colloc.store.atomic_files import read_bytes
 from slurm_colloc.store.member_states import AT_DOOR, MEASURED, MemberPause
 
 RUNS, MEASURING, PARKED, LOADED = 0, 1, 2, 3
@@ -37,22 +35,13 @@ _KINDS = {MEASURED: MEASURING, AT_DOOR: LOADED}
 Band = tuple[float, float, int]
 """From and to in seconds since the pack's first start, and what it says."""
 
-_LOG_BYTES_MOST = 64 << 20
 _EVENTS_MOST = 200
 _SHORT_S = 0.05
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Something that happened.
-
-    Attributes:
-        at_s: When, in seconds since the pack's first start.
-        text: What, in words; names in it are as the user wrote them.
-    """
-
-    at_s: float
-    text: str
+Moment = tuple[float, str]
+"""When something happened, in seconds since the pack's first start; and what, in words, with names
+as the user wrote them."""
 
 
 def build_bands(
@@ -126,12 +115,12 @@ def list_moments(summary: Summary, bands: Mapping[int, Sequence[Band]], pack: Pa
     for decision in summary["degree"]["decisions"] if summary["degree"] else ():
         if decision["reason"]:
             text = f"{decision['degree']} may run at once: {decision['reason']}"
-            moments.append(Moment(decision["at"] - begin, text))
+            moments.append((decision["at"] - begin, text))
     ids = {member["member"]: member["id"] for member in summary["members"]}
     for at, number in _read_taken_over(pack):
         if number in ids:
-            moments.append(Moment(at - begin, f"{ids[number]} was taken over from another pack"))
-    return sorted(moments, key=lambda moment: moment.at_s)[:_EVENTS_MOST]
+            moments.append((at - begin, f"{ids[number]} was taken over from another pack"))
+    return sorted(moments, key=lambda moment: moment[0])[:_EVENTS_MOST]
 
 
 def _list_of_member(member: SummaryMember, bands: Sequence[Band], begin: float) -> list[Moment]:
@@ -140,43 +129,35 @@ def _list_of_member(member: SummaryMember, bands: Sequence[Band], begin: float) 
     moments = []
     for place, (low, high, _) in enumerate(runs):
         again = "started again" if place else "started"
-        moments.append(Moment(low, f"{name} {again}"))
+        moments.append((low, f"{name} {again}"))
         if place < len(runs) - 1:
-            moments.append(Moment(high, f"{name} was interrupted"))
+            moments.append((high, f"{name} was interrupted"))
     if member["joined_at"]:
-        moments.append(Moment(member["joined_at"] - begin, f"{name} joined the pack"))
+        moments.append((member["joined_at"] - begin, f"{name} joined the pack"))
     if runs and member["ended_at"] is not None:
         code = member["exit_code"]
         told = f", exit code {code}" if code else ""
-        moments.append(Moment(runs[-1][1], f"{name} ended: {member['state']}{told}"))
+        moments.append((runs[-1][1], f"{name} ended: {member['state']}{told}"))
     parked = [band for band in bands if band[2] == PARKED]
     for low, high, _ in parked:
-        moments.append(Moment(low, f"{name} was parked for {format_span(high - low)}"))
+        moments.append((low, f"{name} was parked for {format_span(high - low)}"))
     for low, high, kind in bands:
         if kind == LOADED:
-            moments.append(Moment(low, f"{name} waited at the door for {format_span(high - low)}"))
+            moments.append((low, f"{name} waited at the door for {format_span(high - low)}"))
     measured = [band for band in bands if band[2] == MEASURING]
     if measured:
         total = format_span(sum(high - low for low, high, _ in measured))
         times = "once" if len(measured) == 1 else f"{len(measured)} times"
         text = f"{name} was paused {times}, {total} in all, so that others could be measured"
-        moments.append(Moment(measured[0][0], text))
+        moments.append((measured[0][0], text))
     return moments
 
 
 def _read_taken_over(pack: Path) -> list[tuple[float, int]]:
     """When members of other packs were taken over, from the runner's log for people."""
     found: list[tuple[float, int]] = []
-    try:
-        # What lies there may be another user's, and no file at all.
-        lines = read_bytes(pack / "events.jsonl", _LOG_BYTES_MOST).splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        if b'"took_over"' not in line:
-            continue
+    for event in read_events(pack, b'"took_over"'):
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            event = json.loads(line)
             if event["event"] == "took_over":
                 found.append((float(event["at"]), int(event["member"])))
     return found
@@ -211,11 +192,6 @@ def name_instances(summary: Summary) -> dict[str, str]:
     return names
 
 
-def count_instance_series(summary: Summary) -> int:
-    """How many curves its instances have."""
-    return len(INSTANCE_SHOWN) * len(name_instances(summary))
-
-
 def build_instance_drawings(summary: Summary, series: PackSeries) -> list[dict[str, Any]]:
     """What the page's script draws of them."""
     return [
@@ -229,7 +205,7 @@ def build_instance_drawings(summary: Summary, series: PackSeries) -> list[dict[s
 
 
 # ----
-# What the page of a submission is made from, and its parts; how they are filled: page_values.
+# What the page of a submission is made from, and the figures that it tells first.
 
 
 @dataclass(frozen=True)
@@ -255,51 +231,6 @@ class PageSource:
 
 
 @dataclass(frozen=True)
-class MemberRow:
-    """A member in the table; texts are harmless already."""
-
-    id: str
-    name: str
-    arguments: str
-    state: str
-    metrics: tuple[str, ...]
-    elapsed: str
-    steps: str
-    rate: str
-    alone: str
-    slowdown: str
-    predicted: str
-    over: bool
-    gpu_memory: str
-    sm: str
-    cpus: str
-    wait: str
-    exit: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class StallRow:
-    """What the time of a member went into, in whole per cent; the rest is kernels."""
-
-    id: str
-    data: int | None
-    host: int | None
-    device: int | None
-    sharing: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class GpuTable:
-    """The GPUs of a job that has several; texts are harmless already."""
-
-    heads: list[tuple[str, bool]]
-    rows: list[tuple[str, ...]]
-    balance: str
-
-
-@dataclass(frozen=True)
 class Fact:
     """A figure that is told first; texts are harmless already.
 
@@ -316,108 +247,6 @@ class Fact:
     is_bad: bool = False
 
 
-@dataclass(frozen=True)
-class FailureRow:
-    """Members that ended in the same way, and not well; texts are harmless already."""
-
-    who: str
-    call: str
-    how: str
-    line: str
-    note: str
-
-
-@dataclass(frozen=True)
-class GpuStay:
-    """A pack on a GPU, in the time line of all; places are per cent of the line.
-
-    Attributes:
-        pack: The pack's place on the page, from 1.
-        left: Where it begins.
-        width: How long it is.
-        label: What stands in it.
-        title: All that is said of it.
-        outline: How many members were there: corners of an area, each a share of the stay's time
-            and of the most members on any GPU.
-        ends: Where members did not end well.
-    """
-
-    pack: int
-    left: float
-    width: float
-    label: str
-    title: str
-    outline: list[tuple[float, float]]
-    ends: list[float]
-
-
-@dataclass(frozen=True)
-class GpuLine:
-    """A GPU in the time line of all."""
-
-    name: str
-    stays: list[GpuStay]
-
-
-@dataclass(frozen=True)
-class TimeLine:
-    """When packs had which GPUs.
-
-    Attributes:
-        marks: Moments and where they stand, in per cent.
-        most: The most members that a GPU had at once.
-        lines: The GPUs.
-        left_out: GPUs that are not drawn.
-    """
-
-    marks: list[tuple[float, str]]
-    most: int
-    lines: list[GpuLine]
-    left_out: int
-
-
-@dataclass(frozen=True)
-class PackPart:
-    """What the page says of one pack; texts are harmless already."""
-
-    job: str
-    title: str
-    about: str
-    drawn: bool
-    resolution: str
-    setup: list[tuple[str, str]]
-    planned: list[tuple[str, str, str, str, str]]
-    curve: list[tuple[str, str, str, str]]
-    moments: list[tuple[str, str]]
-    stalls: list[StallRow]
-    details: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page; texts are harmless already."""
-
-    job: str
-    title: str
-    headline: str
-    who: str
-    when: str
-    facts: list[Fact]
-    failures: list[FailureRow]
-    metrics: list[str]
-    best: str
-    metrics_left_out: int
-    time_line: TimeLine | None
-    advice: list[tuple[str, str]]
-    attributions: dict[str, str]
-    rows: list[MemberRow]
-    rows_left_out: int
-    gpus: GpuTable | None
-    packs: list[PackPart]
-    packs_not_drawn: int
-    drawing: dict[str, Any] = field(default_factory=dict)
-
-
 # ----
 # One time line of all GPUs of a submission: which packs had them, with how many members; pure.
 
@@ -429,17 +258,12 @@ Bands = Mapping[int, Sequence[Band]]
 """By member: when it ran, in seconds since its pack's first start."""
 
 
-@dataclass
-class _Lane:
-    """A line of the picture; a GPU has several where packs had it at the same time."""
+def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> dict[str, Any] | None:
+    """The time line, as the page's template takes it.
 
-    name: str
-    end: float = float("-inf")
-    stays: list[GpuStay] = field(default_factory=list)
-
-
-def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> TimeLine | None:
-    """The time line; None where there is one GPU and one pack, which has a picture of its own.
+    None where there is one GPU and one pack, which has a picture of its own. A GPU has several
+    lines where packs had it at the same time. `marks` are moments and where they stand, in per
+    cent.
 
     Args:
         sources: The packs.
@@ -458,29 +282,31 @@ def build_time_line(sources: Sequence[PageSource], bands: Sequence[Bands]) -> Ti
     last = max(window["to"] for *_, window, _ in begun)
     length = max(last - first, 1e-3)
     most = max((count for *_, edges in parts for _, count in edges), default=0)
-    lanes: dict[str, list[_Lane]] = {}
+    scale = (first, length, max(1, most))
+    lanes: dict[str, list[list[tuple[float, str, dict[str, Any]]]]] = {}
     for number, source, window, (key, name, numbers), edges in sorted(
         parts, key=lambda part: part[2]["from"]
     ):
         own = lanes.setdefault(key, [])
-        lane = next((one for one in own if one.end <= window["from"]), None)
+        lane = next((one for one in own if one[-1][0] <= window["from"]), None)
         if lane is None:
-            lane = _Lane(name)
-            own.append(lane)
-        lane.end = window["to"]
-        lane.stays.append(
-            _build_stay(number, source, window, numbers, edges, scale=(first, length, max(1, most)))
-        )
-    lines = [GpuLine(lane.name, lane.stays) for own in lanes.values() for lane in own]
-    return TimeLine(
-        marks=[
+            own.append(lane := [])
+        stay = _build_stay(number, source, window, numbers, edges, scale=scale)
+        lane.append((window["to"], name, stay))
+    lines = [
+        {"name": lane[0][1], "stays": [stay for *_, stay in lane]}
+        for own in lanes.values()
+        for lane in own
+    ]
+    return {
+        "marks": [
             (100 * n / _MARKS, format_span(length * n / _MARKS) if n else "start")
             for n in range(_MARKS + 1)
         ],
-        most=most,
-        lines=lines[:LINES_MOST],
-        left_out=max(0, len(lines) - LINES_MOST),
-    )
+        "most": most,
+        "lines": lines[:LINES_MOST],
+        "left_out": max(0, len(lines) - LINES_MOST),
+    }
 
 
 _Gpu = tuple[str, str, frozenset[int] | None]
@@ -538,7 +364,12 @@ def _build_stay(
     edges: Sequence[tuple[float, int]],
     *,
     scale: tuple[float, float, int],
-) -> GpuStay:
+) -> dict[str, Any]:
+    """A pack on a GPU: places are per cent of the line, `ends` are those of what did not end well.
+
+    `pack` is its place on the page; `outline` says how many members were there, each corner a share
+    of the stay's time and of the most members on any GPU.
+    """
     first, length, most = scale
     span = max(window["to"] - window["from"], 1e-3)
     members = [m for m in source.members if numbers is None or m["member"] in numbers]
@@ -546,19 +377,19 @@ def _build_stay(
     count = format_count(len(members), "member")
     told = f", {len(bad)} did not end well" if bad else ""
     at = format_span(max(0.0, window["from"] - first))
-    return GpuStay(
-        pack=number,
-        left=round(100 * (window["from"] - first) / length, 3),
-        width=round(100 * span / length, 3),
-        label=f"Pack {number}: {len(members)}",
-        title=f"Pack {number}: {count}{told}, from {at} on for {format_span(span)}",
-        outline=_build_outline(edges, span, most),
-        ends=[
+    return {
+        "pack": number,
+        "left": round(100 * (window["from"] - first) / length, 3),
+        "width": round(100 * span / length, 3),
+        "label": f"Pack {number}: {len(members)}",
+        "title": f"Pack {number}: {count}{told}, from {at} on for {format_span(span)}",
+        "outline": _build_outline(edges, span, most),
+        "ends": [
             round(100 * min(1.0, max(0.0, (member["ended_at"] - window["from"]) / span)), 2)
             for member in bad
             if member["ended_at"] is not None
         ],
-    )
+    }
 
 
 def _build_outline(
