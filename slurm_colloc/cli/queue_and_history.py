@@ -13,10 +13,7 @@ from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.quantities import parse_age_s
 from slurm_colloc.report import ended_members as rows
 from slurm_colloc.report.ended_members import Ended
-from slurm_colloc.report.member_views import (
-    MemberView,
-    PackView,
-)
+from slurm_colloc.report.member_views import MemberView
 from slurm_colloc.report.queue_rows import Found, LineFormat, build_json
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
 from slurm_colloc.session.selection import Choice, choose
@@ -73,7 +70,7 @@ def queue(
     if as_json:
         say(json.dumps(rows.build_json(joined, now)))
     elif line_format:
-        _say_formatted(line_format, listed, now, header=not no_header)
+        say(LineFormat.parse(line_format).render(listed, now, header=not no_header))
     else:
         to_end = _estimate_ends(session, found, now)
         table = rows.build_table(joined, now, to_end)
@@ -126,17 +123,11 @@ def history(
         say(json.dumps(rows.build_json(ended, now)))
     elif line_format:
         listed = [(entry.view, entry.member) for entry in ended]
-        _say_formatted(line_format, listed, now, header=not no_header)
+        say(LineFormat.parse(line_format).render(listed, now, header=not no_header))
     else:
         members = [entry.member for entry in ended]
         _say_lines(*rows.build_table(ended, now), members, each=each, header=not no_header)
     tell_problems(session)
-
-
-def _say_formatted(
-    line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
-) -> None:
-    say(LineFormat.parse(line_format).render(listed, now, header=header))
 
 
 def _say_lines(

@@ -305,13 +305,17 @@ def run_call(
             _tell(call, session, made, submitted, refusals)
 
     placed = place_call(call, policy, session, directory, joins=which, tell=tell, opening=opening)
-    if placed.joined is None:
-        return _finish(call, session, placed.submitted)
-    tell_joined(call.options, placed.joined)
+    if placed.joined is not None:
+        tell_joined(call.options, placed.joined)
+        chosen = Selection.parse(str(placed.joined.member))
+    elif call.candidates[0].job.only_probe:
+        return finish_probe(call, session, placed.submitted)
+    else:
+        chosen = Selection(placed.submitted[0].job_id)
     if call.options.flag("wait"):
         from slurm_colloc.cli.hold_and_wait import wait_for
 
-        return wait_for(session, [Selection.parse(str(placed.joined.member))], as_sbatch=True)
+        return wait_for(session, [chosen], as_sbatch=True)
     return 0
 
 
@@ -337,16 +341,6 @@ def _tell(
             why = "".join(pack.sharing.not_opened for pack in made.plan.packs[:1]) or why
         if why:
             note(why)
-
-
-def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:
-    if call.candidates[0].job.only_probe:
-        return finish_probe(call, session, submitted)
-    if call.options.flag("wait"):
-        from slurm_colloc.cli.hold_and_wait import wait_for
-
-        return wait_for(session, [Selection(submitted[0].job_id)], as_sbatch=True)
-    return 0
 
 
 def _peek(argv: Sequence[str], *, pack: bool, probe: bool) -> str | None:

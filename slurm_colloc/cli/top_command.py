@@ -98,9 +98,7 @@ def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
 
 def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: bool = False) -> str:
     """What is known of some packs now; empty where there are none."""
-    from slurm_colloc.report.member_survey import (
-        survey_packs,
-    )
+    from slurm_colloc.report.member_survey import survey_packs
     from slurm_colloc.report.terminal_tables import choose_width
 
     found = []
