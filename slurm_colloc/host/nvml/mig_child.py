@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 GPU_LOCKS_AT = 1 << 40
 """Where the GPUs' bytes begin in the lock file, by minor number; jobs' are below."""
 
-_NONE = 0xFFFFFFFF
 _VIRTUAL_MODES = (2, 3, 4)
 """NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU, _HOST_VSGA."""
 
@@ -262,20 +261,9 @@ def _list_compute_profiles(nvml: Any, instance: Any) -> list[Any]:
     return list(found.values())
 
 
-def _read_processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
+def _read_processes(nvml: Any, handle: Any) -> list[int] | None:
     processes = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    if processes is None:
-        return None
-    return [
-        [
-            int(process.pid),
-            *(
-                None if (number := getattr(process, name, None)) in (None, _NONE) else int(number)
-                for name in ("gpuInstanceId", "computeInstanceId")
-            ),
-        ]
-        for process in processes
-    ]
+    return None if processes is None else [int(process.pid) for process in processes]
 
 
 if __name__ == "__main__":
