@@ -371,12 +371,15 @@ def _find_file_problem(file: NodeFile) -> str:
 
 def check_python(found: Verification, prefix: str) -> None:
     """The nodes' interpreter runs, is its own, and finds the program that the hooks start."""
+    problem, told = _try_python(prefix)
+    found.add("python", not problem, problem or told)
+
+
+def _try_python(prefix: str) -> tuple[str, str]:
+    """What is wrong with an interpreter, empty for nothing, and what it is."""
     python = f"{prefix}/bin/python"
-    exposed = find_exposed(prefix)
-    if exposed:
-        detail = f"{exposed} can be changed by others than root"
-        found.add("python", ok=False, detail=detail)
-        return
+    if exposed := find_exposed(prefix):
+        return f"{exposed} can be changed by others than root", ""
     code = (
         "import sys, slurm_colloc, slurm_colloc.host.lifecycle as l; "
         "import slurm_colloc.host.hooks.prolog, slurm_colloc.host.hooks.epilog; "
@@ -388,17 +391,14 @@ def check_python(found: Verification, prefix: str) -> None:
             [python, "-I", "-B", "-c", code], build_plain_environment(), timeout_s=_PYTHON_LIMIT_S
         )
     except NodeError as problem:
-        found.add("python", ok=False, detail=problem.message)
-        return
+        return problem.message, ""
     except OSError as error:
-        found.add("python", ok=False, detail=f"{python}: {os.strerror(error.errno or 0)}")
-        return
+        return f"{python}: {os.strerror(error.errno or 0)}", ""
     if ended.returncode != 0:
         words = (ended.stderr.strip().splitlines() or [ended.problem or "it failed"])[-1]
-        found.add("python", ok=False, detail=f"{python}: {words}")
-        return
+        return f"{python}: {words}", ""
     version, release, module = ended.stdout.split(maxsplit=2)
-    found.add("python", ok=True, detail=f"{release} with slurm_colloc {version} ({module.strip()})")
+    return "", f"{release} with slurm_colloc {version} ({module.strip()})"
 
 
 def find_exposed(directory: str) -> str:
@@ -426,8 +426,6 @@ def check_policy(found: Verification, path: str) -> NodePolicy | None:
         found.add("policy", ok=False, detail=f"{path} does not allow mps")
     else:
         found.add("policy", ok=True, detail=f"{path} allows {', '.join(policy.modes)}")
-    for told in policy.ignored:
-        found.add("policy", ok=None, detail=f"{path}: {told}")
     return policy
 
 
@@ -489,11 +487,9 @@ def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str
 
 
 def _run_hook(
-    found: Verification, name: str, path: str, job: FakeJob, comment: str | None = None
+    found: Verification, name: str, path: str, job: FakeJob, comment: str = COMMENT
 ) -> bool:
-    environ = (
-        build_hook_environment(job) if comment is None else build_hook_environment(job, comment)
-    )
+    environ = build_hook_environment(job, comment)
     started = time.monotonic()
     try:
         ended = run_program([path], environ, timeout_s=HOOK_LIMIT_S)

@@ -25,8 +25,13 @@ from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
-from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.report_view import (
+    choose_ids,
+    group_submissions,
+    name_submission,
+    render_reports,
+)
+from slurm_colloc.report.summary_file import Summary, choose_members, find_summary
 from slurm_colloc.session.selection import Choice
 from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.settings import Settings, load_settings
@@ -158,7 +163,6 @@ def report(
             count = write_parquet(parquet, found)
         say(f"{format_count(count, 'member')} written to {escape_controls(str(parquet))}")
     else:
-        from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         width, styled = choose_width(), is_styled(sys.stdout)
@@ -187,8 +191,6 @@ def _read_summaries(
     session: Session, choice: Choice
 ) -> Iterator[tuple[PackView, Summary, frozenset[int] | None]]:
     """Packs with their summaries, and the numbers of the members to show; None for all."""
-    from slurm_colloc.report.summary_file import find_summary
-
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             is_whole = len(members) == len(view.members)

@@ -185,37 +185,33 @@ def judge_gres(config: Mapping[str, str] | None, partition: Partition | None) ->
     )
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """A setting of Slurm's that members are better off with."""
-
-    name: str
-    wanted: str
-    lost: str
-
-
-_WISHES = (
-    _Wish("ProctrackType", "proctrack/cgroup", "processes that leave their session may outlive it"),
-    _Wish("TaskPlugin", "task/cgroup", "the kernel limits nothing of a job"),
-    _Wish("ConstrainCores", "yes", "a job may use more CPUs than its own"),
-    _Wish("ConstrainRAMSpace", "yes", "a member may use more host memory than its limit"),
-    _Wish("ConstrainDevices", "yes", "a program may use a GPU that is another job's"),
-)
+_WISHES = {
+    "ProctrackType": ("proctrack/cgroup", "processes that leave their session may outlive it"),
+    "TaskPlugin": ("task/cgroup", "the kernel limits nothing of a job"),
+    "ConstrainCores": ("yes", "a job may use more CPUs than its own"),
+    "ConstrainRAMSpace": ("yes", "a member may use more host memory than its limit"),
+    "ConstrainDevices": ("yes", "a program may use a GPU that is another job's"),
+}
+"""Settings of Slurm that members are better off with, and what is lost otherwise."""
 
 
 def judge_cgroup(config: Mapping[str, str] | None) -> Finding:
     """Slurm's limits are enforced."""
     if config is None:
         return unknown("cgroup", "the controller did not say how it is set up")
-    values = {wish.name: config.get(wish.name) for wish in _WISHES}
-    missing = [wish for wish in _WISHES if wish.wanted not in _split(config.get(wish.name, ""))]
+    values = {name: config.get(name) for name in _WISHES}
+    missing = {
+        name: lost
+        for name, (wanted, lost) in _WISHES.items()
+        if wanted not in _split(config.get(name, ""))
+    }
     # Without the plugin what cgroup.conf says has no effect.
-    if any(wish.name == "TaskPlugin" for wish in missing):
-        missing = [wish for wish in missing if not wish.name.startswith("Constrain")]
+    if "TaskPlugin" in missing:
+        missing = {n: lost for n, lost in missing.items() if not n.startswith("Constrain")}
     if not missing:
         return green("cgroup", "CPUs, host memory and GPUs of a job are limited", **values)
-    shown = ", ".join(f"{wish.name}={config.get(wish.name, '(none)')}" for wish in missing)
-    return yellow("cgroup", shown, "; ".join(wish.lost for wish in missing), "", **values)
+    shown = ", ".join(f"{name}={config.get(name, '(none)')}" for name in missing)
+    return yellow("cgroup", shown, "; ".join(missing.values()), "", **values)
 
 
 def _split(text: str) -> list[str]:
@@ -460,11 +456,10 @@ def judge_access(facts: LoginFacts) -> Finding:
 def name_files(paths: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Paths as people write them, with ~ for the home directory."""
     home = environ.get("HOME", "")
-    short = [
+    return tuple(
         f"~{path[len(home) :]}" if home and path.startswith(f"{home}{os.sep}") else path
         for path in paths
-    ]
-    return tuple(short)
+    )
 
 
 # ---- What became of the tiny job, judged; pure ---------------------------------------------------
