@@ -532,8 +532,6 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
             continue
         answering.append(process)
         times = f"control socket after {_render_ms(daemon.get('control_ms'))}"
-        if daemon.get("active_ms") is not None:
-            times += f", server after {_render_ms(daemon['active_ms'])}"
         words = f"process {process.pid} of user {job.uid} answers; {times}"
         found.add("daemon", ok=True, detail=words)
     return answering

@@ -347,7 +347,6 @@ class MpsPreparation(JobPreparation):
                     "gpus": list(running.options.gpus),
                     "pipe_directory": running.directory.pipe_path,
                     "control_ms": running.control_ms,
-                    "active_ms": None,
                 }
                 for running in daemons
             ],

@@ -112,13 +112,10 @@ class MigPreparation(JobPreparation):
             lost,
             state=state,
             may_switch=self.policy.mig == MIG_SWITCH,
-            open_session=lambda gpus: MigSession(
-                self.run.lock_path,
-                gpus,
-                driver=self.driver,
-                node=self.job.node,
-                ends_at=ends_at,
-            ),
+            lock=self.run.lock_path,
+            driver=self.driver,
+            node=self.job.node,
+            ends_at=ends_at,
         )
         self.notes += [one.told for one in found]
         return found

@@ -308,7 +308,6 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         server_pids: What it says its servers are.
     """
     control = running.control
-    rows = {(row.pid, row.server_pid): row for row in control.read_snapshot()}
     problem = ""
     servers = []
     for server_pid in server_pids:
@@ -316,9 +315,7 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         clients = control.read_clients(server_pid)
         if clients is None:
             problem = f"server {server_pid} does not tell its clients"
-        found = [
-            rows.get((pid, server_pid), ListedClient(pid, server_pid)) for pid in clients or ()
-        ]
+        found = [ListedClient(pid, server_pid) for pid in clients or ()]
         status = control.read_server_status(server_pid)
         servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
     return Status(tuple(servers), problem)

@@ -185,10 +185,7 @@ class PreparedSetup:
 
     mode: str
     reason: str
-    by: str
     daemons: tuple[PreparedDaemon, ...] = ()
-    compute_mode: str | None = None
-    notes: tuple[str, ...] = ()
     mig: PreparedMig | None = None
 
 
@@ -270,7 +267,6 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
     return PreparedSetup(
         mode=str(value["mode"]),
         reason=str(value["reason"]),
-        by=str(value["by"]),
         daemons=tuple(
             PreparedDaemon(
                 tuple(map(str, daemon["gpus"])),
@@ -279,8 +275,6 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
             )
             for daemon in value["daemons"]
         ),
-        compute_mode=value["compute_mode"],
-        notes=tuple(map(str, value["notes"])),
         mig=parse_mig(value["mig"]) if value.get("mig") else None,
     )
 
