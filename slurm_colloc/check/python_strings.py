@@ -231,12 +231,6 @@ def check_memory_variable(
         yield memory_finding(file, line, what, parts)
 
 
-def check_memory_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
-    """The same in a shell script."""
-    what = f"{step.name}={step.value.source or step.value.shown}"
-    yield from check_memory_variable(file, step.line, what, step.name, step.value.parts)
-
-
 def memory_finding(file: str, line: int, what: str, parts: tuple[WordPart, ...]) -> ScriptFinding:
     """A fraction; one that leaves half of the GPU or more to others is only told."""
     text = literal_of(parts) or ""

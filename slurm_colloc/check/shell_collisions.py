@@ -14,7 +14,7 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
-from slurm_colloc.check.python_strings import check_memory_assignment
+from slurm_colloc.check.python_strings import check_memory_variable
 from slurm_colloc.check.shell_reading import (
     JOB_IDS,
     TCP_ADDRESS,
@@ -460,7 +460,6 @@ def find_shell_collisions(
     for step in script.steps:
         if isinstance(step, Assignment):
             found += _check_assignment(step, file)
-            found += check_memory_assignment(step, file)
             reach = reach.after(step)
         else:
             found += check_slurm(step, file, reach)
@@ -486,6 +485,7 @@ def _check_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
             yield build_finding("cuda-visible-devices", file, step.line, what)
     elif step.is_exported:
         yield from check_exported_name(step, file)
+    yield from check_memory_variable(file, step.line, what, step.name, step.value.parts)
 
 
 def _check_ports(command: Command, file: str) -> Iterator[ScriptFinding]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from slurm_colloc.errors import CollocError, SlurmUnreachable
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.model.gpu_pace import GpuPace
 from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
@@ -225,25 +226,6 @@ OLDEST, NEWEST = (22, 5), (26, 5)
 
 
 @dataclass(frozen=True)
-class AskProblem:
-    """Why something could not be asked.
-
-    Attributes:
-        message: What was wrong; empty for nothing.
-        hint: What to do; may be empty.
-    """
-
-    message: str = ""
-    hint: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.message)
-
-
-NO_ASK_PROBLEM = AskProblem()
-
-
-@dataclass(frozen=True)
 class LoginFacts:
     """What was asked on the login node.
 
@@ -274,18 +256,18 @@ class LoginFacts:
     python: str
     executable: str
     settings_files: tuple[str, ...] = ()
-    settings_trouble: AskProblem = NO_ASK_PROBLEM
+    settings_trouble: CollocError | None = None
     settings_warnings: tuple[str, ...] = ()
     client_version: str | None = None
-    client_trouble: AskProblem = NO_ASK_PROBLEM
+    client_trouble: CollocError | None = None
     config: Mapping[str, str] | None = None
-    controller_trouble: AskProblem = NO_ASK_PROBLEM
+    controller_trouble: CollocError | None = None
     answer_ms: float | None = None
     access: str = ""
-    access_trouble: AskProblem = NO_ASK_PROBLEM
+    access_trouble: CollocError | None = None
     nodes: tuple[NodeState, ...] | None = None
     state_path: str = ""
-    state_trouble: AskProblem = NO_ASK_PROBLEM
+    state_trouble: CollocError | None = None
     paces: tuple[GpuPace, ...] = ()
     job_id: str = ""
     large_ids: str | None = None
@@ -382,12 +364,8 @@ def judge_state(facts: LoginFacts) -> Finding:
 def judge_slurm(facts: LoginFacts) -> Finding:
     """Slurm's commands are there, and of a release that csub knows."""
     if facts.client_version is None:
-        trouble = facts.client_trouble
-        return red(
-            "slurm",
-            trouble.message or "its version cannot be read",
-            trouble.hint or "call csub where sbatch works",
-        )
+        trouble = facts.client_trouble or SlurmUnreachable("its version cannot be read")
+        return red("slurm", trouble.message, trouble.hint or "call csub where sbatch works")
     here = facts.client_version
     there = (facts.config or {}).get("SLURM_VERSION", "")
     values = {"version": here, "controller_version": there or None}
@@ -426,7 +404,7 @@ def judge_controller(facts: LoginFacts) -> Finding:
     if trouble or facts.config is None:
         return red(
             "controller",
-            trouble.message or "Slurm's controller does not answer",
+            trouble.message if trouble else "Slurm's controller does not answer",
             f"try again later, scontrol ping shows when it is back; until then jobs run on one "
             f"machine with csub --local, and if it lasts {_ASK}",
         )
@@ -522,7 +500,7 @@ class JobOutcome:
     """
 
     job_id: str = ""
-    trouble: AskProblem = NO_ASK_PROBLEM
+    trouble: CollocError | None = None
     state: str = ""
     reason: str = ""
     node: str = ""
