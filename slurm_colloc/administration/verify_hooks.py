@@ -21,7 +21,7 @@ from slurm_colloc.administration.node_files import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, probe_gpus
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, build_nvml_environment, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
@@ -388,7 +388,9 @@ def _try_python(prefix: str) -> tuple[str, str]:
     try:
         os.close(open_trusted(os.path.realpath(f"{prefix}/bin")))
         ended = run_program(
-            [python, "-I", "-B", "-c", code], build_plain_environment(), timeout_s=_PYTHON_LIMIT_S
+            [python, "-I", "-B", "-c", code],
+            build_nvml_environment("", ""),
+            timeout_s=_PYTHON_LIMIT_S,
         )
     except NodeError as problem:
         return problem.message, ""
@@ -429,18 +431,10 @@ def check_policy(found: Verification, path: str) -> NodePolicy | None:
     return policy
 
 
-def build_plain_environment(driver: str = "") -> dict[str, str]:
-    """What programs get that are not hooks."""
-    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    if driver:
-        environ["LD_LIBRARY_PATH"] = f"{driver}/lib"
-    return environ
-
-
 def ask_nvml(prefix: str, driver: str) -> NvmlAnswer:
     """Ask NVML as the hooks do: with the nodes' interpreter and a clean environment."""
     return probe_gpus(
-        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_plain_environment(driver)
+        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_nvml_environment(driver, "")
     )
 
 

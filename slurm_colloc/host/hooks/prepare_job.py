@@ -299,8 +299,8 @@ class JobPreparation:
         if not made.paths:
             self.notes.append("the daemon stays in slurmd's cgroup, in a session of its own")
         if made.missing:
-            reasons = "; ".join(made.refused) or "there is no such cgroup controller"
-            self.notes.append(f"the daemon has no limit on {', '.join(made.missing)} ({reasons})")
+            told = f"the daemon has no limit on {', '.join(made.missing)}"
+            self.notes.append(f"{told} ({made.why_missing})")
 
 
 def is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob) -> bool:

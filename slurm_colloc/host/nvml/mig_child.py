@@ -150,8 +150,6 @@ def read_gpu(nvml: Any, uuid: str) -> dict[str, Any]:
         # Instances are found by profile: without one of them some may not be seen.
         if problem:
             instances = None
-    for profile in profiles:
-        del profile["instances_listed"]
     return {
         "uuid": uuid,
         "name": text(ask(nvml, "nvmlDeviceGetName", handle)),
@@ -196,7 +194,6 @@ def _read_profiles(nvml: Any, handle: Any) -> tuple[list[dict[str, Any]], str]:
                 "instances_max": int(info.instanceCount),
                 "placements": placements,
                 "media_extensions": "+me" in name,
-                "instances_listed": int(info.instanceCount),
             }
         )
     return profiles, problem
@@ -211,7 +208,7 @@ def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[list[int]]
 
 
 def _list_instances(nvml: Any, handle: Any, profile: dict[str, Any]) -> list[Any]:
-    most = max(1, profile["instances_listed"])
+    most = max(1, profile["instances_max"])
     count = ctypes.c_uint(most)
     found = (nvml.c_nvmlGpuInstance_t * most)()
     nvml.nvmlDeviceGetGpuInstances(handle, profile["profile_id"], found, ctypes.byref(count))
