@@ -237,33 +237,33 @@ class _SpoolReader:
         return self._now - look.st_ctime <= PATIENCE_S
 
     def _take(self, folder: int, name: str, owner: int, look: os.stat_result) -> None:
-        try:
-            data, status = _read(folder, name, look)
-            record = parse_fleet_record(parse_foreign(data, "a report", strict=True))
-        except _NoReport as problem:
-            self._refuse(name, problem.reason, owner)
-            return
-        except UnexpectedFile as problem:
-            self._refuse(name, problem.what, owner)
-            return
-        except PermissionError:
-            # A whole report may be read.
-            self._refuse(name, "mode", owner)
-            return
-        except OSError:
-            # It has gone meanwhile.
-            return
-        except (UsageProblem, ValueError):
-            self._refuse(name, "content", owner)
+        reason = ""
+        if not stat.S_ISREG(look.st_mode):
+            reason = "kind"
+        elif name.startswith(HALF) or not name.endswith(ENDING):
+            reason = "name"
+        else:
+            try:
+                data, status = _read(folder, name)
+                record = parse_fleet_record(parse_foreign(data, "a report", strict=True))
+            except UnexpectedFile as problem:
+                reason = problem.what
+            except PermissionError:
+                # A whole report may be read.
+                reason = "mode"
+            except OSError:
+                # It has gone meanwhile.
+                return
+            except (UsageProblem, ValueError):
+                reason = "content"
+        if reason:
+            self._refused_of_user[owner] += 1
+            self._found.reject(name, reason)
             return
         self._of_user[status.st_uid] += 1
         # Its owner may set the time at which it was written, and not this one.
         age_s = max(0.0, self._now - status.st_ctime)
         self.arrivals.append(Arrival(name, status.st_uid, age_s, record))
-
-    def _refuse(self, name: str, reason: str, owner: int) -> None:
-        self._refused_of_user[owner] += 1
-        self._found.reject(name, reason)
 
 
 def _choose_owner(look: os.stat_result) -> int:
@@ -272,18 +272,8 @@ def _choose_owner(look: os.stat_result) -> int:
     return look.st_uid if is_own else _ANYONE
 
 
-class _NoReport(Exception):
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def _read(folder: int, name: str, look: os.stat_result) -> tuple[bytes, os.stat_result]:
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
     """A file's content and whose it is; both of the same opened file."""
-    if not stat.S_ISREG(look.st_mode):
-        raise _NoReport("kind")
-    if name.startswith(HALF) or not name.endswith(ENDING):
-        raise _NoReport("name")
     # Another name of somebody else's file would have its owner.
     descriptor = open_file(name, folder=folder, is_alone=True)
     try:

@@ -18,10 +18,10 @@ import statistics
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from slurm_colloc.administration.fleet_spool import Accepted
-from slurm_colloc.administration.hook_metrics import MetricFamily
+from slurm_colloc.administration.hook_metrics import Kind, MetricFamily
 from slurm_colloc.errors import StateError, failed_to
 from slurm_colloc.model.fleet_record import (
     FleetRecord,
@@ -344,7 +344,31 @@ def _judge_pace(
 # The site's packs as Prometheus metrics; pure. site-config/grafana-dashboard.json shows them.
 
 _PREFIX = "slurm_colloc_fleet"
-_Read = Callable[[FleetRow], float | None]
+_FIGURES: tuple[tuple[str, Kind, str, Callable[[FleetRow], float | None]], ...] = (
+    ("packs_total", "counter", "Packs that have ended.", lambda row: row.packs),
+    ("members_total", "counter", "Members that have run.", lambda row: row.members),
+    ("failed_members_total", "counter", "Members that have failed.", lambda row: row.failed),
+    ("gpu_seconds_total", "counter", "GPU time that packs held.", lambda row: row.gpu_s),
+    (
+        "gpu_seconds_wasted_total",
+        "counter",
+        "GPU time of failed members.",
+        lambda row: row.wasted_s,
+    ),
+    ("energy_joules_total", "counter", "Energy of the GPUs.", lambda row: row.energy_j),
+    # Sharing may cost time: these can fall.
+    ("gpu_seconds_saved", "gauge", "GPU time that sharing saved so far.", lambda row: row.saved_s),
+    ("energy_saved_kwh", "gauge", "Energy that sharing saved so far.", lambda row: row.saved_kwh),
+    ("mean_slowdown", "gauge", "Mean slowdown of members.", lambda row: row.slowdown),
+    (
+        "mean_slowdown_members",
+        "gauge",
+        "Members whose slowdown is known, of which the mean is.",
+        lambda row: row.slowdowns_of,
+    ),
+    ("sm_active_ratio", "gauge", "Mean activity of SMs.", lambda row: row.sm_active),
+)
+"""What is summed up by account and partition."""
 
 
 def build_fleet_families(
@@ -358,56 +382,31 @@ def build_fleet_families(
         refused: Reports that were refused, by the reason.
         now: When they were collected, in seconds since the epoch.
     """
-    families = []
+    families: list[MetricFamily] = []
 
-    def add(name: str, description: str, kind: Literal["counter", "gauge"] = "counter") -> None:
+    def declare(name: str, kind: Kind, description: str) -> MetricFamily:
         families.append(MetricFamily(f"{_PREFIX}_{name}", kind, description))
+        return families[-1]
 
-    sums: dict[str, tuple[str, _Read]] = {
-        "packs_total": ("Packs that have ended.", lambda row: row.packs),
-        "members_total": ("Members that have run.", lambda row: row.members),
-        "failed_members_total": ("Members that have failed.", lambda row: row.failed),
-        "gpu_seconds_total": ("GPU time that packs held.", lambda row: row.gpu_s),
-        "gpu_seconds_wasted_total": ("GPU time of failed members.", lambda row: row.wasted_s),
-        "energy_joules_total": ("Energy of the GPUs.", lambda row: row.energy_j),
-    }
-    for name, (description, read) in sums.items():
-        add(name, description)
-        _fill(families[-1], rows, read)
-    # Sharing may cost time: these can fall.
-    gauges: dict[str, tuple[str, _Read]] = {
-        "gpu_seconds_saved": ("GPU time that sharing saved so far.", lambda row: row.saved_s),
-        "energy_saved_kwh": ("Energy that sharing saved so far.", lambda row: row.saved_kwh),
-        "mean_slowdown": ("Mean slowdown of members.", lambda row: row.slowdown),
-        "mean_slowdown_members": (
-            "Members whose slowdown is known, of which the mean is.",
-            lambda row: row.slowdowns_of,
-        ),
-        "sm_active_ratio": ("Mean activity of SMs.", lambda row: row.sm_active),
-    }
-    for name, (description, read) in gauges.items():
-        add(name, description, "gauge")
-        _fill(families[-1], rows, read)
-    add("gpu_normalised_rate", "Pace of a GPU against others of its model.", "gauge")
+    for name, kind, description, read in _FIGURES:
+        family = declare(name, kind, description)
+        for row in rows:
+            value = read(row)
+            if value is not None:
+                family.add(value, account=row.account, partition=row.partition)
+    family = declare("gpu_normalised_rate", "gauge", "Pace of a GPU against others of its model.")
     for pace in paces:
         if pace.rate is not None:
-            families[-1].add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
-    add("gpu_slow", "1 for a GPU that several users' jobs find slow.", "gauge")
+            family.add(pace.rate, gpu=pace.uuid, node=pace.node, model=pace.model)
+    family = declare("gpu_slow", "gauge", "1 for a GPU that several users' jobs find slow.")
     for pace in paces:
-        families[-1].add(int(pace.is_slow), gpu=pace.uuid, node=pace.node, model=pace.model)
-    add("refused_reports_total", "Reports that were refused.")
+        family.add(int(pace.is_slow), gpu=pace.uuid, node=pace.node, model=pace.model)
+    family = declare("refused_reports_total", "counter", "Reports that were refused.")
     for reason, count in sorted(refused.items()):
-        families[-1].add(count, reason=reason)
-    add("collected_timestamp_seconds", "When reports were collected last.", "gauge")
-    families[-1].add(now)
+        family.add(count, reason=reason)
+    told = "When reports were collected last."
+    declare("collected_timestamp_seconds", "gauge", told).add(now)
     return [family for family in families if family.samples]
-
-
-def _fill(family: MetricFamily, rows: Sequence[FleetRow], read: _Read) -> None:
-    for row in rows:
-        value = read(row)
-        if value is not None:
-            family.add(value, account=row.account, partition=row.partition)
 
 
 # ---- A pack's figures in the form of Princeton's jobstats, for AdminComment; pure ----------------

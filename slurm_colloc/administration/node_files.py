@@ -64,22 +64,9 @@ def build_node_files(places: Places, hooks: Sequence[HookPlan]) -> list[NodeFile
         NodeFile(places.etc_path, None, 0o755),
         NodeFile(os.path.dirname(places.run_path), None, 0o755),
         NodeFile(os.path.dirname(places.log_path), None, 0o750),
-        NodeFile(
-            places.policy_path,
-            replace_paths(_read_data("site-config", "node.toml"), places),
-            0o644,
-            is_kept=True,
-        ),
-        NodeFile(
-            places.logrotate_path,
-            replace_paths(_read_data("site-config", "logrotate"), places),
-            0o644,
-        ),
-        NodeFile(
-            places.unit_path,
-            replace_paths(_read_data("site-config", "slurm_colloc-recover.service"), places),
-            0o644,
-        ),
+        _adapt(places, places.policy_path, "node.toml", is_kept=True),
+        _adapt(places, places.logrotate_path, "logrotate"),
+        _adapt(places, places.unit_path, "slurm_colloc-recover.service"),
         NodeFile(places.wants_path, None, 0o777, target=places.unit_path),
     ]
     # The epilog first: a prolog must never have run where nothing undoes it.
@@ -94,6 +81,12 @@ def build_node_files(places: Places, hooks: Sequence[HookPlan]) -> list[NodeFile
         text = render_hook(_read_data("hooks", f"{hook.kind}.sh"), constants)
         files.append(NodeFile(hook.path, text, 0o755))
     return files
+
+
+def _adapt(places: Places, path: str, name: str, *, is_kept: bool = False) -> NodeFile:
+    """A file of `site-config` as this node needs it."""
+    text = replace_paths(_read_data("site-config", name), places)
+    return NodeFile(path, text, 0o644, is_kept=is_kept)
 
 
 def _read_data(kind: DataKind, name: str) -> str:

@@ -342,11 +342,21 @@ def plan_controller(
         )
     changes += _plan_timeout(config, hooks, notes, deadline_s)
     notes += _find_notes(config, folded)
+    return _build_plan(config, changes, problems, hooks, notes)
+
+
+def _build_plan(
+    config: Mapping[str, str],
+    changes: Sequence[LineChange],
+    problems: Sequence[str],
+    hooks: Sequence[HookPlan] = (),
+    notes: Sequence[str] = (),
+) -> ControllerPlan:
     return ControllerPlan(
         slurm_conf=config.get("SLURM_CONF", ""),
         version=config.get("SLURM_VERSION", ""),
         is_configless=is_configless(config),
-        hooks=hooks,
+        hooks=tuple(hooks),
         changes=tuple(changes),
         problems=tuple(problems),
         notes=tuple(notes),
@@ -365,10 +375,9 @@ def plan_removal(
         places: Where things lie on nodes.
         site_scripts: The site's own script by kind of hook, where it was moved into a directory.
     """
-    changes, problems, hooks = [], [], []
+    changes, problems = [], []
     for kind in KINDS:
         values = read_values(config, kind.capitalize())
-        hooks.append(plan_hook(kind, values, (0, 0), places))
         after = []
         for value in values:
             if value == f"{places.hooks_path}/{kind}.d/*":
@@ -384,15 +393,7 @@ def plan_removal(
                 after.append(value)
         if tuple(after) != values:
             changes.append(LineChange(kind.capitalize(), values, tuple(after), "as it was before"))
-    return ControllerPlan(
-        slurm_conf=config.get("SLURM_CONF", ""),
-        version=config.get("SLURM_VERSION", ""),
-        is_configless=is_configless(config),
-        hooks=tuple(hooks),
-        changes=tuple(changes),
-        problems=tuple(problems),
-        notes=(),
-    )
+    return _build_plan(config, changes, problems)
 
 
 def _explain_hook(hook: HookPlan) -> str:

@@ -21,7 +21,7 @@ from slurm_colloc.administration.node_files import NodeFile, read_constants
 from slurm_colloc.errors import CollocError, NodeError, NotFound, StateError, UsageProblem
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
 from slurm_colloc.host.mps.mps_control import read_peer
-from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, probe_gpus
+from slurm_colloc.host.nvml.nvml_query import Gpu, NvmlAnswer, build_nvml_environment, probe_gpus
 from slurm_colloc.host.system.child_programs import run_program
 from slurm_colloc.host.system.directories import open_trusted
 from slurm_colloc.host.system.node_processes import ProcessId, identify, wait_until_ended
@@ -371,12 +371,15 @@ def _find_file_problem(file: NodeFile) -> str:
 
 def check_python(found: Verification, prefix: str) -> None:
     """The nodes' interpreter runs, is its own, and finds the program that the hooks start."""
+    problem, told = _try_python(prefix)
+    found.add("python", not problem, problem or told)
+
+
+def _try_python(prefix: str) -> tuple[str, str]:
+    """What is wrong with an interpreter, empty for nothing, and what it is."""
     python = f"{prefix}/bin/python"
-    exposed = find_exposed(prefix)
-    if exposed:
-        detail = f"{exposed} can be changed by others than root"
-        found.add("python", ok=False, detail=detail)
-        return
+    if exposed := find_exposed(prefix):
+        return f"{exposed} can be changed by others than root", ""
     code = (
         "import sys, slurm_colloc, slurm_colloc.host.lifecycle as l; "
         "import slurm_colloc.host.hooks.prolog, slurm_colloc.host.hooks.epilog; "
@@ -385,20 +388,19 @@ def check_python(found: Verification, prefix: str) -> None:
     try:
         os.close(open_trusted(os.path.realpath(f"{prefix}/bin")))
         ended = run_program(
-            [python, "-I", "-B", "-c", code], build_plain_environment(), timeout_s=_PYTHON_LIMIT_S
+            [python, "-I", "-B", "-c", code],
+            build_nvml_environment("", ""),
+            timeout_s=_PYTHON_LIMIT_S,
         )
     except NodeError as problem:
-        found.add("python", ok=False, detail=problem.message)
-        return
+        return problem.message, ""
     except OSError as error:
-        found.add("python", ok=False, detail=f"{python}: {os.strerror(error.errno or 0)}")
-        return
+        return f"{python}: {os.strerror(error.errno or 0)}", ""
     if ended.returncode != 0:
         words = (ended.stderr.strip().splitlines() or [ended.problem or "it failed"])[-1]
-        found.add("python", ok=False, detail=f"{python}: {words}")
-        return
+        return f"{python}: {words}", ""
     version, release, module = ended.stdout.split(maxsplit=2)
-    found.add("python", ok=True, detail=f"{release} with slurm_colloc {version} ({module.strip()})")
+    return "", f"{release} with slurm_colloc {version} ({module.strip()})"
 
 
 def find_exposed(directory: str) -> str:
@@ -426,23 +428,13 @@ def check_policy(found: Verification, path: str) -> NodePolicy | None:
         found.add("policy", ok=False, detail=f"{path} does not allow mps")
     else:
         found.add("policy", ok=True, detail=f"{path} allows {', '.join(policy.modes)}")
-    for told in policy.ignored:
-        found.add("policy", ok=None, detail=f"{path}: {told}")
     return policy
-
-
-def build_plain_environment(driver: str = "") -> dict[str, str]:
-    """What programs get that are not hooks."""
-    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    if driver:
-        environ["LD_LIBRARY_PATH"] = f"{driver}/lib"
-    return environ
 
 
 def ask_nvml(prefix: str, driver: str) -> NvmlAnswer:
     """Ask NVML as the hooks do: with the nodes' interpreter and a clean environment."""
     return probe_gpus(
-        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_plain_environment(driver)
+        _NVML_LIMIT_S, python=f"{prefix}/bin/python", environ=build_nvml_environment(driver, "")
     )
 
 
@@ -489,11 +481,9 @@ def try_hooks(found: Verification, job: FakeJob, policy: NodePolicy, prefix: str
 
 
 def _run_hook(
-    found: Verification, name: str, path: str, job: FakeJob, comment: str | None = None
+    found: Verification, name: str, path: str, job: FakeJob, comment: str = COMMENT
 ) -> bool:
-    environ = (
-        build_hook_environment(job) if comment is None else build_hook_environment(job, comment)
-    )
+    environ = build_hook_environment(job, comment)
     started = time.monotonic()
     try:
         ended = run_program([path], environ, timeout_s=HOOK_LIMIT_S)
@@ -536,8 +526,6 @@ def _check_setup(found: Verification, path: str, job: FakeJob) -> list[ProcessId
             continue
         answering.append(process)
         times = f"control socket after {_render_ms(daemon.get('control_ms'))}"
-        if daemon.get("active_ms") is not None:
-            times += f", server after {_render_ms(daemon['active_ms'])}"
         words = f"process {process.pid} of user {job.uid} answers; {times}"
         found.add("daemon", ok=True, detail=words)
     return answering

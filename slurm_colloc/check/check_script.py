@@ -97,7 +97,10 @@ def check_script_text(
     collisions = find_shell_collisions(script, file, choose_reach(text))
     # What is said of a lock tells more.
     findings += [f for f in collisions if f.kind != "fixed-temporary-file" or f.what not in locks]
-    findings += _tell_not_understood(script, file)
+    findings += [
+        build_finding("not-understood", file, line, "syntax that csub does not know")
+        for line in script.not_understood
+    ]
     read = [file]
     inside = {**environment, **read_shell_environment(script)}
     for program in list(find_programs(script, file, job.directory))[:_MOST_PROGRAMS]:
@@ -134,13 +137,6 @@ def choose_reach(text: str) -> CommandReach:
     )
     is_bash = any(base_name(word) == "bash" for word in words)
     return CommandReach(is_bash, 1 if is_login and not is_bash else None)
-
-
-def _tell_not_understood(script: ShellScript, file: str) -> list[ScriptFinding]:
-    return [
-        build_finding("not-understood", file, line, "syntax that csub does not know")
-        for line in script.not_understood
-    ]
 
 
 def find_programs(script: ShellScript, file: str, directory: str) -> Iterator[Program]:

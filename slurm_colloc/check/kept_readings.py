@@ -38,7 +38,7 @@ _WORDS = late_pattern(
 _WORDS_OF_SHELL = late_pattern(r"\bdate\b|rdzv|lsof|/srun|\bbreak\b|/ *2\b|-port")
 _WRITES = late_pattern(r">|open\(|\.save|save_|dump|to_\w+\(|savefig|write_")
 """What tasks of an array may write to one file with."""
-_PROGRAMS = late_pattern(r"(?<![^\s'\"`;|&()<>=])[^\s'\"`;|&()<>=]+\.py\b|(?<=-m )\s*[\w.]+")
+_PROGRAMS = late_pattern(r"(?<![^\s'\"`;|&()<>=])[^\s'\"`;|&()<>=]+\.(?:py|sh)\b|(?<=-m )\s*[\w.]+")
 """Tried once for each word: in one of a megabyte, as base64 makes it, it is not tried anew."""
 
 
@@ -121,8 +121,8 @@ def _name_content(path: str) -> str:
 def _read(key: str, job: Job, script: bytes, environment: Mapping[str, str]) -> Reading:
     if len(script) > LARGEST_BYTES:
         return Reading(key, unread="it is larger than 1 MiB, and was not checked")
-    named = list(_list_named(job, script))
-    texts = [script, *(_read_or_empty(path) for path in named)]
+    named = [path for path in list_named(job, script) if path.endswith(".py")]
+    texts = [script, *map(read_program, named)]
     is_array = job.array_task is not None
     if None not in texts and not any(may_collide(text or b"", is_array=is_array) for text in texts):
         return Reading(key, tuple((path, _name_content(path)) for path in named))
@@ -153,19 +153,20 @@ def may_collide(text: bytes, *, is_array: bool) -> bool:
     return any(pattern.search(words) for pattern in patterns)
 
 
-def _list_named(job: Job, script: bytes) -> Iterator[str]:
+def list_named(job: Job, script: bytes) -> Iterator[str]:
     """The files that a script seems to start, in whatever way."""
     text = " ".join((script.decode("utf-8", "replace"), *job.arguments))
     for word in dict.fromkeys(_PROGRAMS.findall(text)):
-        name = word if word.endswith(".py") else f"{word.strip().replace('.', '/')}.py"
+        is_file = word.endswith((".py", ".sh"))
+        name = word if is_file else f"{word.strip().replace('.', '/')}.py"
         path = os.path.join(job.directory, name)
-        if word.endswith(".py") or os.path.exists(path):
+        if is_file or os.path.exists(path):
             yield path
 
 
-def _read_or_empty(path: str) -> bytes | None:
+def read_program(path: str) -> bytes | None:
     """A program; None where it cannot be read, and only the grammar tells which it is."""
     try:
         return read_bytes(path, LARGEST_BYTES)
-    except OSError:
+    except (OSError, ValueError):
         return None

@@ -37,6 +37,8 @@ from slurm_colloc.check.shell_reading import (
     WordPart,
     find_clock,
     find_job_id,
+    literal_of,
+    pattern_of,
     tells_members_apart,
 )
 from slurm_colloc.model.late_definitions import late_pattern, replace
@@ -100,11 +102,10 @@ def _find_target(call: ast.Call) -> ast.expr | None:
 
 
 def _is_constant_path(parts: Sequence[WordPart]) -> bool:
-    if not parts or any(part.kind is not Kind.TEXT for part in parts):
-        return False
-    text = "".join(part.text for part in parts)
+    text = literal_of(parts)
     # `{}` of a format whose arguments are not known.
-    return "\0" not in text and text not in ("", "None") and not _ELSEWHERE.search(text)
+    is_known = text is not None and "\0" not in text and text not in ("", "None")
+    return is_known and not _ELSEWHERE.search(text or "")
 
 
 def find_shell_outputs(script: ShellScript, file: str) -> Iterator[ScriptFinding]:
@@ -201,7 +202,9 @@ class _Checker(PythonReader):
     def check(self, node: ast.AST) -> Iterator[ScriptFinding]:
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                yield from self.check_environment(target, node.value)
+                name = environment_name(target) if isinstance(target, ast.Subscript) else None
+                if name is not None:
+                    yield from self.check_variable(name, node.value, self.line(target))
         elif isinstance(node, ast.Call):
             yield from self.check_update(node)
             yield from self.check_ports(node)
@@ -211,11 +214,6 @@ class _Checker(PythonReader):
             yield from check_memory_calls(self, node)
         elif isinstance(node, ast.FunctionDef):
             yield from check_hydra(self, node)
-
-    def check_environment(self, target: ast.expr, value: ast.expr) -> Iterator[ScriptFinding]:
-        name = environment_name(target) if isinstance(target, ast.Subscript) else None
-        if name is not None:
-            yield from self.check_variable(name, value, self.line(target))
 
     def check_update(self, node: ast.Call) -> Iterator[ScriptFinding]:
         """`os.environ.update({...})` and `os.putenv(...)`."""
@@ -235,12 +233,10 @@ class _Checker(PythonReader):
     def check_variable(self, name: str, value: ast.expr, line: int) -> Iterator[ScriptFinding]:
         """A variable of the environment is set."""
         parts = self.parts_of(value)
-        text = "".join(part.text for part in parts)
-        is_text = all(part.kind is Kind.TEXT for part in parts)
         what = f'os.environ["{name}"] = {ast.unparse(value)}'
         if name == "CUDA_VISIBLE_DEVICES":
             refers = any(part.text == name for part in parts)
-            if not refers and not (is_text and text in ("", "-1")):
+            if not refers and literal_of(parts) not in ("", "-1"):
                 yield build_finding("cuda-visible-devices", self.file, line, what)
         elif name in ("MASTER_PORT", "PET_MASTER_PORT"):
             yield from self.port(parts, what, line)
@@ -250,8 +246,8 @@ class _Checker(PythonReader):
     def port(self, parts: tuple[WordPart, ...], what: str, line: int) -> Iterator[ScriptFinding]:
         if tells_members_apart(parts):
             return
-        if parts and all(part.kind is Kind.TEXT for part in parts):
-            text = "".join(part.text for part in parts)
+        text = literal_of(parts)
+        if text:
             if text.isdigit() and int(text):
                 yield port_finding(self.file, line, what, of_job=False)
         elif find_job_id(parts) is not None:
@@ -273,7 +269,7 @@ class _Checker(PythonReader):
                     yield from self.port(self.parts_of(keywords[keyword]), what, line)
         method = keywords.get("init_method")
         if method is not None:
-            text = "".join(p.text if p.kind is Kind.TEXT else "\0" for p in self.parts_of(method))
+            text = pattern_of(self.parts_of(method))
             if TCP_ADDRESS.match(text):
                 yield port_finding(self.file, line, f"init_method={text}", of_job=False)
 
@@ -305,11 +301,7 @@ class _Checker(PythonReader):
         for name in ("host", "hostname", "address", "server"):
             value = keywords.get(name)
             if value is not None:
-                parts = self.parts_of(value)
-                return not (
-                    all(part.kind is Kind.TEXT for part in parts)
-                    and "".join(part.text for part in parts) in _HERE
-                )
+                return literal_of(self.parts_of(value)) not in _HERE
         return False
 
     def check_names(self, node: ast.Call) -> Iterator[ScriptFinding]:
@@ -321,7 +313,7 @@ class _Checker(PythonReader):
             return
         for keyword, value in values:
             parts = self.parts_of(value)
-            pattern = "".join(part.text if part.kind is Kind.TEXT else "\0" for part in parts)
+            pattern = pattern_of(parts)
             is_name = (
                 "/" in pattern
                 or bool(_PATHS.search(name) or _WRITERS.search(name))
@@ -373,9 +365,7 @@ class _Checker(PythonReader):
             yield build_finding("fixed-temporary-file", self.file, parts[0].line, show_parts(parts))
 
     def is_temporary(self, node: ast.expr) -> bool:
-        parts = self.parts_of(node)
-        pattern = "".join(part.text if part.kind is Kind.TEXT else "\0" for part in parts)
-        return bool(_SHARED.match(pattern)) and all(part.kind is Kind.TEXT for part in parts)
+        return bool(_SHARED.match(literal_of(self.parts_of(node)) or ""))
 
     def check_commands(self, node: ast.Call) -> Iterator[ScriptFinding]:
         """`subprocess.run(["scontrol", "requeue", ...])`, `os.system("pkill python")`."""
@@ -391,7 +381,7 @@ class _Checker(PythonReader):
         ]
         command = " ".join(texts)
         if re.match(r"^scontrol requeue \S", command) and find_job_id(self.parts_of(first)):
-            yield build_finding("own-job-command", self.file, self.line(node), command)
+            yield self.find("own-job-command", node, command)
         elif texts[0] in ("bash", "sh") or " " not in command:
             return
         else:
@@ -428,10 +418,9 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
         )
         root = keywords.get("default_root_dir")
         if not has_own and (root is None or reader.is_fixed(root)):
-            yield build_finding(
+            yield reader.find(
                 "default-directory",
-                reader.file,
-                reader.line(node),
+                node,
                 "Trainer(...) writes lightning_logs/version_J of the job id J",
                 advice="give it a default_root_dir of its own, or a logger with a version",
                 by_job_id=True,
@@ -443,8 +432,7 @@ def check_lightning(reader: PythonReader, node: ast.Call) -> Iterator[ScriptFind
         label = keywords.get("name") or (node.args[1] if len(node.args) > 1 else None)
         if not has_own and reader.is_fixed(path) and reader.is_fixed(label):
             what = f"{name}(...) writes version_N"
-            line = reader.line(node)
-            yield build_finding("default-directory", reader.file, line, what, advice=advice)
+            yield reader.find("default-directory", node, what, advice=advice)
 
 
 def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptFinding]:
@@ -459,10 +447,9 @@ def check_hydra(reader: PythonReader, node: ast.FunctionDef) -> Iterator[ScriptF
         key, folder = ("sweep", "multirun") if is_sweep else ("run", "outputs")
         if any(text.startswith(f"hydra.{key}.dir=") for text in reader.arguments):
             continue
-        yield build_finding(
+        yield reader.find(
             "default-directory",
-            reader.file,
-            reader.line(decorator),
+            decorator,
             f"@hydra.main writes {folder}/DATE/TIME",
             advice=f"call it with 'hydra.{key}.dir={folder}/${{oc.env:SLURM_COLLOC_NAME}}'",
         )

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from slurm_colloc.check.collisions import OWN_NAME_IN_PYTHON, ScriptFinding, build_finding
+from slurm_colloc.check.collisions import OWN_NAME_IN_PYTHON, ScriptFinding
 from slurm_colloc.check.python_strings import PythonReader, name_of, show_parts
 from slurm_colloc.check.shell_collisions import DEVICES, is_fixed_temporary
 from slurm_colloc.check.shell_guards import BATCH
@@ -115,7 +115,7 @@ def _check_guard(node: ast.If, sources: _Sources, reader: PythonReader) -> Itera
     what, text = ast.unparse(node.test), sources.spell(node.test)
     if _is_there(node.test, reader):
         if ends:
-            yield _find_lock(what, node, reader)
+            yield reader.find("tmp-lock", node, what, loses_work=True)
         return
     is_used = _IN_USE.search(text)
     is_free = _FREE.search(text) and _SAYS_FREE.search(text)
@@ -123,17 +123,14 @@ def _check_guard(node: ast.If, sources: _Sources, reader: PythonReader) -> Itera
         sense = _find_sense(node.test)
         # Of `.used` more means a GPU in use, of `free` less.
         busy = sense != (is_used is None and ".used" not in text)
-        yield build_finding(
-            "idle-gpu-guard", reader.file, reader.line(node), what,
-            loses_work=sense is not None and (ends if busy else ends_else), does="ends the program",
-        )  # fmt: skip
+        loses_work = sense is not None and (ends if busy else ends_else)
+        yield reader.find(
+            "idle-gpu-guard", node, what, loses_work=loses_work, does="ends the program"
+        )
 
 
 def _find_sized(node: ast.AST, reader: PythonReader) -> ScriptFinding:
-    what = ast.unparse(node)
-    return build_finding(
-        "memory-sized-batch", reader.file, reader.line(node), what, loses_work=True
-    )
+    return reader.find("memory-sized-batch", node, loses_work=True)
 
 
 def _is_batch(node: ast.AST) -> bool:
@@ -170,10 +167,10 @@ def _check_call(node: ast.Call, reader: PythonReader) -> Iterator[ScriptFinding]
     if is_on or _last_name(node.func) in _FINDERS:
         yield _find_sized(node, reader)
     elif name == "int" and node.args and find_variable(own(node.args[0]), DEVICES):
-        yield _find_number(node, reader)
+        yield reader.find("gpu-index", node)
     elif name == "map" and len(node.args) > 1 and name_of(node.args[0]) == "int":
         if find_variable(own(node.args[1]), DEVICES):
-            yield _find_number(node, reader)
+            yield reader.find("gpu-index", node)
     elif _last_name(node.func) == "SharedMemory" and "create" in keywords:
         given = keywords.get("name") or (node.args[0] if node.args else None)
         if given is None or (isinstance(given, ast.Constant) and given.value is None):
@@ -181,10 +178,10 @@ def _check_call(node: ast.Call, reader: PythonReader) -> Iterator[ScriptFinding]
         parts = own(given)
         job_id = find_variable(parts, ("SLURM_JOB_ID", "SLURM_JOBID")) is not None
         if job_id or reader.is_fixed(given):
-            yield build_finding(
-                "shared-memory-name", reader.file, reader.line(node), show_parts(parts),
-                own=OWN_NAME_IN_PYTHON, by_job_id=job_id,
-            )  # fmt: skip
+            what = show_parts(parts)
+            yield reader.find(
+                "shared-memory-name", node, what, own=OWN_NAME_IN_PYTHON, by_job_id=job_id
+            )
 
 
 def _check_numbers(
@@ -193,11 +190,7 @@ def _check_numbers(
     """`[int(i) for i in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]`."""
     is_int = isinstance(node.elt, ast.Call) and name_of(node.elt.func) == "int"
     if is_int and find_variable(reader.parts_of(node.generators[0].iter), DEVICES):
-        yield _find_number(node, reader)
-
-
-def _find_number(node: ast.AST, reader: PythonReader) -> ScriptFinding:
-    return build_finding("gpu-index", reader.file, reader.line(node), ast.unparse(node))
+        yield reader.find("gpu-index", node)
 
 
 # ---- Locks below /tmp ----------------------------------------------------------------------------
@@ -222,10 +215,6 @@ def _is_there(test: ast.expr, reader: PythonReader) -> bool:
     return is_lock is not None and _is_temporary(path, reader)
 
 
-def _find_lock(what: str, node: ast.AST, reader: PythonReader) -> ScriptFinding:
-    return build_finding("tmp-lock", reader.file, reader.line(node), what, loses_work=True)
-
-
 def _check_lock(node: ast.Try, reader: PythonReader) -> Iterator[ScriptFinding]:
     """`fcntl.flock(open("/tmp/x.lock", "w"), LOCK_EX | LOCK_NB)`, where a failure ends it."""
     if not any(_ends(handler.body) for handler in node.handlers):
@@ -240,4 +229,4 @@ def _check_lock(node: ast.Try, reader: PythonReader) -> Iterator[ScriptFinding]:
         inner = [part for outer in parts for part in outer.inner] or list(parts)
         word = ShellWord(tuple(inner[:1]), "", 0)
         if word.literal and is_fixed_temporary(word):
-            yield _find_lock(ast.unparse(call), call, reader)
+            yield reader.find("tmp-lock", call, loses_work=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from slurm_colloc.check.collisions import ScriptFinding, Severity, build_finding, shorten
 from slurm_colloc.check.shell_reading import (
@@ -17,6 +18,7 @@ from slurm_colloc.check.shell_reading import (
     Kind,
     ShellScript,
     WordPart,
+    literal_of,
 )
 from slurm_colloc.model.late_definitions import dataclass, late_pattern
 from slurm_colloc.model.member import JAX_GROWS, TENSORFLOW_GROWS
@@ -147,7 +149,11 @@ class PythonReader:
 
     def is_fixed(self, node: ast.expr | None) -> bool:
         """Nothing, or a text."""
-        return node is None or all(part.kind is Kind.TEXT for part in self.parts_of(node))
+        return node is None or literal_of(self.parts_of(node)) is not None
+
+    def find(self, kind: str, node: ast.AST, what: str = "", **words: Any) -> ScriptFinding:
+        """A finding at a node; `what` is the node as it is written where nothing else is said."""
+        return build_finding(kind, self.file, self.line(node), what or ast.unparse(node), **words)
 
 
 def name_of(node: ast.AST) -> str:
@@ -225,19 +231,10 @@ def check_memory_variable(
         yield memory_finding(file, line, what, parts)
 
 
-def check_memory_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
-    """The same in a shell script."""
-    what = f"{step.name}={step.value.source or step.value.shown}"
-    yield from check_memory_variable(file, step.line, what, step.name, step.value.parts)
-
-
 def memory_finding(file: str, line: int, what: str, parts: tuple[WordPart, ...]) -> ScriptFinding:
     """A fraction; one that leaves half of the GPU or more to others is only told."""
-    fraction = None
-    if parts and all(part.kind is Kind.TEXT for part in parts):
-        text = "".join(part.text for part in parts)
-        if re.fullmatch(r"\d*\.?\d+|\d+\.", text):
-            fraction = float(text)
+    text = literal_of(parts) or ""
+    fraction = float(text) if re.fullmatch(r"\d*\.?\d+|\d+\.", text) else None
     share = "a fraction" if fraction is None else f"{fraction:.0%}".replace("%", " %")
     is_small = fraction is not None and fraction <= _SMALL
     return ScriptFinding(
@@ -316,13 +313,8 @@ def find_preallocation(
             told.add(id(found))
             if said & (found.names | found.variables.keys()) or _is_set(found, environment):
                 continue
-            yield build_finding(
-                "gpu-memory-preallocation",
-                reader.file,
-                reader.line(node),
-                ast.unparse(node),
-                takes=found.takes,
-                export=found.export,
+            yield reader.find(
+                "gpu-memory-preallocation", node, takes=found.takes, export=found.export
             )
 
 

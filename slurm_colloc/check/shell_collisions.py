@@ -14,7 +14,7 @@ from slurm_colloc.check.collisions import (
     build_finding,
     port_finding,
 )
-from slurm_colloc.check.python_strings import check_memory_assignment
+from slurm_colloc.check.python_strings import check_memory_variable
 from slurm_colloc.check.shell_reading import (
     JOB_IDS,
     TCP_ADDRESS,
@@ -23,7 +23,6 @@ from slurm_colloc.check.shell_reading import (
     Kind,
     ShellScript,
     ShellWord,
-    WordPart,
     classify_port,
     find_clock,
     find_job_id,
@@ -139,15 +138,10 @@ def arguments_of(command: Command) -> tuple[str, tuple[ShellWord, ...]]:
 def options_of(words: tuple[ShellWord, ...]) -> Iterator[tuple[str, ShellWord]]:
     """Options with their values, in either spelling: `--port=1`, `--port 1`."""
     for position, word in enumerate(words):
-        head = word.parts[0] if word.parts else None
-        if head is None or head.kind is not Kind.TEXT:
-            continue
-        option, equals, rest = head.text.partition("=")
-        if equals:
-            first = (WordPart(Kind.TEXT, rest, head.line),) if rest else ()
-            yield option, ShellWord((*first, *word.parts[1:]), word.source, word.line)
-        elif option.startswith("-") and position + 1 < len(words):
-            yield option, words[position + 1]
+        if given := word.divide():
+            yield given
+        elif word.head.startswith("-") and position + 1 < len(words):
+            yield word.head, words[position + 1]
 
 
 def origin_of(word: ShellWord) -> int:
@@ -203,58 +197,36 @@ def check_slurm(command: Command, file: str, reach: CommandReach) -> Iterator[Sc
     if at > 0:
         # Another program starts it: bash's functions are not asked.
         reach = replace(reach, is_bash=False)
-    lost = _find_lost(command, text, words, file, reach)
-    if base_name(text) == "scontrol":
-        if not any(word.literal in ("requeue", "requeuehold") for word in words):
-            return
-        hold = any(word.literal == "requeuehold" for word in words)
-        if lost is None:
-            yield from _check_own_job(text, command.line, words, file, "restarts", refused=hold)
-        else:
-            yield lost
-    elif base_name(text) == "scancel":
-        if lost is None:
-            yield from _check_own_job(text, command.line, words, file, "ends", refused=False)
-        else:
-            yield lost
-
-
-def _find_lost(
-    command: Command, text: str, words: tuple[ShellWord, ...], file: str, reach: CommandReach
-) -> ScriptFinding | None:
-    """A command about the own job that goes past csub's; None where it does not."""
-    if not any(find_job_id(word.parts) or _names_array(word) for word in words):
-        return None
     name = base_name(text)
-    what = f"{text} {' '.join(word.source or word.shown for word in words)}"
-    verb = "ends" if name == "scancel" else "restarts"
-    if text.startswith("/"):
-        if reach.is_bash and text.rpartition("/")[0] in _BASH_FOLDERS:
-            return None
-        return build_finding(
-            "slurm-command-by-path", file, command.line, what, name=name, verb=verb
-        )
-    if reach.path_set_at is None or reach.is_bash:
-        return None
-    return build_finding(
-        "slurm-command-lost",
-        file,
-        command.line,
-        what,
-        name=name,
-        verb=verb,
-        set_at=reach.path_set_at,
-    )
+    literals = [word.literal for word in words]
+    is_hold = name == "scontrol" and "requeuehold" in literals
+    if name == "scancel" or is_hold or (name == "scontrol" and "requeue" in literals):
+        yield from _check_own_job(command.line, text, words, file, reach, refused=is_hold)
 
 
 def _check_own_job(
-    text: str, line: int, words: tuple[ShellWord, ...], file: str, verb: str, *, refused: bool
+    line: int,
+    text: str,
+    words: tuple[ShellWord, ...],
+    file: str,
+    reach: CommandReach,
+    *,
+    refused: bool,
 ) -> Iterator[ScriptFinding]:
-    what = f"{text} {' '.join(word.source or word.shown for word in words)}"
+    """A command about the own job, which may go past csub's."""
     named = [word for word in words if find_job_id(word.parts) or _names_array(word)]
     if not named:
         return
-    if refused:
+    folder, _, name = text.rpartition("/")
+    what = f"{text} {' '.join(word.source or word.shown for word in words)}"
+    verb = "ends" if name == "scancel" else "restarts"
+    if text.startswith("/") and not (reach.is_bash and folder in _BASH_FOLDERS):
+        yield build_finding("slurm-command-by-path", file, line, what, name=name, verb=verb)
+    elif not (text.startswith("/") or reach.is_bash) and (set_at := reach.path_set_at) is not None:
+        yield build_finding(
+            "slurm-command-lost", file, line, what, name=name, verb=verb, set_at=set_at
+        )
+    elif refused:
         yield build_finding("slurm-command-refused", file, line, what)
     elif all(_is_own_id(word) for word in named):
         yield build_finding("own-job-command", file, line, what)
@@ -407,16 +379,11 @@ def check_names(command: Command, file: str) -> Iterator[ScriptFinding]:
 def _named(words: tuple[ShellWord, ...], position: int) -> tuple[str, ShellWord | None]:
     """The option that a word is the value of ('' for none), and the value."""
     word = words[position]
-    head = word.parts[0]
-    if head.kind is Kind.TEXT:
-        match = re.match(r"^(-{0,2}[\w.+-]+)=(.*)$", head.text, re.DOTALL)
-        if match:
-            first = (WordPart(Kind.TEXT, match[2], head.line),) if match[2] else ()
-            return match[1].lstrip("-+"), ShellWord(
-                (*first, *word.parts[1:]), word.source, word.line
-            )
-        if head.text.startswith("-"):
-            return "", None
+    given = word.divide()
+    if given and re.fullmatch(r"-{0,2}[\w.+-]+", given[0]):
+        return given[0].lstrip("-+"), given[1]
+    if word.head.startswith("-"):
+        return "", None
     before = words[position - 1].literal if position else None
     if before and before.startswith("-") and "=" not in before and not before.isdigit():
         return before.lstrip("-"), word
@@ -493,7 +460,6 @@ def find_shell_collisions(
     for step in script.steps:
         if isinstance(step, Assignment):
             found += _check_assignment(step, file)
-            found += check_memory_assignment(step, file)
             reach = reach.after(step)
         else:
             found += check_slurm(step, file, reach)
@@ -519,6 +485,7 @@ def _check_assignment(step: Assignment, file: str) -> Iterator[ScriptFinding]:
             yield build_finding("cuda-visible-devices", file, step.line, what)
     elif step.is_exported:
         yield from check_exported_name(step, file)
+    yield from check_memory_variable(file, step.line, what, step.name, step.value.parts)
 
 
 def _check_ports(command: Command, file: str) -> Iterator[ScriptFinding]:

@@ -24,7 +24,7 @@ from slurm_colloc.check.shell_branches import (
     is_told_chain,
     text_of,
 )
-from slurm_colloc.model.late_definitions import dataclass, field, late_pattern
+from slurm_colloc.model.late_definitions import dataclass, field, late_pattern, replace
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -117,14 +117,25 @@ class ShellWord:
     @property
     def literal(self) -> str | None:
         """Its text, None where something in it is not known."""
-        if all(part.kind is Kind.TEXT for part in self.parts):
-            return "".join(part.text for part in self.parts)
-        return None
+        return literal_of(self.parts)
+
+    @property
+    def head(self) -> str:
+        """The text that it begins with; empty where its beginning is not known."""
+        return self.parts[0].text if self.parts and self.parts[0].kind is Kind.TEXT else ""
+
+    def divide(self) -> tuple[str, ShellWord] | None:
+        """The name and the value of `NAME=value`; None for another word."""
+        name, equals, rest = self.head.partition("=")
+        if not equals:
+            return None
+        first = (WordPart(Kind.TEXT, rest, self.parts[0].line),) if rest else ()
+        return name, ShellWord((*first, *self.parts[1:]), self.source, self.line)
 
     @property
     def pattern(self) -> str:
         """Its text with a NUL for everything that is not known."""
-        return "".join(part.text if part.kind is Kind.TEXT else _HOLE for part in self.parts)
+        return pattern_of(self.parts)
 
     @property
     def shown(self) -> str:
@@ -135,6 +146,18 @@ class ShellWord:
     def holes(self) -> tuple[WordPart, ...]:
         """The parts that are not text."""
         return tuple(part for part in self.parts if part.kind is not Kind.TEXT)
+
+
+def literal_of(parts: Sequence[WordPart]) -> str | None:
+    """The text of some parts, None where something in them is not known."""
+    if any(part.kind is not Kind.TEXT for part in parts):
+        return None
+    return "".join(part.text for part in parts)
+
+
+def pattern_of(parts: Iterable[WordPart]) -> str:
+    """The text of some parts with a NUL for everything that is not known."""
+    return "".join(part.text if part.kind is Kind.TEXT else _HOLE for part in parts)
 
 
 def render_part(part: WordPart) -> str:
@@ -568,18 +591,11 @@ class _Reader(WordReader):
         return found
 
     def visit_assignments(self, node: Node) -> None:
-        is_exported = node.type == "declaration_command" and (
-            node.child(0) is not None
-            and text_of(node.children[0]) in ("export", "declare", "typeset")
-            and (
-                text_of(node.children[0]) == "export"
-                or any(
-                    child.type == "word"
-                    and "x" in text_of(child)
-                    and text_of(child).startswith("-")
-                    for child in node.named_children
-                )
-            )
+        first = text_of(node.children[0]) if node.type == "declaration_command" else ""
+        flags = [text_of(child) for child in node.named_children if child.type == "word"]
+        is_exported = first == "export" or (
+            first in ("declare", "typeset")
+            and any(flag.startswith("-") and "x" in flag for flag in flags)
         )
         nodes = [node] if node.type == "variable_assignment" else node.named_children
         for child in nodes:
@@ -622,9 +638,7 @@ class _Reader(WordReader):
         rest: list[Node] = []
         for child in node.named_children:
             if child.type == "file_redirect":
-                target = child.child_by_field_name("destination")
-                if target is not None:
-                    redirects.append(self.redirect_of(child, target))
+                redirects += self.redirects_of(child)
             elif child.type == "heredoc_redirect":
                 document = self.document_of(child)
                 for inner in child.named_children:
@@ -652,11 +666,15 @@ class _Reader(WordReader):
             found += self.visit_pipeline(nodes, found[-1] if found else None)
         return found
 
-    def redirect_of(self, node: Node, target: Node) -> Redirect:
+    def redirects_of(self, node: Node) -> list[Redirect]:
+        """The redirection of a node; none where the grammar has found no file for it."""
+        target = node.child_by_field_name("destination")
+        if target is None:
+            return []
         operator = next((text_of(child) for child in node.children if not child.is_named), ">")
         first = node.named_children[0]
         descriptor = text_of(first) if first.type == "file_descriptor" else ""
-        return Redirect(operator, self.word_of(target), descriptor)
+        return [Redirect(operator, self.word_of(target), descriptor)]
 
     def document_of(self, node: Node) -> Document | None:
         start = next((c for c in node.named_children if c.type == "heredoc_start"), None)
@@ -685,9 +703,7 @@ class _Reader(WordReader):
         words = []
         for child in node.named_children:
             if child.type == "file_redirect":
-                target = child.child_by_field_name("destination")
-                if target is not None:
-                    redirects = (*redirects, self.redirect_of(child, target))
+                redirects = (*redirects, *self.redirects_of(child))
             elif child.type == "herestring_redirect":
                 given = self.word_of(child.named_children[-1]).literal
                 document = document or Document(given, self.line(child))
@@ -708,13 +724,11 @@ class _Reader(WordReader):
         if not command.words or command.words[0].literal != "env":
             return
         for word in command.words[1:]:
-            head = word.parts[0] if word.parts else None
-            match = re.match(r"^(\w+)=(.*)$", head.text, re.DOTALL) if head else None
-            if match is None or head is None or head.kind is not Kind.TEXT:
+            given = word.divide()
+            if given is None or not re.fullmatch(r"\w+", given[0]):
                 return
-            first = (WordPart(Kind.TEXT, match[2], head.line),) if match[2] else ()
-            value = ShellWord((*first, *word.parts[1:]), word.source.partition("=")[2], word.line)
-            self.script.steps.append(Assignment(match[1], value, True))
+            value = replace(given[1], source=word.source.partition("=")[2])
+            self.script.steps.append(Assignment(given[0], value, True))
 
     def read_names(self, command: Command) -> None:
         """Variables that a command sets are unknown from then on."""

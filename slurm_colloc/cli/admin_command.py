@@ -24,7 +24,25 @@ from slurm_colloc.administration.mig_parted import (
     render_yaml,
 )
 from slurm_colloc.administration.slurm_conf import find_places
-from slurm_colloc.cli.admin_hooks import need_root, say
+from slurm_colloc.administration.verify_hooks import OUTCOMES
+from slurm_colloc.cli.admin_fleet import add_fleet
+from slurm_colloc.cli.admin_hooks import (
+    CHANGE_NEEDED,
+    install,
+    need_root,
+    say,
+    uninstall,
+    verify,
+)
+from slurm_colloc.cli.admin_job import show_job
+from slurm_colloc.cli.admin_node import (
+    NOT_FIT,
+    recover_node,
+    show_config,
+    show_log,
+    show_metrics,
+    show_status,
+)
 from slurm_colloc.errors import NodeError, StateError, UsageProblem
 from slurm_colloc.host.mig.mig_session import MigSession
 from slurm_colloc.host.mig.plan_cut import describe_instances
@@ -58,8 +76,6 @@ def run_admin(argv: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    from slurm_colloc.cli.admin_fleet import add_fleet
-
     parser = _Parser(
         prog="csub admin", description="Install, test, show and remove the hooks on the nodes."
     )
@@ -79,8 +95,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_hooks import CHANGE_NEEDED, install
-
     parser = commands.add_parser(
         "install-hooks",
         help="install prolog and epilog",
@@ -109,8 +123,6 @@ def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_hooks import verify
-
     parser = commands.add_parser(
         "verify",
         help="run the installed hooks against a job that does not exist",
@@ -126,8 +138,6 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_uninstall(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_hooks import uninstall
-
     parser = commands.add_parser(
         "uninstall",
         help="remove prolog and epilog",
@@ -164,8 +174,6 @@ def _add_parts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show_config(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_node import show_config
-
     parser = commands.add_parser(
         "show-config", help="this node's policy, and where each value comes from"
     )
@@ -175,9 +183,6 @@ def _add_show_config(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.administration.verify_hooks import OUTCOMES
-    from slurm_colloc.cli.admin_node import show_log
-
     parser = commands.add_parser("log", help="what the hooks did on this node, job by job")
     parser.add_argument("--job", metavar="ID", help="only this job")
     parser.add_argument("--user", metavar="NAME", help="only this user's jobs, by name or number")
@@ -192,8 +197,6 @@ def _add_log(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_job(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_job import show_job
-
     parser = commands.add_parser(
         "job",
         help="whose a number is: its user, pack and Slurm job, as root",
@@ -205,8 +208,6 @@ def _add_job(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_node import show_status
-
     parser = commands.add_parser(
         "status", help="jobs for which something is prepared on this node, as root"
     )
@@ -215,8 +216,6 @@ def _add_status(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_node import NOT_FIT, recover_node
-
     parser = commands.add_parser(
         "recover",
         help="undo what jobs that are gone have left, as root",
@@ -229,8 +228,6 @@ def _add_recover(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from slurm_colloc.cli.admin_node import show_metrics
-
     parser = commands.add_parser(
         "metrics",
         help="what the hooks did, for Prometheus, as root",
@@ -247,7 +244,6 @@ def _add_metrics(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_mig(commands: argparse._SubParsersAction[_Parser]) -> None:
-
     parser = commands.add_parser(
         "mig", help="how GPUs are divided, in the file format of NVIDIA's mig-parted, as root"
     )

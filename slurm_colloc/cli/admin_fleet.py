@@ -149,7 +149,6 @@ def show_table(options: argparse.Namespace) -> int:
              _format(row.sm_active, "{:.0%}"), _format(row.energy_kwh, "{:.2f}"))
             for row in rows
         ],
-        texts=3,
     )  # fmt: skip
     return 0
 
@@ -171,7 +170,6 @@ def show_gpus(options: argparse.Namespace) -> int:
              str(pace.users), _format(pace.throttled, "{:.0%}"), "yes" if pace.is_slow else "")
             for pace in paces
         ],
-        texts=3,
     )  # fmt: skip
     return 0
 
@@ -212,9 +210,10 @@ def _format_some(value: float | None, form: str, known: int, count: int) -> str:
     return format_part(_format(value, form), known, count)
 
 
-def _say_table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> None:
+def _say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first three columns are texts."""
     table = [head, *(tuple(map(escape_controls, row)) for row in rows)]
-    for line in align_columns(table, range(texts, len(head))):
+    for line in align_columns(table, range(3, len(head))):
         say(line)
 
 

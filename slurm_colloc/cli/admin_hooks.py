@@ -33,7 +33,7 @@ from slurm_colloc.errors import (
     failed_to,
 )
 from slurm_colloc.host.hooks.node_policy import NodePolicy, read_policy
-from slurm_colloc.host.mps.daemon_limits import DaemonLimits, LimitedGroups, make_limited_groups
+from slurm_colloc.host.mps.daemon_limits import DaemonLimits, make_limited_groups
 from slurm_colloc.host.system.control_groups import read_hierarchies, remove_groups
 from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.printable import escape_controls
@@ -580,15 +580,11 @@ def check_limits(found: Verification, policy: NodePolicy, slurm: Mapping[str, st
         found.add(
             "limits",
             ok=False if policy.require_limits else None,
-            detail=f"{_describe_missing(made)}: {_advise(slurm)}",
+            detail=f"a daemon's {', '.join(made.missing)} cannot be limited "
+            f"({made.why_missing}): {_advise(slurm)}",
         )
     for text in left:
         found.add("limits", ok=False, detail=text)
-
-
-def _describe_missing(made: LimitedGroups) -> str:
-    reasons = "; ".join(made.refused) or "there is no such cgroup controller"
-    return f"a daemon's {', '.join(made.missing)} cannot be limited ({reasons})"
 
 
 def _advise(slurm: Mapping[str, str]) -> str:

@@ -180,16 +180,7 @@ def _leave_line(place: HookPlace, report: HookReport, took_s: float) -> str:
     except CollocError as error:
         report.details["policy"] = str(error)
         log = ""
-    entry: dict[str, Any] = {
-        "hook": "recover",
-        "mode": report.mode,
-        "action": report.action,
-        "outcome": report.outcome,
-        "ms": round(took_s * 1000, 1),
-        "exit": report.exit_status,
-        **report.details,
-    }
-    return write_audit(log, entry)
+    return write_audit(log, report.build_entry("recover", took_s, {}))
 
 
 def _read_made_at(run: str, job_id: str) -> float | None:
@@ -297,8 +288,6 @@ def show_config(options: argparse.Namespace) -> int:
     places = find_places(os.environ)
     path = options.policy or list_places(places)[0].policy
     policy = read_policy(path)
-    for told in policy.ignored:
-        warn(f"{path}: {told}")
     rows = describe_policy(policy, path)
     record = read_record(places)
     hooks = None if record is None else record["hooks"]

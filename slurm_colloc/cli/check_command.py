@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
-from slurm_colloc.check.check_script import REQUEST, ResourceRow, SharingFit
+from slurm_colloc.check.check_script import (
+    REQUEST,
+    ResourceRow,
+    SharingFit,
+    check_script_text,
+    compute_sharing,
+    find_request_findings,
+)
 from slurm_colloc.check.collisions import (
     ScriptFinding,
     Severity,
@@ -54,11 +61,6 @@ def run_check(argv: Sequence[str]) -> int:
         names = fill(" ".join(list_names()), 96, subsequent_indent="  ", break_on_hyphens=False)
         say(HELP.format(names=names))
         return 0
-    from slurm_colloc.check.check_script import (
-        check_script_text,
-        compute_sharing,
-        find_request_findings,
-    )
     from slurm_colloc.submission.jobs.call_jobs import collect_call
     from slurm_colloc.submission.packs.own_ids import OwnIds
     from slurm_colloc.submission.plan.call_policy import choose_policy

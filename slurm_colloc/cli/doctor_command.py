@@ -13,15 +13,13 @@ import typer
 from slurm_colloc import __version__
 from slurm_colloc.cli.arguments import Json
 from slurm_colloc.errors import UsageProblem
-from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.report.terminal_tables import is_styled
 from slurm_colloc.session.session import note, say
 from slurm_colloc.settings import Settings
 
 if TYPE_CHECKING:
-    from slurm_colloc.diagnosis.login_findings import Finding, JobOutcome, Partition
-    from slurm_colloc.settings import Settings
+    from slurm_colloc.diagnosis.login_findings import Finding, JobOutcome
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "unknown": "2"}
 _CHECK_WIDTH, _LEVEL_WIDTH = 12, 7
@@ -63,8 +61,7 @@ def doctor(  # noqa: PLR0917 - typer makes options of them
         "reservation": reservation,
         "nodelist": nodelist,
     }
-    wanted = Wanted(options, gres, None if not gres else _count_gpus(gres), timeout)
-    sys.exit(examine(wanted, no_job=no_job, as_json=as_json))
+    sys.exit(examine(options, gres, timeout, no_job=no_job, as_json=as_json))
 
 
 def _count_gpus(gres: str) -> int:
@@ -76,28 +73,15 @@ def _count_gpus(gres: str) -> int:
         raise UsageProblem(f"--gres={gres}: {error}") from error
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is wanted of the job.
-
-    Attributes:
-        options: Options of sbatch for it.
-        gres: What `--gres` says; empty where it was not given.
-        gpus: The GPUs in it; None where it was not given.
-        timeout_s: How long to wait for it.
-    """
-
-    options: Mapping[str, str]
-    gres: str
-    gpus: int | None
-    timeout_s: float
-
-
-def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
+def examine(
+    options: Mapping[str, str], gres: str, timeout_s: float, *, no_job: bool, as_json: bool
+) -> int:
     """Look at everything and say it; the exit status.
 
     Args:
-        wanted: What is wanted of the job.
+        options: Options of sbatch for the job.
+        gres: What `--gres` says; empty where it was not given.
+        timeout_s: How long to wait for the job.
         no_job: Submit none.
         as_json: Print one JSON object at the end, instead of lines as they come.
     """
@@ -117,16 +101,18 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
 
     findings: list[Finding] = []
     outcome: JobOutcome | None = None
+    gpus = _count_gpus(gres) if gres else None
     facts, settings = ask_login()
-    place = (
-        None if facts.nodes is None else choose_partition(facts.nodes, wanted.options["partition"])
-    )
+    place = None if facts.nodes is None else choose_partition(facts.nodes, options["partition"])
     tell(judge_login(facts, place))
     why = "--no-job was given" if no_job else find_obstacle(findings)
     if why:
         tell(judge_no_job(why))
     else:
-        outcome, new = _look_at_node(wanted, settings, place)
+        if gpus is None:
+            gpus = 1 if place is not None and place.gpus else 0
+            gres = "gpu:1" if gpus else ""
+        outcome, new = _look_at_node(options, gres, gpus, timeout_s, settings)
         tell(new)
     status = compute_exit_status(findings)
     if as_json:
@@ -137,16 +123,12 @@ def examine(wanted: Wanted, *, no_job: bool, as_json: bool) -> int:
 
 
 def _look_at_node(
-    wanted: Wanted, settings: Settings, place: Partition | None
+    options: Mapping[str, str], gres: str, gpus: int, timeout_s: float, settings: Settings
 ) -> tuple[JobOutcome, list[Finding]]:
     from slurm_colloc.diagnosis.doctor_job import run_job
     from slurm_colloc.diagnosis.login_findings import DoctorQuestion
     from slurm_colloc.diagnosis.node_findings import judge_outcome
 
-    gpus, gres = wanted.gpus, wanted.gres
-    if gpus is None:
-        gpus = 1 if place is not None and place.gpus else 0
-        gres = "gpu:1" if gpus else ""
     asked = DoctorQuestion(
         version=__version__,
         python=settings.python,
@@ -154,13 +136,13 @@ def _look_at_node(
         gpus=gpus,
         launcher=settings.launcher,
         share=settings.share,
-        timeout_s=wanted.timeout_s,
+        timeout_s=timeout_s,
     )
     # The job is taken away whatever ends this call: all of them are Ctrl-C to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-    outcome, asked = run_job(wanted.options, gres, asked, settings, _note_waiting)
+    outcome, asked = run_job(options, gres, asked, settings, _note_waiting)
     return outcome, judge_outcome(outcome, asked)
 
 

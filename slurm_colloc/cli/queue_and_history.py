@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.member import ALL, MemberState
 from slurm_colloc.model.quantities import parse_age_s
-from slurm_colloc.report import ended_members as rows
+from slurm_colloc.report import ended_members, queue_rows
 from slurm_colloc.report.ended_members import Ended
-from slurm_colloc.report.member_views import (
-    MemberView,
-    PackView,
-)
-from slurm_colloc.report.queue_rows import Found, LineFormat, build_json
+from slurm_colloc.report.member_views import MemberView
+from slurm_colloc.report.queue_rows import Found, LineFormat
 from slurm_colloc.report.terminal_tables import count_states, group_rows, is_styled, render_lines
 from slurm_colloc.session.selection import Choice, choose
 from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
@@ -54,11 +51,9 @@ def queue(
     as_json: Json = False,
 ) -> None:
     """Show the members that wait or run."""
-    from slurm_colloc.report import queue_rows as rows
-
     session = Session.open(user=user)
     choice = Choice.parse(targets or (), state, name, where, ended=everything)
-    found: rows.Found
+    found: Found
     if choice.selections:
         found = [
             (view, [m for m in members if choice.wants_ended or not m.is_final])
@@ -66,17 +61,17 @@ def queue(
         ]
     else:
         views = session.survey_all() if everything else session.survey_open()
-        found = rows.pick(views, finished=everything)
-    joined = rows.join_gpu_sets(found) if any(v.record.gpu_set for v, _ in found) else found
+        found = queue_rows.pick(views, finished=everything)
+    joined = queue_rows.join_gpu_sets(found) if any(v.record.gpu_set for v, _ in found) else found
     now = time.time()
     listed = [(view, member) for view, members in joined for member in members]
     if as_json:
-        say(json.dumps(rows.build_json(joined, now)))
+        say(json.dumps(queue_rows.build_json(joined, now)))
     elif line_format:
-        _say_formatted(line_format, listed, now, header=not no_header)
+        say(LineFormat.parse(line_format).render(listed, now, header=not no_header))
     else:
         to_end = _estimate_ends(session, found, now)
-        table = rows.build_table(joined, now, to_end)
+        table = queue_rows.build_table(joined, now, to_end)
         _say_lines(*table, [member for _, member in listed], each=each, header=not no_header)
     tell_problems(session)
 
@@ -123,20 +118,14 @@ def history(
     now = time.time()
     ended = find_ended(session, choice, since, now)
     if as_json:
-        say(json.dumps(rows.build_json(ended, now)))
+        say(json.dumps(ended_members.build_json(ended, now)))
     elif line_format:
         listed = [(entry.view, entry.member) for entry in ended]
-        _say_formatted(line_format, listed, now, header=not no_header)
+        say(LineFormat.parse(line_format).render(listed, now, header=not no_header))
     else:
         members = [entry.member for entry in ended]
-        _say_lines(*rows.build_table(ended, now), members, each=each, header=not no_header)
+        _say_lines(*ended_members.build_table(ended, now), members, each=each, header=not no_header)
     tell_problems(session)
-
-
-def _say_formatted(
-    line_format: str, listed: Sequence[tuple[PackView, MemberView]], now: float, *, header: bool
-) -> None:
-    say(LineFormat.parse(line_format).render(listed, now, header=header))
 
 
 def _say_lines(
@@ -174,7 +163,7 @@ def show(
     now = time.time()
     found = session.survey(choice, follow_all=False)
     if as_json:
-        say(json.dumps(build_json(found, now)))
+        say(json.dumps(queue_rows.build_json(found, now)))
         tell_unreadable(session)
         return
     for view, members in found:
@@ -295,4 +284,4 @@ def find_ended(session: Session, choice: Choice, since: str, now: float) -> list
             (view, [m for m in view.members if choice.matches(m.state, m.name, m.parameters)])
             for view in views
         ]
-    return rows.collect_ended(session.state, found, oldest)
+    return ended_members.collect_ended(session.state, found, oldest)

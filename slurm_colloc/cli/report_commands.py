@@ -19,15 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_colloc.cli.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.errors import CollocError, UsageProblem
-from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import LAST
 from slurm_colloc.model.printable import escape_controls
 from slurm_colloc.model.quantities import format_count
 from slurm_colloc.ownership import with_own_rights
 from slurm_colloc.report.headline import BAD_STATES, tell_headline
 from slurm_colloc.report.member_views import PackView, read_last_line
-from slurm_colloc.report.report_view import choose_ids, group_submissions, name_submission
-from slurm_colloc.report.summary_file import Summary, choose_members
+from slurm_colloc.report.report_view import (
+    choose_ids,
+    group_submissions,
+    name_submission,
+    render_reports,
+)
+from slurm_colloc.report.summary_file import Summary, choose_members, find_summary
 from slurm_colloc.session.selection import Choice
 from slurm_colloc.session.session import Session, note, say, tell_problems, tell_unreadable
 from slurm_colloc.settings import Settings, load_settings
@@ -130,8 +134,10 @@ def report(
                 hint="they can be used only with --user, --json, --csv and --html",
             )
 
-        page = SumsPage(file, opened) if as_html else None
-        show_sums(since, by, user, as_json=as_json, as_csv=as_csv, page=page)
+        show_sums(
+            since, by, user,
+            as_json=as_json, as_csv=as_csv, as_html=as_html, file=file, opens=opened,
+        )  # fmt: skip
         return
     choice = Choice.parse(ids, state, name, where, ended=True)
     if not choice.selections:
@@ -157,7 +163,6 @@ def report(
             count = write_parquet(parquet, found)
         say(f"{format_count(count, 'member')} written to {escape_controls(str(parquet))}")
     else:
-        from slurm_colloc.report.report_view import render_reports
         from slurm_colloc.report.terminal_tables import choose_width, is_styled
 
         width, styled = choose_width(), is_styled(sys.stdout)
@@ -186,8 +191,6 @@ def _read_summaries(
     session: Session, choice: Choice
 ) -> Iterator[tuple[PackView, Summary, frozenset[int] | None]]:
     """Packs with their summaries, and the numbers of the members to show; None for all."""
-    from slurm_colloc.report.summary_file import find_summary
-
     for view, members in session.survey(choice, follow_all=False):
         with session.reading(view):
             is_whole = len(members) == len(view.members)
@@ -317,14 +320,12 @@ def write_page(
     summaries = [summary for summary, _ in group]
     text = render_page(sources, user, best)
     job = name_submission(*group[0])
-    path = save_page(text, file or f"csub-report-{job.replace('/', '_')}.html")
-    say(f"{tell_headline(summaries, choose_ids(group))}\n{escape_controls(str(path))}")
-    if opens:
-        open_page(path)
+    file = file or f"csub-report-{job.replace('/', '_')}.html"
+    save_page(text, file, tell_headline(summaries, choose_ids(group)), opens=opens)
 
 
-def save_page(text: str, file: str) -> Path:
-    """Write a page; where it lies.
+def save_page(text: str, file: str, sentence: str, *, opens: bool) -> None:
+    """Write a page, and say its first sentence and where it lies.
 
     Raises:
         StateError: It cannot be written.
@@ -333,10 +334,12 @@ def save_page(text: str, file: str) -> Path:
     # Like any new file of the user's, it can be read by those whom their umask allows.
     with with_own_rights():
         write_atomic(path, text.encode(errors="backslashreplace"), 0o666, outlives_crash=False)
-    return path
+    say(f"{sentence}\n{escape_controls(str(path))}")
+    if opens:
+        _open_page(path)
 
 
-def open_page(path: Path) -> None:
+def _open_page(path: Path) -> None:
     """Open a page in a browser, or say where it is."""
     import webbrowser
 
@@ -348,27 +351,16 @@ def open_page(path: Path) -> None:
 # ---- `csub report --since 7d --by script`: sums over all packs that have ended within a time -----
 
 
-@dataclass(frozen=True)
-class SumsPage:
-    """That a page is wanted.
-
-    Attributes:
-        file: Its name; None for csub-report-since-7d.html in the working directory.
-        opens: It is opened in a browser.
-    """
-
-    file: str | None
-    opens: bool
-
-
 def show_sums(
     since: str,
     by: str,
     user: str,
     *,
-    as_json: bool = False,
-    as_csv: bool = False,
-    page: SumsPage | None = None,
+    as_json: bool,
+    as_csv: bool,
+    as_html: bool,
+    file: str | None,
+    opens: bool,
 ) -> None:
     """Print the sums, or write their page.
 
@@ -378,7 +370,9 @@ def show_sums(
         user: Whose packs, several with commas between them; empty for one's own.
         as_json: As one JSON value.
         as_csv: As CSV.
-        page: As a web page; None for none.
+        as_html: As a web page.
+        file: Its name; None for csub-report-since-7d.html in the working directory.
+        opens: It is opened in a browser.
 
     Raises:
         StateError: A state directory cannot be read.
@@ -406,10 +400,13 @@ def show_sums(
         found = sums_view.find_entries(state, moment)
         entries += [(state.owner_name, entry) for entry in found.entries]
         notes += _tell_left_out(found, state.owner_name if len(users) > 1 else "")
-    if page is not None:
-        from slurm_colloc.report.page.render_page import build_week
+    if as_html:
+        # jinja2 is loaded where a page is really made.
+        from slurm_colloc.report.page.render_page import build_week, render_week
 
-        _write_page(page, build_week(entries, grouping, (age, moment, now), names, notes))
+        week = build_week(entries, grouping, (age, moment, now), names, notes)
+        file = file or f"csub-report-since-{week['title'].strip()}.html"
+        save_page(render_week(week), file, week["sentence"], opens=opens)
         return
     rows, total = sums_view.sum_packs(entries, grouping)
     if as_json:
@@ -424,17 +421,6 @@ def show_sums(
         styled = is_styled(sys.stdout)
         text = sums_view.render_sums(rows, total, grouping, notes, choose_width(), styled=styled)
         say(text, styled=styled)
-
-
-def _write_page(page: SumsPage, week: dict[str, Any]) -> None:
-    # jinja2 is loaded where a page is really made.
-    from slurm_colloc.report.page.render_page import render_week
-
-    name = page.file or f"csub-report-since-{week['title'].strip()}.html"
-    path = save_page(render_week(week), name)
-    say(f"{week['sentence']}\n{escape_controls(str(path))}")
-    if page.opens:
-        open_page(path)
 
 
 def _tell_left_out(found: FoundEntries, owner: str) -> list[str]:

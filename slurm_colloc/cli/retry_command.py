@@ -154,7 +154,8 @@ def _retry_each(session: Session, request: RetryRequest) -> Iterator[str]:
     found = [(view, m) for view, members in session.survey(request.choice) for m in members]
     joined = [(view, member) for view, member in found if member.member.joined_as]
     again = _find_tries(session, [member for _, member in joined])
-    request = replace(request, choice=_name_tries(request.choice, again))
+    later = (*request.choice.selections, *Selection.of_each(again.values()))
+    request = replace(request, choice=replace(request.choice, selections=later))
     wanted: dict[str, set[int]] = {}
     for _, member in found:
         name = again.get(str(member.member), member.member)
@@ -214,11 +215,6 @@ def _find_tries(session: Session, joined: Sequence[MemberView]) -> dict[str, Mem
                 if of in wanted and (of not in tries or tries[of][0] <= at):
                     tries[of] = (at, member)
     return {of: member.member for of, (_, member) in tries.items()}
-
-
-def _name_tries(choice: Choice, again: Mapping[str, MemberId]) -> Choice:
-    """What was named, with the later tries of joined jobs in it."""
-    return replace(choice, selections=(*choice.selections, *Selection.of_each(again.values())))
 
 
 def _refuse_elsewhere(views: Sequence[PackView]) -> None:

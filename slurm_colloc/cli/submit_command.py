@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_colloc import __version__
-from slurm_colloc.cli.answer import answer, tell_joined
+from slurm_colloc.cli.answer import answer, run_dry, tell_joined
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.measurement import choose_patience
@@ -34,7 +34,7 @@ from slurm_colloc.slurm.options import OWN_OPTIONS, SBATCH_OPTIONS, Argument, Co
 from slurm_colloc.store.atomic_files import find_missing_directories
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.packs.submit_batch import Submitted
-from slurm_colloc.submission.plan.plan_call import CallPlan, choose_opening
+from slurm_colloc.submission.plan.plan_call import CallPlan, as_probe, choose_opening
 
 if TYPE_CHECKING:
     from slurm_colloc.model.usage_profile import ProfileRecord
@@ -279,8 +279,6 @@ def run_call(
     """
     session = Session.open(asks_often=call.options.flag("wait"))
     if probe:
-        from slurm_colloc.submission.plan.plan_call import as_probe
-
         call = as_probe(call, session.settings)
     local = call.options.flag("local")
     on_terminal = sys.stdout.isatty()
@@ -293,8 +291,6 @@ def run_call(
     opening = choose_opening(call, session.settings, joins=which, is_single=joins)
     call = say_collisions(call, policy, session, may_meet=which != "never" or opening is not None)
     if call.options.flag("dry-run") or call.options.flag("test-only"):
-        from slurm_colloc.cli.answer import run_dry
-
         check_snapshot(call, directory)
         return run_dry(call, policy, session, directory, local=local, joins=which, opening=opening)
 
@@ -305,13 +301,17 @@ def run_call(
             _tell(call, session, made, submitted, refusals)
 
     placed = place_call(call, policy, session, directory, joins=which, tell=tell, opening=opening)
-    if placed.joined is None:
-        return _finish(call, session, placed.submitted)
-    tell_joined(call.options, placed.joined)
+    if placed.joined is not None:
+        tell_joined(call.options, placed.joined)
+        chosen = Selection.parse(str(placed.joined.member))
+    elif call.candidates[0].job.only_probe:
+        return finish_probe(call, session, placed.submitted)
+    else:
+        chosen = Selection(placed.submitted[0].job_id)
     if call.options.flag("wait"):
         from slurm_colloc.cli.hold_and_wait import wait_for
 
-        return wait_for(session, [Selection.parse(str(placed.joined.member))], as_sbatch=True)
+        return wait_for(session, [chosen], as_sbatch=True)
     return 0
 
 
@@ -337,16 +337,6 @@ def _tell(
             why = "".join(pack.sharing.not_opened for pack in made.plan.packs[:1]) or why
         if why:
             note(why)
-
-
-def _finish(call: Call, session: Session, submitted: Sequence[Submitted]) -> int:
-    if call.candidates[0].job.only_probe:
-        return finish_probe(call, session, submitted)
-    if call.options.flag("wait"):
-        from slurm_colloc.cli.hold_and_wait import wait_for
-
-        return wait_for(session, [Selection(submitted[0].job_id)], as_sbatch=True)
-    return 0
 
 
 def _peek(argv: Sequence[str], *, pack: bool, probe: bool) -> str | None:

@@ -355,7 +355,7 @@ def list_job_records(session: Session, call: ScontrolCall) -> list[str] | None:
         # An array's answer has all of its elements.
         asked = [one for one in asked if "_" not in one or one.partition("_")[0] not in asked]
     is_json = "json" in call.options
-    options = _drop_oneliner(call.words)
+    options = [one for one in call.words if one != "-o" and not "--oneliner".startswith(one)]
     answers = []
     for one in asked:
         words = ["scontrol", *options, "show", "job", *filter(None, [one])]
@@ -413,10 +413,6 @@ def _fill_json(session: Session, choice: JobChoice, answers: Sequence[str]) -> l
     return json.dumps({**documents[0], "jobs": told}, indent=2).split("\n")
 
 
-def _drop_oneliner(words: Sequence[str]) -> list[str]:
-    return [word for word in words if word != "-o" and not "--oneliner".startswith(word)]
-
-
 def _name_json_job(job: dict[str, Any]) -> str:
     array, task = (_read_number(job.get(key)) for key in ("array_job_id", "array_task_id"))
     if waiting := job.get("array_task_string"):
@@ -471,7 +467,8 @@ def run_scontrol(argv: Sequence[str]) -> int:
     try:
         session = Session.open_own()
         session.tells_upkeep = has_reader()
-        named, left = _divide_call(session, call)
+        is_csubs = bool(session.state.list_open())
+        named, left = find_named(session, call.ids) if is_csubs else ((), call.ids)
     except (CollocError, OSError) as error:
         note(f"{error}; only Slurm is asked")
         return ask_slurm("scontrol", argv)
@@ -493,11 +490,6 @@ def run_scontrol(argv: Sequence[str]) -> int:
             hint="csub requeue puts it back into the queue; csub hold holds one that waits",
         )
     return _DONE[call.verb](session, freeze(packs)) or status
-
-
-def _divide_call(session: Session, call: ScontrolCall) -> tuple[Found, Sequence[str]]:
-    """The members that are meant, and the ids of jobs that csub does not know."""
-    return find_named(session, call.ids) if session.state.list_open() else ((), call.ids)
 
 
 def _refuse_names(session: Session, call: ScontrolCall) -> None:

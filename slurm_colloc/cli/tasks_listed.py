@@ -330,7 +330,9 @@ class _QueueAnswer:
 
     def __init__(self, session: Session, question: QueueQuestion) -> None:
         self._question = question
-        self._choice = JobChoice(session, _find_ids(question))
+        # The last ids count, and a word behind `-j` before all.
+        ids = question.operands[0] if question.operands else question.value("j")
+        self._choice = JobChoice(session, ids)
         self._filters = {
             key: question.value(key) or os.environ.get(name) for key, name in _QUEUE_FILTERS.items()
         }
@@ -453,11 +455,6 @@ class _WaitingTasks:
 
 def _is_own(row: QueueRow) -> bool:
     return len(row.head) == len(_HEAD) and row.head[2] == str(os.geteuid())
-
-
-def _find_ids(question: QueueQuestion) -> str | None:
-    """The ids that were asked for: the last ones count, and a word behind `-j` before all."""
-    return question.operands[0] if question.operands else question.value("j")
 
 
 def _render_row(

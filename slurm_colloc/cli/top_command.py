@@ -38,12 +38,14 @@ from slurm_colloc.report.terminal_tables import (
     Column,
     build_lines,
     build_table,
+    choose_width,
     count_states,
     format_figure,
     format_mb_figure,
     format_share,
     format_span,
     format_to_end,
+    is_styled,
     render,
 )
 from slurm_colloc.session.selection import Choice
@@ -98,10 +100,7 @@ def _choose(session: Session, choice: Choice) -> Mapping[str, frozenset[int]]:
 
 def _render(session: Session, chosen: Mapping[str, frozenset[int]], *, styled: bool = False) -> str:
     """What is known of some packs now; empty where there are none."""
-    from slurm_colloc.report.member_survey import (
-        survey_packs,
-    )
-    from slurm_colloc.report.terminal_tables import choose_width
+    from slurm_colloc.report.member_survey import survey_packs
 
     found = []
     for view in survey_packs(session.state, chosen, None, session.damaged):
@@ -130,8 +129,6 @@ def _read_latest(state: StateReader, pack_id: str) -> tuple[Mapping[str, object]
 
 
 def _follow(session: Session, choice: Choice) -> None:
-    from slurm_colloc.report.terminal_tables import is_styled
-
     styled = is_styled(sys.stdout)
     with LiveScreen() as screen:
         chosen: Mapping[str, frozenset[int]] = {}

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from slurm_colloc import __version__
 from slurm_colloc.diagnosis.login_findings import (
-    NO_ASK_PROBLEM,
-    AskProblem,
     DoctorQuestion,
     JobOutcome,
     LoginFacts,
@@ -32,6 +30,7 @@ from slurm_colloc.errors import (
     SlurmError,
     SlurmNoAnswer,
     SlurmUnreachable,
+    StateError,
 )
 from slurm_colloc.model.comment_token import Token, append_token
 from slurm_colloc.model.examination import Examination
@@ -94,21 +93,21 @@ class DoctorJobWait:
         Raises:
             Interrupted: The user pressed Ctrl-C; it is cancelled.
         """
-        trouble = NO_ASK_PROBLEM
+        trouble: CollocError | None = None
         is_over = False
         try:
             is_over = self._wait()
         except SlurmError as error:
-            trouble = AskProblem(error.message, error.hint)
+            trouble = error
         # Ctrl-C on a terminal ends Slurm's command, too.
         if self._held.came() and not is_over:
             raise build_interrupted(self._slurm, self._job_id, self._held)
         if is_over:
             self._wait_for_answer()
         elif problem := cancel(self._slurm, self._job_id, self._held):
-            trouble = AskProblem(
+            trouble = SlurmError(
                 f"job {self._job_id} could not be cancelled ({problem})",
-                f"scancel {self._job_id} ends it, and Slurm does so after a few minutes",
+                hint=f"scancel {self._job_id} ends it, and Slurm does so after a few minutes",
             )
         return self._read(trouble, gave_up=not is_over)
 
@@ -159,7 +158,7 @@ class DoctorJobWait:
                 return
             time.sleep(_FIRST_POLL_S)
 
-    def _read(self, trouble: AskProblem, *, gave_up: bool) -> JobOutcome:
+    def _read(self, trouble: CollocError | None, *, gave_up: bool) -> JobOutcome:
         fields = self._fields or {}
         state = fields.get("JobState", "")
         seen: Examination | None = None
@@ -355,7 +354,7 @@ def run_job(
             options = build_options(wanted, gres, comment, asked.timeout_s)
             job_id = _submit(script, options, mark, held)
         except SlurmError as error:
-            return JobOutcome(trouble=AskProblem(error.message, error.hint)), asked
+            return JobOutcome(trouble=error), asked
         return DoctorJobWait(job_id, place, asked.timeout_s, tell, held).run(), asked
 
 
@@ -413,15 +412,15 @@ def ask_login() -> tuple[LoginFacts, Settings]:
             job_id=settings.job_id,
         )
     except CollocError as error:
-        facts = replace(facts, settings_trouble=_explain(error))
+        facts = replace(facts, settings_trouble=error)
     try:
         facts = replace(facts, client_version=read_client_version())
     except CollocError as error:
-        return replace(facts, client_trouble=_explain(error)), settings
+        return replace(facts, client_trouble=error), settings
     return ask_controller(facts, settings), settings
 
 
-def try_state(settings: Settings) -> AskProblem:
+def try_state(settings: Settings) -> CollocError | None:
     """Write a file into the state directory; why that fails, or nothing."""
     path = settings.state_path
     try:
@@ -431,10 +430,10 @@ def try_state(settings: Settings) -> AskProblem:
             file.write(b"csub doctor\n")
             file.flush()
     except CollocError as error:
-        return _explain(error)
+        return error
     except OSError as error:
-        return AskProblem(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
-    return AskProblem()
+        return StateError(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
+    return None
 
 
 def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
@@ -447,17 +446,13 @@ def ask_controller(facts: LoginFacts, settings: Settings) -> LoginFacts:
         facts = replace(facts, nodes=tuple(list_node_states()))
         facts = replace(facts, large_ids=ask_for_large_ids(SlurmAccess()))
     except CollocError as error:
-        return replace(facts, config=None, controller_trouble=_explain(error))
+        return replace(facts, config=None, controller_trouble=error)
     try:
         open_slurm(settings)
         facts = replace(facts, access=describe_access(settings))
     except SlurmUnreachable as error:
-        facts = replace(facts, access_trouble=_explain(error))
+        facts = replace(facts, access_trouble=error)
     except CollocError as error:
         hint = "unset that variable, or give it one of these values"
-        facts = replace(facts, access_trouble=AskProblem(error.message, hint))
+        facts = replace(facts, access_trouble=SlurmError(error.message, hint=hint))
     return facts
-
-
-def _explain(error: CollocError) -> AskProblem:
-    return AskProblem(error.message, error.hint)

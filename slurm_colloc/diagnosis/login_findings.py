@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from slurm_colloc.errors import CollocError, SlurmUnreachable
 from slurm_colloc.model.examination import Examination
 from slurm_colloc.model.gpu_pace import GpuPace
 from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
@@ -185,37 +186,33 @@ def judge_gres(config: Mapping[str, str] | None, partition: Partition | None) ->
     )
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """A setting of Slurm's that members are better off with."""
-
-    name: str
-    wanted: str
-    lost: str
-
-
-_WISHES = (
-    _Wish("ProctrackType", "proctrack/cgroup", "processes that leave their session may outlive it"),
-    _Wish("TaskPlugin", "task/cgroup", "the kernel limits nothing of a job"),
-    _Wish("ConstrainCores", "yes", "a job may use more CPUs than its own"),
-    _Wish("ConstrainRAMSpace", "yes", "a member may use more host memory than its limit"),
-    _Wish("ConstrainDevices", "yes", "a program may use a GPU that is another job's"),
-)
+_WISHES = {
+    "ProctrackType": ("proctrack/cgroup", "processes that leave their session may outlive it"),
+    "TaskPlugin": ("task/cgroup", "the kernel limits nothing of a job"),
+    "ConstrainCores": ("yes", "a job may use more CPUs than its own"),
+    "ConstrainRAMSpace": ("yes", "a member may use more host memory than its limit"),
+    "ConstrainDevices": ("yes", "a program may use a GPU that is another job's"),
+}
+"""Settings of Slurm that members are better off with, and what is lost otherwise."""
 
 
 def judge_cgroup(config: Mapping[str, str] | None) -> Finding:
     """Slurm's limits are enforced."""
     if config is None:
         return unknown("cgroup", "the controller did not say how it is set up")
-    values = {wish.name: config.get(wish.name) for wish in _WISHES}
-    missing = [wish for wish in _WISHES if wish.wanted not in _split(config.get(wish.name, ""))]
+    values = {name: config.get(name) for name in _WISHES}
+    missing = {
+        name: lost
+        for name, (wanted, lost) in _WISHES.items()
+        if wanted not in _split(config.get(name, ""))
+    }
     # Without the plugin what cgroup.conf says has no effect.
-    if any(wish.name == "TaskPlugin" for wish in missing):
-        missing = [wish for wish in missing if not wish.name.startswith("Constrain")]
+    if "TaskPlugin" in missing:
+        missing = {n: lost for n, lost in missing.items() if not n.startswith("Constrain")}
     if not missing:
         return green("cgroup", "CPUs, host memory and GPUs of a job are limited", **values)
-    shown = ", ".join(f"{wish.name}={config.get(wish.name, '(none)')}" for wish in missing)
-    return yellow("cgroup", shown, "; ".join(wish.lost for wish in missing), "", **values)
+    shown = ", ".join(f"{name}={config.get(name, '(none)')}" for name in missing)
+    return yellow("cgroup", shown, "; ".join(missing.values()), "", **values)
 
 
 def _split(text: str) -> list[str]:
@@ -226,25 +223,6 @@ def _split(text: str) -> list[str]:
 
 OLDEST, NEWEST = (22, 5), (26, 5)
 """The Slurm releases that csub is tested with."""
-
-
-@dataclass(frozen=True)
-class AskProblem:
-    """Why something could not be asked.
-
-    Attributes:
-        message: What was wrong; empty for nothing.
-        hint: What to do; may be empty.
-    """
-
-    message: str = ""
-    hint: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.message)
-
-
-NO_ASK_PROBLEM = AskProblem()
 
 
 @dataclass(frozen=True)
@@ -278,18 +256,18 @@ class LoginFacts:
     python: str
     executable: str
     settings_files: tuple[str, ...] = ()
-    settings_trouble: AskProblem = NO_ASK_PROBLEM
+    settings_trouble: CollocError | None = None
     settings_warnings: tuple[str, ...] = ()
     client_version: str | None = None
-    client_trouble: AskProblem = NO_ASK_PROBLEM
+    client_trouble: CollocError | None = None
     config: Mapping[str, str] | None = None
-    controller_trouble: AskProblem = NO_ASK_PROBLEM
+    controller_trouble: CollocError | None = None
     answer_ms: float | None = None
     access: str = ""
-    access_trouble: AskProblem = NO_ASK_PROBLEM
+    access_trouble: CollocError | None = None
     nodes: tuple[NodeState, ...] | None = None
     state_path: str = ""
-    state_trouble: AskProblem = NO_ASK_PROBLEM
+    state_trouble: CollocError | None = None
     paces: tuple[GpuPace, ...] = ()
     job_id: str = ""
     large_ids: str | None = None
@@ -386,12 +364,8 @@ def judge_state(facts: LoginFacts) -> Finding:
 def judge_slurm(facts: LoginFacts) -> Finding:
     """Slurm's commands are there, and of a release that csub knows."""
     if facts.client_version is None:
-        trouble = facts.client_trouble
-        return red(
-            "slurm",
-            trouble.message or "its version cannot be read",
-            trouble.hint or "call csub where sbatch works",
-        )
+        trouble = facts.client_trouble or SlurmUnreachable("its version cannot be read")
+        return red("slurm", trouble.message, trouble.hint or "call csub where sbatch works")
     here = facts.client_version
     there = (facts.config or {}).get("SLURM_VERSION", "")
     values = {"version": here, "controller_version": there or None}
@@ -430,7 +404,7 @@ def judge_controller(facts: LoginFacts) -> Finding:
     if trouble or facts.config is None:
         return red(
             "controller",
-            trouble.message or "Slurm's controller does not answer",
+            trouble.message if trouble else "Slurm's controller does not answer",
             f"try again later, scontrol ping shows when it is back; until then jobs run on one "
             f"machine with csub --local, and if it lasts {_ASK}",
         )
@@ -460,11 +434,10 @@ def judge_access(facts: LoginFacts) -> Finding:
 def name_files(paths: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Paths as people write them, with ~ for the home directory."""
     home = environ.get("HOME", "")
-    short = [
+    return tuple(
         f"~{path[len(home) :]}" if home and path.startswith(f"{home}{os.sep}") else path
         for path in paths
-    ]
-    return tuple(short)
+    )
 
 
 # ---- What became of the tiny job, judged; pure ---------------------------------------------------
@@ -527,7 +500,7 @@ class JobOutcome:
     """
 
     job_id: str = ""
-    trouble: AskProblem = NO_ASK_PROBLEM
+    trouble: CollocError | None = None
     state: str = ""
     reason: str = ""
     node: str = ""

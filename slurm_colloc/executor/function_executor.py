@@ -14,23 +14,24 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from slurm_colloc.errors import CollocError, NotFound, UsageProblem
-from slurm_colloc.executor.calls import PythonCall
+from slurm_colloc.executor.calls import PythonCall, find_calls, read_result
 from slurm_colloc.executor.submit_calls import (
     CallSetup,
+    SeenMember,
+    SubmittedCalls,
+    build_failure,
     check_options,
+    open_session,
+    read_states,
     submit_functions,
     submit_script,
 )
 from slurm_colloc.model.job_ids import is_own_number
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.model.member import MemberId, MemberState, Selection
-
-if TYPE_CHECKING:
-    from slurm_colloc.executor.submit_calls import SeenMember, SubmittedCalls
-
 
 # ---- One thread of a process that gives jobs their results as their members end ------------------
 
@@ -98,8 +99,6 @@ def collect_results(jobs: Iterable[Job[Any]]) -> None:
 
 def look_at_states(jobs: list[Job[Any]]) -> None:
     """Settle jobs whose members have ended without a result."""
-    from slurm_colloc.executor.submit_calls import read_states
-
     if not jobs:
         return
     asked = time.monotonic()
@@ -150,8 +149,6 @@ class Job(concurrent.futures.Future[T], Generic[T]):
         if folder is None:
             self._tell(_find_member(job, number), None, 0)
         else:
-            from slurm_colloc.executor.calls import find_calls
-
             known = _find_member(job, number) if is_own else None
             if known is not None:
                 job, number = known.job, known.number
@@ -227,8 +224,6 @@ class Job(concurrent.futures.Future[T], Generic[T]):
         return seen.state.value if seen is not None else UNKNOWN
 
     def _look(self) -> SeenMember | None:
-        from slurm_colloc.executor.submit_calls import read_states
-
         found = read_states([self.member]).get(self.member)
         if found is not None:
             self._seen = found
@@ -324,8 +319,6 @@ class Job(concurrent.futures.Future[T], Generic[T]):
 
     def settle_by_result(self) -> bool:
         """Take the result from its file; False where there is none. For the follower."""
-        from slurm_colloc.executor.calls import read_result
-
         if self._directory is None:
             return False
         found = read_result(self._directory, self._place, str(self.member))
@@ -360,8 +353,6 @@ class Job(concurrent.futures.Future[T], Generic[T]):
             # Only files of csub that are gone, or a clean, leave it without a trace.
             self._settle(None, NotFound(f"csub does not know {self.member} any more"))
             return
-        from slurm_colloc.executor.submit_calls import build_failure
-
         self._settle(None, build_failure(seen))
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
@@ -413,8 +404,6 @@ def _parse_one(text: str) -> tuple[str, int | None]:
 
 
 def _find_member(job: str, number: int | None) -> MemberId:
-    from slurm_colloc.executor.submit_calls import open_session
-
     wanted = Selection(job) if number is None else Selection.of(job, (number,))
     found = [m for _, members in open_session().survey([wanted], follow_all=False) for m in members]
     if len(found) != 1:
@@ -564,8 +553,6 @@ class Executor(concurrent.futures.Executor):
             timeout: Seconds from now after which a result that is not there is a TimeoutError.
             chunksize: Without meaning here: every call is a job.
         """
-        import time
-
         until = None if timeout is None else time.monotonic() + timeout
         jobs = self.map_array(fn, *iterables)
 
@@ -627,9 +614,6 @@ class Executor(concurrent.futures.Executor):
         Raises:
             CollocError: The members' states cannot be read.
         """
-        from slurm_colloc.executor.submit_calls import read_states
-        from slurm_colloc.model.member import MemberState
-
         done = [job for job in self.jobs if job.done()]
         cancelled = sum(job.cancelled() for job in done)
         failed = sum(not job.cancelled() and job.exception() is not None for job in done)

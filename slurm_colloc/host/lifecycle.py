@@ -24,10 +24,6 @@ from slurm_colloc.host.hooks.hook_job import DEFAULT_RUN, HookJob, read_hook_job
 from slurm_colloc.host.hooks.hook_report import DRIVER_VARIABLE, HookPlace, HookReport
 from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY, NodePolicy, read_policy
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 UNSAFE_PROLOG = 10
 """hooks/prolog.sh turns it into 1, and everything else into 0."""
 
@@ -154,20 +150,9 @@ def _audit(
 ) -> None:
     from slurm_colloc.host.system.signals import RECORD
 
-    entry: dict[str, Any] = {"hook": command}
-    if job is not None:
-        entry |= {"job": job.job_id, "uid": job.uid, "node": job.node}
-    entry |= {
-        "mode": report.mode,
-        "action": report.action,
-        "outcome": report.outcome,
-        "ms": round((time.monotonic() - started) * 1000, 1),
-        "exit": report.exit_status,
-        **report.details,
-        **RECORD.describe(),
-    }
-    if policy.ignored:
-        entry["ignored"] = list(policy.ignored)
+    about = {} if job is None else {"job": job.job_id, "uid": job.uid, "node": job.node}
+    entry = report.build_entry(command, time.monotonic() - started, about)
+    entry |= RECORD.describe()
     from slurm_colloc.host.hooks.audit_log import write_audit
 
     write_audit(policy.audit_log, entry)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from slurm_colloc.diagnosis.login_findings import (
-    AskProblem,
     Finding,
     Level,
     LoginFacts,
@@ -27,6 +26,7 @@ from slurm_colloc.diagnosis.login_findings import (
     name_files,
     parse_release,
 )
+from slurm_colloc.errors import CollocError
 from slurm_colloc.slurm.slurm_nodes import NodeState
 
 CONFIG = {
@@ -89,14 +89,14 @@ def test_only_red_makes_an_exit_status_of_1() -> None:
 def test_settings_and_state() -> None:
     expect(judge_settings(FACTS), Level.GREEN, "built-in values")
     expect(judge_settings(change(settings_files=("~/a.toml",))), Level.GREEN, "~/a.toml")
-    broken = change(settings_trouble=AskProblem("/etc/x.toml is not TOML"))
+    broken = change(settings_trouble=CollocError("/etc/x.toml is not TOML"))
     expect(judge_settings(broken), Level.RED, "/etc/x.toml is not TOML", "correct that file")
     expect(judge_state(broken), Level.UNKNOWN, "the settings do not say")
     old = change(settings_warnings=("/etc/x.toml: the setting 'y' was removed",))
     expect(judge_settings(old), Level.YELLOW, "the setting 'y' was removed", "remove it there")
-    full = change(state_trouble=AskProblem("cannot write /a: No space", "make room"))
+    full = change(state_trouble=CollocError("cannot write /a: No space", hint="make room"))
     expect(judge_state(full), Level.RED, "cannot write /a: No space", "make room")
-    bare = change(state_trouble=AskProblem("/a cannot be written"))
+    bare = change(state_trouble=CollocError("/a cannot be written"))
     expect(judge_state(bare), Level.RED, "set state_dir in the settings")
 
 
@@ -123,7 +123,7 @@ def test_releases_of_slurm(
 def test_without_slurm_the_rest_is_unknown() -> None:
     facts = change(
         client_version=None,
-        client_trouble=AskProblem("there is no Slurm here", "call csub where sbatch works"),
+        client_trouble=CollocError("there is no Slurm here", hint="call csub where sbatch works"),
         config=None,
         access="",
     )
@@ -136,12 +136,12 @@ def test_without_slurm_the_rest_is_unknown() -> None:
 
 
 def test_a_controller_that_does_not_answer() -> None:
-    facts = change(config=None, controller_trouble=AskProblem("it does not answer: refused"))
+    facts = change(config=None, controller_trouble=CollocError("it does not answer: refused"))
     expect(judge_controller(facts), Level.RED, "refused", "scontrol ping", "csub --local")
 
 
 def test_access_that_is_demanded_and_cannot_be_had() -> None:
-    facts = change(access_trouble=AskProblem("pyslurm cannot be used"))
+    facts = change(access_trouble=CollocError("pyslurm cannot be used"))
     expect(judge_access(facts), Level.RED, "pyslurm cannot be used", "slurm_access to auto")
     expect(judge_access(FACTS), Level.GREEN, "through commands")
 

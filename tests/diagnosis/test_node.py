@@ -11,7 +11,6 @@ from slurm_colloc.diagnosis.login_findings import (
     NO_PYTHON,
     NO_STATE,
     NO_WRITING,
-    AskProblem,
     DoctorQuestion,
     Finding,
     JobOutcome,
@@ -21,6 +20,7 @@ from slurm_colloc.diagnosis.login_findings import (
     red,
 )
 from slurm_colloc.diagnosis.node_findings import CHECKS, find_obstacle, judge_no_job, judge_outcome
+from slurm_colloc.errors import CollocError
 from slurm_colloc.model.examination import (
     Examination,
     GpuLook,
@@ -89,7 +89,7 @@ def test_no_job_is_tried_where_it_cannot_run(check: str) -> None:
 
 
 def test_a_job_that_is_refused_is_red_in_slurms_words() -> None:
-    found = judge(JobOutcome(trouble=AskProblem("sbatch: Invalid account")))
+    found = judge(JobOutcome(trouble=CollocError("sbatch: Invalid account")))
     assert found["job"].what == "sbatch: Invalid account"
     assert "--account" in found["job"].advice
     others = {finding.level for name, finding in found.items() if name != "job"}

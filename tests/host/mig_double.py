@@ -14,7 +14,6 @@ from slurm_colloc.host.mig.plan_cut import (
     INSUFFICIENT_RESOURCES,
     ComputeInstance,
     GpuInstance,
-    InstanceProcess,
     MigGpu,
     MigProblem,
 )
@@ -29,7 +28,7 @@ class Killed(BaseException):
 
 @dataclass
 class MigDouble:
-    """A MigPort on GPUs in memory.
+    """A MigSession on GPUs in memory.
 
     Attributes:
         gpus: By UUID.
@@ -128,8 +127,8 @@ class MigDouble:
 
     def _show(self, state: MigGpu) -> MigGpu:
         processes = tuple(
-            InstanceProcess(4000 + number, instance, compute)
-            for number, (gpu, instance, compute) in enumerate(sorted(self.busy))
+            4000 + number
+            for number, (gpu, _, _) in enumerate(sorted(self.busy))
             if gpu == state.uuid
         )
         return replace(state, processes=processes)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from slurm_colloc.host.mig.cut_gpu import describe_holders, find_capability_files, list_openers
-from slurm_colloc.host.mig.plan_cut import InstanceProcess
 
 from ..wait_until import wait_until
 from .mig_double import build_gpu
@@ -31,9 +30,9 @@ def test_processes_of_nvmls_list_are_named_and_many_are_counted() -> None:
     import os
     from dataclasses import replace
 
-    gpu = replace(build_gpu(199), processes=(InstanceProcess(os.getpid(), 1, 0),))
+    gpu = replace(build_gpu(199), processes=(os.getpid(),))
     assert describe_holders(gpu).startswith(f"process {os.getpid()} (")
-    many = tuple(InstanceProcess(2**22 + number) for number in range(6))
+    many = tuple(2**22 + number for number in range(6))
     assert describe_holders(replace(gpu, processes=many)).endswith("(gone), 2 more")
     assert describe_holders(None) == ""
 

@@ -79,12 +79,12 @@ def choose_hierarchies(kind: str) -> tuple[Hierarchy, ...]:
 
 
 @contextlib.contextmanager
-def group_with(kind: str, *pids: int) -> Iterator[ControlGroup | ProcessSession]:
+def group_with(kind: str, *pids: int) -> Iterator[ControlGroup]:
     """A group of a kind that these processes are in, the first of which leads a session."""
     if kind == "session":
         leader = identify(pids[0])
         assert leader is not None
-        yield ProcessSession(leader)
+        yield ControlGroup((), [ProcessSession(leader)])
         return
     hierarchies = choose_hierarchies(kind)
     if not hierarchies:
@@ -100,7 +100,7 @@ def group_with(kind: str, *pids: int) -> Iterator[ControlGroup | ProcessSession]
         assert remove_groups(made.paths) == ()
 
 
-def end(group: ControlGroup | ProcessSession, owner: int = NOBODY, budget_s: float = 10.0) -> str:
+def end(group: ControlGroup, owner: int = NOBODY, budget_s: float = 10.0) -> str:
     """End a group; what is left of it, in words."""
     found = kill_group(group, owner, reason="test", deadline=time.monotonic() + budget_s)
     words = [f"unkillable {p.id.pid}" for p in found.unkillable]
@@ -268,7 +268,7 @@ def test_a_session_knows_what_left_and_what_came_later(start: Start) -> None:
         members = ProcessSession(leader).list_members()
         assert len(members) == 1
         assert members[0].pid in before
-        assert end(ProcessSession(leader)) == ""
+        assert end(ControlGroup((), [ProcessSession(leader)])) == ""
         assert ProcessSession(leader).list_members() == []
     finally:
         for pid in before:

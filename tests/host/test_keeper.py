@@ -590,7 +590,7 @@ def test_what_an_earlier_pack_has_left_is_cleared_away_in_the_background(
         Ready("/d", "/d/p", 1, None, "13.0", 1.5, None, ("/tmp: full",)),
         Fault(1, (2, 3), None, "line\nline"),
         Status(
-            (ServerClients(1, 0, None, (ListedClient(2, 1, None, 4, "python3 -m x"),)),),
+            (ServerClients(1, 0, None, (ListedClient(2, 1),)),),
             "why",
         ),
         Stopped(StopReport(1.0, None, True, (3,), None, False, ("left",), (), ("note",))),

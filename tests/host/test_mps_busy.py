@@ -117,12 +117,12 @@ def test_a_pack_ends_its_own_daemon_all_the_same(running: RunningMps, base: Path
 @pytest.mark.parametrize(
     ("outcome", "turned_away"),
     [
-        (Outcome(0, "", "", 0.0), True),
-        (Outcome(1, "", "Cannot send command to MPS control daemon process\n", 0.0), True),
-        (Outcome(1, "", "", 0.0), True),
-        (Outcome(1, "", "Cannot find MPS control daemon process\n", 0.0), False),
-        (Outcome(0, "7\n", "", 0.0), False),
-        (Outcome(None, "", "", 0.0, "no answer within 1 s"), False),
+        (Outcome(0, "", ""), True),
+        (Outcome(1, "", "Cannot send command to MPS control daemon process\n"), True),
+        (Outcome(1, "", ""), True),
+        (Outcome(1, "", "Cannot find MPS control daemon process\n"), False),
+        (Outcome(0, "7\n", ""), False),
+        (Outcome(None, "", "", "no answer within 1 s"), False),
     ],
 )
 def test_how_a_daemon_turns_a_control_program_away(outcome: Outcome, *, turned_away: bool) -> None:

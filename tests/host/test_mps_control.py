@@ -13,7 +13,6 @@ import pytest
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mps.mps_control import (
     ControlProgram,
-    ListedClient,
     MpsPrograms,
     build_daemon_environment,
     find_complaints,
@@ -21,7 +20,6 @@ from slurm_colloc.host.mps.mps_control import (
     find_programs,
     parse_percentage,
     parse_pids,
-    parse_ps,
     parse_server_status,
 )
 from slurm_colloc.host.system.child_programs import Outcome, run_program
@@ -29,17 +27,10 @@ from slurm_colloc.host.system.node_processes import list_processes, read_environ
 
 from .conftest import write_program
 
+
 # `ps` on an H200, driver 580.
-PS = """\
-PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        
-537       1         574            GPU-5a41ce45-e82a-a159    4026531836     /opt/torch/bin/python3
-538       2         574            GPU-5a41ce45-e82a-a159    4026531836     python3 -m train
-538       3         574            GPU-5a41ce45-e82a-a159    4026531836     python3 -m train
-"""  # noqa: W291 - as it was printed
-
-
 def said(text: str, returncode: int | None = 0) -> Outcome:
-    return Outcome(returncode, text, "", 0.0)
+    return Outcome(returncode, text, "")
 
 
 def test_a_list_of_pids_is_read_and_anything_else_is_none() -> None:
@@ -56,17 +47,6 @@ def test_a_server_has_one_of_three_states() -> None:
     assert parse_server_status(said("INITIALIZING\n")) == "INITIALIZING"
     assert parse_server_status(said("FAULT\n")) == "FAULT"
     assert parse_server_status(said("Server 77 not found\n")) is None
-
-
-def test_the_table_of_clients_is_read_by_its_columns() -> None:
-    first, second = parse_ps(PS)
-    device = "GPU-5a41ce45-e82a-a159"
-    assert first == ListedClient(537, 574, device, 4026531836, "/opt/torch/bin/python3")
-    assert second.command == "python3 -m train"
-    assert parse_ps("Server not found\n") == ()
-    assert parse_ps("") == ()
-    (moved,) = parse_ps("SERVER PID\n574 9\n")
-    assert moved == ListedClient(9, 574)
 
 
 def test_a_percentage_is_a_number_or_nothing() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from slurm_colloc.host.mps.mps_logs import (
-    ClientConnected,
-    ClientDisconnected,
-    FaultSeen,
+    ClientJoined,
+    ClientLeft,
+    DaemonTrouble,
+    Fault,
     LogEvent,
     LogReader,
-    Problem,
-    StatusChanged,
+    ServerStatus,
     parse_line,
 )
 
@@ -87,12 +87,12 @@ def test_a_line_tells_when_who_and_what() -> None:
 
 def test_a_server_starts_and_becomes_active() -> None:
     events = read(STARTING)
-    assert [(e.server_pid, e.status) for e in events if isinstance(e, StatusChanged)] == [
+    assert [(e.server_pid, e.status) for e in events if isinstance(e, ServerStatus)] == [
         (474, "INITIALIZING"),
         (474, "ACTIVE"),
     ]
     # What is written for every client and every look at the socket is no problem.
-    assert not any(isinstance(event, Problem) for event in events)
+    assert not any(isinstance(event, DaemonTrouble) for event in events)
 
 
 def test_the_daemon_tells_its_cuda_version() -> None:
@@ -105,31 +105,31 @@ def test_the_daemon_tells_its_cuda_version() -> None:
 
 def test_a_client_connects_once_whatever_its_contexts() -> None:
     events = read(STARTING, CLIENTS)
-    assert [e for e in events if isinstance(e, ClientConnected)] == [
-        ClientConnected(474, 426),
-        ClientConnected(474, 424),
+    assert [e for e in events if isinstance(e, ClientJoined)] == [
+        ClientJoined(426, 474),
+        ClientJoined(424, 474),
     ]
 
 
 def test_a_fault_has_suspects_and_no_culprit() -> None:
-    (fault,) = (e for e in read(STARTING, CLIENTS, FAULT, AFTER) if isinstance(e, FaultSeen))
+    (fault,) = (e for e in read(STARTING, CLIENTS, FAULT, AFTER) if isinstance(e, Fault))
     assert (fault.server_pid, fault.suspects, fault.named_pid) == (474, (424, 426), 424)
     assert fault.text.splitlines() == FAULT.splitlines()
 
 
 def test_a_fault_that_is_read_in_pieces_is_one_fault() -> None:
-    whole = [e for e in read(STARTING, CLIENTS, FAULT, AFTER) if isinstance(e, FaultSeen)]
+    whole = [e for e in read(STARTING, CLIENTS, FAULT, AFTER) if isinstance(e, Fault)]
     pieces = read(STARTING, CLIENTS, *FAULT.splitlines(), AFTER)
-    assert [e for e in pieces if isinstance(e, FaultSeen)] == whole
+    assert [e for e in pieces if isinstance(e, Fault)] == whole
 
 
 def test_a_fault_at_the_end_is_told_when_asked_for() -> None:
     reader = LogReader()
     events = reader.read((CLIENTS + FAULT).splitlines())
-    assert not any(isinstance(event, FaultSeen) for event in events)
+    assert not any(isinstance(event, Fault) for event in events)
     assert reader.has_open_fault
     (fault,) = reader.flush()
-    assert isinstance(fault, FaultSeen)
+    assert isinstance(fault, Fault)
     assert fault.suspects == (424, 426)
     assert reader.flush() == []
 
@@ -138,38 +138,38 @@ def test_what_others_write_meanwhile_does_not_end_a_fault() -> None:
     lines = FAULT.splitlines()
     lines.insert(5, "[2026-11-21 14:37:41.353 Control   422] Accepting connection...")
     lines.insert(6, "[2026-11-21 14:37:41.353 Control   422] 999")
-    (fault,) = (e for e in read("\n".join(lines)) if isinstance(e, FaultSeen))
+    (fault,) = (e for e in read("\n".join(lines)) if isinstance(e, Fault))
     assert fault.suspects == (424, 426)
 
 
 def test_a_fault_without_its_list_still_has_suspects() -> None:
     head = FAULT.splitlines()
-    (fault,) = (e for e in read("\n".join(head[:4])) if isinstance(e, FaultSeen))
+    (fault,) = (e for e in read("\n".join(head[:4])) if isinstance(e, Fault))
     assert fault.suspects == (424, 426)
-    (fault,) = (e for e in read(head[0]) if isinstance(e, FaultSeen))
+    (fault,) = (e for e in read(head[0]) if isinstance(e, Fault))
     assert fault.suspects == (424,)
-    (fault,) = (e for e in read(head[1]) if isinstance(e, FaultSeen))
+    (fault,) = (e for e in read(head[1]) if isinstance(e, Fault))
     assert (fault.suspects, fault.named_pid) == ((), None)
 
 
 def test_a_server_in_fault_is_active_again_when_all_have_left() -> None:
     events = read(STARTING, CLIENTS, FAULT, AFTER)
-    states = [e.status for e in events if isinstance(e, StatusChanged)]
+    states = [e.status for e in events if isinstance(e, ServerStatus)]
     assert states == ["INITIALIZING", "ACTIVE", "FAULT", "ACTIVE", "EXITED"]
-    assert [e.client_pid for e in events if isinstance(e, ClientDisconnected)] == [426, 424]
+    assert [e.pid for e in events if isinstance(e, ClientLeft)] == [426, 424]
 
 
 def test_a_second_fault_is_told_as_well() -> None:
     events = read(CLIENTS, FAULT, AFTER, CLIENTS, FAULT)
-    assert len([e for e in events if isinstance(e, FaultSeen)]) == 2
+    assert len([e for e in events if isinstance(e, Fault)]) == 2
 
 
 def test_the_clients_of_a_server_that_ends_have_left() -> None:
     ended = "[2026-11-21 14:38:00.000 Control   422] Server 474 exited with status 1"
     events = read(STARTING, CLIENTS, ended)
     # They have not left by themselves: its own end is told first.
-    assert events[-2:] == [ClientDisconnected(474, 424), ClientDisconnected(474, 426)]
-    assert isinstance(events[-3], StatusChanged)
+    assert events[-2:] == [ClientLeft(424, 474), ClientLeft(426, 474)]
+    assert isinstance(events[-3], ServerStatus)
     assert events[-3].status == "EXITED"
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_start_is_a_problem() -> None:
     (problem,) = read(
         "[2026-11-21 14:33:42.032 Control  6212] Failed to start server using uid 1000. Reason"
     )
-    assert problem == Problem(6212, "Failed to start server using uid 1000. Reason")
+    assert problem == DaemonTrouble(6212, "Failed to start server using uid 1000. Reason")
 
 
 def test_the_answers_of_commands_are_not_events() -> None:

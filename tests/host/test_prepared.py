@@ -169,7 +169,7 @@ def test_where_there_is_no_job_or_no_hook_nothing_is_said() -> None:
 )
 def test_the_daemon_must_serve_the_packs_gpus(gpus: tuple[str, ...], words: str) -> None:
     daemon = PreparedDaemon((GPU,), "/run/x/11/0/p")
-    setup = PreparedSetup("mps", "", "prolog", (daemon,))
+    setup = PreparedSetup("mps", "", (daemon,))
     found, reason = choose_daemon(setup, gpus)
     assert (found is None) is bool(words)
     assert words in reason

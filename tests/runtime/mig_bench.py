@@ -51,7 +51,6 @@ def build_setup(job_id: str, names: list[str]) -> dict[str, Any]:
                 {
                     "uuid": GPU,
                     "name": "NVIDIA H100 80GB HBM3",
-                    "mode_switched": False,
                     "instances": build_instances(names),
                     "profiles": [describe_profile(one) for one in PROFILES.values()],
                 }

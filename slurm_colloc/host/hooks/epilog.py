@@ -37,7 +37,6 @@ from slurm_colloc.host.system.control_groups import remove_groups
 from slurm_colloc.host.system.node_processes import (
     ControlGroup,
     ProcessSession,
-    UnitedGroups,
     read_boot_id,
     read_process,
     read_uid,
@@ -169,17 +168,13 @@ class JobUndo:
         paths = tuple(
             dict.fromkeys((*checkpoint.cgroups, *(p for one in leaders for p in one.groups)))
         )
-        groups: list[ControlGroup | ProcessSession] = [ControlGroup(paths)] if paths else []
-        # A daemon that has written itself down may not have entered its control groups yet.
-        groups += [ProcessSession(leader.id) for leader in leaders]
         # A damaged checkpoint does not say whose job it was.
         owner = next((leader.uid for leader in leaders), checkpoint.uid)
         if self._is_of_this_boot and owner > 0:
             reason = f"job {checkpoint.job_id} is over"
             deadline = time.monotonic() + self.budget_s
-            self._note_end(
-                kill_group(UnitedGroups(groups), owner, reason=reason, deadline=deadline)
-            )
+            group = ControlGroup(paths, [ProcessSession(leader.id) for leader in leaders])
+            self._note_end(kill_group(group, owner, reason=reason, deadline=deadline))
         self.report.notes += remove_groups(paths)
 
     def _note_end(self, end: GroupEnd) -> None:

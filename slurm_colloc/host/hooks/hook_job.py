@@ -286,6 +286,7 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
     job_id = environ.get("SLURM_JOB_ID", "")
     if not is_job_id(job_id):
         raise UsageProblem("SLURM_JOB_ID is not a job's number: this is for slurmd to call")
+    sluid = environ.get("SLURM_JOB_SLUID", "")
     return HookJob(
         job_id=job_id,
         uid=_read_id(environ, "SLURM_JOB_UID"),
@@ -297,7 +298,7 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
         node=environ.get("SLURMD_NODENAME", ""),
         restart=_read_number(environ, "SLURM_JOB_RESTART_COUNT") or 0,
         cpus=_read_number(environ, "SLURM_JOB_CPUS_PER_NODE") or None,
-        sluid=_read_sluid(environ.get("SLURM_JOB_SLUID", "")),
+        sluid=sluid if SLUID.fullmatch(sluid) else "",
         slurm_conf=environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF,
     )
 
@@ -305,10 +306,6 @@ def read_hook_job(environ: Mapping[str, str]) -> HookJob:
 def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if _NUMBER.fullmatch(text) else None
-
-
-def _read_sluid(text: str) -> str:
-    return text if SLUID.fullmatch(text) else ""
 
 
 def _read_id(environ: Mapping[str, str], name: str) -> int | None:

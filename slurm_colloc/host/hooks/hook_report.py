@@ -12,6 +12,7 @@ from slurm_colloc.host.hooks.node_policy import DEFAULT_POLICY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
     from typing import Any
 
@@ -62,6 +63,25 @@ class HookReport:
     mode: str = ""
     exit_status: int = 0
     details: dict[str, Any] = field(default_factory=dict)
+
+    def build_entry(self, hook: str, took_s: float, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The line of the audit log.
+
+        Args:
+            hook: Which one it was.
+            took_s: How long it took.
+            about: What is known of its job.
+        """
+        return {
+            "hook": hook,
+            **about,
+            "mode": self.mode,
+            "action": self.action,
+            "outcome": self.outcome,
+            "ms": round(took_s * 1000, 1),
+            "exit": self.exit_status,
+            **self.details,
+        }
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.hook_job import PREPARING, READY, SETUP_SCHEMA, Checkpoint, HookJob
+from slurm_colloc.host.hooks.hook_job import READY, SETUP_SCHEMA, Checkpoint, HookJob
 from slurm_colloc.host.hooks.node_policy import (
     MPS,
     NO_POWER,
@@ -32,7 +32,7 @@ from slurm_colloc.host.mps.daemon_limits import (
     find_owner,
     make_limited_groups,
 )
-from slurm_colloc.host.mps.mps_control import find_programs, judge_support
+from slurm_colloc.host.mps.mps_control import find_programs, judge_support, read_peer
 from slurm_colloc.host.mps.mps_state import MpsOptions, build_node_environment
 from slurm_colloc.host.mps.start_daemon import RunningMps, start_daemon
 from slurm_colloc.host.nvml.nvml_query import EXCLUSIVE_PROCESS, NVML_S, NvmlAnswer, start_question
@@ -186,21 +186,25 @@ class JobPreparation:
         except OSError as error:
             raise NodeError(f"{self.run.path} cannot be written ({error.strerror})") from error
 
+    def begin_checkpoint(self) -> Checkpoint:
+        """What is known of the job before anything is prepared for it."""
+        job = self.job
+        return Checkpoint(
+            job_id=job.job_id,
+            uid=job.uid or 0,
+            gid=job.gid or 0,
+            restart=job.restart,
+            gpus=self.gpus,
+            sluid=job.sluid,
+        )
+
     def claim_only(self) -> Checkpoint:
         """Write down that these GPUs are this job's, without a sharing mode.
 
         Raises:
             NodeError: As `write_claim`.
         """
-        checkpoint = Checkpoint(
-            job_id=self.job.job_id,
-            uid=self.job.uid or 0,
-            gid=self.job.gid or 0,
-            phase=PREPARING,
-            restart=self.job.restart,
-            gpus=self.gpus,
-            sluid=self.job.sluid,
-        )
+        checkpoint = self.begin_checkpoint()
         self.write_claim(checkpoint)
         return checkpoint
 
@@ -295,14 +299,12 @@ class JobPreparation:
         if not made.paths:
             self.notes.append("the daemon stays in slurmd's cgroup, in a session of its own")
         if made.missing:
-            reasons = "; ".join(made.refused) or "there is no such cgroup controller"
-            self.notes.append(f"the daemon has no limit on {', '.join(made.missing)} ({reasons})")
+            told = f"the daemon has no limit on {', '.join(made.missing)}"
+            self.notes.append(f"{told} ({made.why_missing})")
 
 
 def is_prepared(run: RunDirectory, checkpoint: Checkpoint, job: HookJob) -> bool:
     """Whether all of this has been done already, by an earlier run of the same prolog."""
-    from slurm_colloc.host.mps.mps_control import read_peer
-
     return (
         checkpoint.phase == READY
         and checkpoint.boot == read_boot_id()
@@ -345,7 +347,6 @@ class MpsPreparation(JobPreparation):
                     "gpus": list(running.options.gpus),
                     "pipe_directory": running.directory.pipe_path,
                     "control_ms": running.control_ms,
-                    "active_ms": None,
                 }
                 for running in daemons
             ],
@@ -373,18 +374,12 @@ class MpsPreparation(JobPreparation):
         Raises:
             NodeError: Another job of ours holds one of them, or nothing can be written.
         """
-        checkpoint = Checkpoint(
-            job_id=self.job.job_id,
-            uid=self.job.uid or 0,
-            gid=self.job.gid or 0,
-            phase=PREPARING,
+        checkpoint = replace(
+            self.begin_checkpoint(),
             mode=MPS,
-            restart=self.job.restart,
-            gpus=self.gpus,
             daemons=tuple(str(number) for number, _ in enumerate(self._split_gpus())),
             cgroups=self.find_groups(),
             compute_modes=self._choose_mode_changes(answer),
-            sluid=self.job.sluid,
         )
         self.write_claim(checkpoint)
         return checkpoint

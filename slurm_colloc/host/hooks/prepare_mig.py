@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, replace
 
 from slurm_colloc.errors import NodeError
-from slurm_colloc.host.hooks.hook_job import PREPARING, Checkpoint
 from slurm_colloc.host.hooks.node_policy import MIG_OFF, MIG_SWITCH, read_mig_conflict
 from slurm_colloc.host.hooks.prepare_job import JobPreparation
 from slurm_colloc.host.mig.cut_gpu import cut, open_sessions, read_one, run_for_each
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from slurm_colloc.host.hooks.hook_job import Checkpoint
     from slurm_colloc.host.mig.plan_cut import MigClaim, MigGpu
 
 MIG = "mig"
@@ -81,17 +81,7 @@ class MigPreparation(JobPreparation):
             )
             claims = tuple(map(self._place_record, claims))
             self.figures["mig_read_ms"] = _count_ms(started)
-            checkpoint = Checkpoint(
-                job_id=job.job_id,
-                uid=job.uid or 0,
-                gid=job.gid or 0,
-                phase=PREPARING,
-                mode=MIG,
-                restart=job.restart,
-                gpus=self.gpus,
-                mig=claims,
-                sluid=job.sluid,
-            )
+            checkpoint = replace(self.begin_checkpoint(), mode=MIG, mig=claims)
             self.write_claim(checkpoint)
             self._keep_modes(claims)
             made = self._cut(sessions, checkpoint)
@@ -99,9 +89,7 @@ class MigPreparation(JobPreparation):
         checkpoint = replace(checkpoint, mig=claims)
         self.figures["mig_ms"] = _count_ms(started)
         return checkpoint, {
-            "gpus": [
-                describe_gpu(made[claim.gpu], mode_switched=claim.switches) for claim in claims
-            ],
+            "gpus": [describe_gpu(made[claim.gpu]) for claim in claims],
             "mps_inside": policy.mig_mps_inside,
             "layout": layout,
         }
@@ -124,13 +112,10 @@ class MigPreparation(JobPreparation):
             lost,
             state=state,
             may_switch=self.policy.mig == MIG_SWITCH,
-            open_session=lambda gpus: MigSession(
-                self.run.lock_path,
-                gpus,
-                driver=self.driver,
-                node=self.job.node,
-                ends_at=ends_at,
-            ),
+            lock=self.run.lock_path,
+            driver=self.driver,
+            node=self.job.node,
+            ends_at=ends_at,
         )
         self.notes += [one.told for one in found]
         return found

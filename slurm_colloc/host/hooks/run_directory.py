@@ -47,7 +47,7 @@ from slurm_colloc.host.system.directories import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
 
 # ---- A file system of its own for what a job's user may write below /run; who: root --------------
@@ -193,6 +193,12 @@ class RunDirectory:
             if descriptor >= 0:
                 os.close(descriptor)
         self._descriptor = self._jobs = self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- locks ----------------------------------------------------------------------------------
 

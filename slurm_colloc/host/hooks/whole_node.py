@@ -34,12 +34,10 @@ def run_recover(place: HookPlace, node: str) -> tuple[HookReport, list[dict[str,
         if problem:
             report.details["mig"] = [problem]
         return report, []
-    try:
+    with run:
         found = recover(run, driver=place.driver, node=node)
         modes = _restore_modes(place, node, run, lost) if lost else ()
         run.sweep_aside(time.monotonic() + RECOVERY_S)
-    finally:
-        run.close()
     told = [describe_recovered(one) for one in found]
     unsafe = [text for one in found if one.report for text in one.report.unsafe]
     unsafe += [one.told for one in modes if one.is_unsafe]
@@ -65,7 +63,6 @@ def _restore_modes(
     place: HookPlace, node: str, run: RunDirectory, lost: tuple[str, ...]
 ) -> tuple[ModeAfterBoot, ...]:
     from slurm_colloc.host.mig.kept_modes import ModeAfterBoot, restore_modes
-    from slurm_colloc.host.mig.mig_session import MigSession
 
     if _is_slurmd_up():
         # Jobs may have these GPUs, with no process on them yet. A prolog knows whose they are.
@@ -83,13 +80,10 @@ def _restore_modes(
         lost,
         state=policy.state_directory,
         may_switch=policy.mig == MIG_SWITCH,
-        open_session=lambda gpus: MigSession(
-            run.lock_path,
-            gpus,
-            driver=place.driver,
-            node=node,
-            ends_at=time.monotonic() + _MODES_S,
-        ),
+        lock=run.lock_path,
+        driver=place.driver,
+        node=node,
+        ends_at=time.monotonic() + _MODES_S,
     )
 
 
@@ -121,10 +115,8 @@ def find_divided(place: HookPlace, job_id: str, *, spares_ready: bool) -> str:
     except (CollocError, OSError):
         # It is not root's alone: what it says is not believed.
         return ""
-    try:
+    with run:
         checkpoint, problem = read_or_guess(run, job_id)
-    finally:
-        run.close()
     if checkpoint is None or not checkpoint.divides:
         return ""
     if spares_ready and checkpoint.phase == READY:
@@ -147,7 +139,7 @@ def build_status(place: HookPlace) -> dict[str, Any]:
         run = RunDirectory(place.run, makes=False, needs_lock=False)
     except FileNotFoundError:
         return status
-    try:
+    with run:
         for job_id in run.list_jobs():
             checkpoint, problem = read_or_guess(run, job_id)
             if checkpoint is None:
@@ -165,6 +157,4 @@ def build_status(place: HookPlace) -> dict[str, Any]:
                     "problem": problem,
                 }
             )
-    finally:
-        run.close()
     return status

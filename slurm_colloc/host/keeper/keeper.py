@@ -25,31 +25,24 @@ from typing import Any
 
 from slurm_colloc.errors import CollocError, NodeError
 from slurm_colloc.host.keeper.keeper_messages import (
-    ClientJoined,
-    ClientLeft,
     ControlProved,
     DaemonDied,
-    DaemonTrouble,
     Event,
     Failed,
-    Fault,
     Ready,
     ServerClients,
-    ServerStatus,
     Status,
     Stopped,
-    Sweeping,
     decode,
     encode,
 )
 from slurm_colloc.host.mps.mps_control import ACTIVE, EXITED, ListedClient, parse_pids
 from slurm_colloc.host.mps.mps_logs import (
-    ClientConnected,
-    ClientDisconnected,
-    FaultSeen,
+    ClientJoined,
+    ClientLeft,
+    DaemonTrouble,
     LogEvent,
-    Problem,
-    StatusChanged,
+    ServerStatus,
     read_last_words,
     write_logs,
 )
@@ -205,7 +198,7 @@ def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
             raise NodeError(explain_end(status, running.directory, running.uid))
         fresh = running.logs.read()
         running.events += fresh
-        ready = any(isinstance(e, StatusChanged) and e.status == ACTIVE for e in fresh)
+        ready = any(isinstance(e, ServerStatus) and e.status == ACTIVE for e in fresh)
         _raise_if_failed(fresh)
         now = time.monotonic()
         if ready or now >= ask_at:
@@ -225,9 +218,9 @@ def wait_for_active(running: RunningMps, pause: Pause) -> int | None:
 
 def _raise_if_failed(events: list[LogEvent]) -> None:
     for event in events:
-        if isinstance(event, Problem):
+        if isinstance(event, DaemonTrouble):
             raise NodeError(f"the MPS server cannot start: {event.text}")
-        if isinstance(event, StatusChanged) and event.status == EXITED:
+        if isinstance(event, ServerStatus) and event.status == EXITED:
             raise NodeError(f"the MPS server ended before it was ACTIVE: {event.text}")
 
 
@@ -278,22 +271,14 @@ class DaemonWatch:
     def tell(self, events: Iterable[LogEvent]) -> None:
         """Say what a log has said."""
         for event in events:
-            self._say(self._translate(event))
-
-    def _translate(self, event: LogEvent) -> Event:
-        if isinstance(event, StatusChanged):
-            self.running.note_server(event.server_pid)
-            return ServerStatus(event.server_pid, event.status, event.text)
-        if isinstance(event, ClientConnected):
-            self.running.note_client(event.client_pid)
-            self._joined.add(event.client_pid)
-            return ClientJoined(event.client_pid, event.server_pid)
-        if isinstance(event, ClientDisconnected):
-            self._joined.discard(event.client_pid)
-            return ClientLeft(event.client_pid, event.server_pid)
-        if isinstance(event, FaultSeen):
-            return Fault(event.server_pid, event.suspects, event.named_pid, event.text)
-        return DaemonTrouble(event.pid, event.text)
+            if isinstance(event, ServerStatus):
+                self.running.note_server(event.server_pid)
+            elif isinstance(event, ClientJoined):
+                self.running.note_client(event.pid)
+                self._joined.add(event.pid)
+            elif isinstance(event, ClientLeft):
+                self._joined.discard(event.pid)
+            self._say(event)
 
     def has_clients(self) -> bool:
         """Whether a client that has connected still lives and has not left."""
@@ -323,7 +308,6 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         server_pids: What it says its servers are.
     """
     control = running.control
-    rows = {(row.pid, row.server_pid): row for row in control.read_snapshot()}
     problem = ""
     servers = []
     for server_pid in server_pids:
@@ -331,9 +315,7 @@ def _describe_servers(running: RunningMps, server_pids: Iterable[int]) -> Status
         clients = control.read_clients(server_pid)
         if clients is None:
             problem = f"server {server_pid} does not tell its clients"
-        found = [
-            rows.get((pid, server_pid), ListedClient(pid, server_pid)) for pid in clients or ()
-        ]
+        found = [ListedClient(pid, server_pid) for pid in clients or ()]
         status = control.read_server_status(server_pid)
         servers.append(ServerClients(server_pid, read_uid(server_pid), status, tuple(found)))
     return Status(tuple(servers), problem)
@@ -489,7 +471,7 @@ class Keeper:
             self._watched.running.directory.close()
             self._channel.close_requests()
             for found in sweep(options.bases or BASES):
-                self._say(Sweeping(found.path, found.label, found.report, found.reason))
+                self._say(found)
             status = 0
         finally:
             os._exit(status)
@@ -558,6 +540,8 @@ class Keeper:
                 break
             time.sleep(_TICK_S)
             watch.look()
+        # They are copied already.
+        running.logs.close()
         report = stop_daemon(running, grace_s=0.0, asks_nvml=False, has_directory=False)
         self._watch = None
         collect_orphans(None)

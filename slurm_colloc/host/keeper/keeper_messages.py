@@ -9,7 +9,20 @@ from typing import Any, Union
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.mps.mps_control import ListedClient
-from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport
+from slurm_colloc.host.mps.mps_logs import (
+    ClientJoined,
+    ClientLeft,
+    DaemonTrouble,
+    Fault,
+    ServerStatus,
+)
+from slurm_colloc.host.mps.mps_state import MpsOptions, StopReport, Sweeping
+
+__all__ = [
+    "ClientJoined", "ClientLeft", "ControlProved", "DaemonDied", "DaemonTrouble", "Event",
+    "Failed", "Fault", "KeeperDied", "Ready", "ServerClients", "ServerStatus", "Status", "Stopped",
+    "Sweeping", "decode", "encode",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,56 +77,6 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A fatal GPU error has ended all clients on a device.
-
-    Args:
-        server_pid: Their server.
-        suspects: Pids of the clients; the culprit is one of them, and nothing says which.
-        named_pid: The one that the log names first. It was innocent in three of three runs.
-        text: The log's lines.
-    """
-
-    server_pid: int
-    suspects: tuple[int, ...]
-    named_pid: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class ServerStatus:
-    """A server has become INITIALIZING, ACTIVE, FAULT or EXITED."""
-
-    server_pid: int
-    status: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class ClientJoined:
-    """A process has become a client."""
-
-    pid: int
-    server_pid: int
-
-
-@dataclass(frozen=True)
-class ClientLeft:
-    """A client has gone."""
-
-    pid: int
-    server_pid: int
-
-
-@dataclass(frozen=True)
-class DaemonTrouble:
-    """The daemon or a server says that something failed, in its own words."""
-
-    pid: int
-    text: str
-
-
-@dataclass(frozen=True)
 class DaemonDied:
     """The daemon has ended by itself, and on current drivers its server and clients with it.
 
@@ -154,23 +117,6 @@ class Stopped:
     """The daemon is ended; the keeper ends."""
 
     report: StopReport
-
-
-@dataclass(frozen=True)
-class Sweeping:
-    """What an earlier pack of this user had left on this node.
-
-    Args:
-        path: Its directory.
-        label: Whose it was.
-        report: How it was ended; None where it was left alone.
-        reason: Why it was left alone.
-    """
-
-    path: str
-    label: str
-    report: StopReport | None
-    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,16 @@ from dataclasses import dataclass
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.hooks.hook_job import SETUP, SETUP_SCHEMA
 from slurm_colloc.host.mps.mps_control import (
-    ControlProgram,
-    build_daemon_environment,
     find_library_path,
     find_programs,
     parse_pids,
     read_peer,
 )
-from slurm_colloc.host.mps.mps_logs import LogFollower, write_logs
+from slurm_colloc.host.mps.mps_logs import write_logs
 from slurm_colloc.host.mps.mps_state import DaemonState, MpsOptions, StopReport
 from slurm_colloc.host.mps.start_daemon import RunningMps
 from slurm_colloc.host.nvml.nvml_query import UUID
-from slurm_colloc.host.system.directories import LOGS, PIPE, PrivateDirectory, read_trusted_uids
+from slurm_colloc.host.system.directories import PIPE, PrivateDirectory, read_trusted_uids
 from slurm_colloc.host.system.node_processes import identify
 from slurm_colloc.model.mig_profiles import InstanceProfile, parse_profile
 
@@ -187,10 +185,7 @@ class PreparedSetup:
 
     mode: str
     reason: str
-    by: str
     daemons: tuple[PreparedDaemon, ...] = ()
-    compute_mode: str | None = None
-    notes: tuple[str, ...] = ()
     mig: PreparedMig | None = None
 
 
@@ -272,7 +267,6 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
     return PreparedSetup(
         mode=str(value["mode"]),
         reason=str(value["reason"]),
-        by=str(value["by"]),
         daemons=tuple(
             PreparedDaemon(
                 tuple(map(str, daemon["gpus"])),
@@ -281,8 +275,6 @@ def _parse(value: Mapping[str, Any], job_id: str) -> PreparedSetup:
             )
             for daemon in value["daemons"]
         ),
-        compute_mode=value["compute_mode"],
-        notes=tuple(map(str, value["notes"])),
         mig=parse_mig(value["mig"]) if value.get("mig") else None,
     )
 
@@ -315,42 +307,24 @@ def adopt_daemon(options: MpsOptions) -> RunningMps:
         daemon = identify(peer.pid) if peer.pid > 0 else None
         if daemon is None:
             raise NodeError("the node's MPS daemon is in another pid namespace than the job")
-        added = {**find_library_path(os.environ), **options.environment}
-        environment = build_daemon_environment(
-            programs,
+        keeper = identify(os.getpid())
+        assert keeper is not None
+        state = DaemonState(
+            label=options.label,
             gpus=options.gpus,
-            pipe_directory=pipe,
-            log_directory=f"{path}/{LOGS}",
-            added=added,
+            programs=programs,
+            added={**find_library_path(os.environ), **options.environment},
+            keeper=keeper,
+            daemon=daemon,
         )
-        control = ControlProgram(programs, environment)
-        answer = control.ask("get_server_list", ANSWER_S)
+        running = RunningMps.take_over(options, directory, state)
+        answer = running.control.ask("get_server_list", ANSWER_S)
         if parse_pids(answer) is None:
             words = answer.problem or (answer.stderr + answer.stdout).strip() or "an empty answer"
             raise NodeError(f"the node's MPS daemon does not answer: {words}")
     except BaseException:
         directory.close()
         raise
-    keeper = identify(os.getpid())
-    assert keeper is not None
-    state = DaemonState(
-        label=options.label,
-        gpus=options.gpus,
-        programs=programs,
-        added=added,
-        keeper=keeper,
-        daemon=daemon,
-    )
-    running = RunningMps(
-        options=options,
-        directory=directory,
-        state=state,
-        daemon=daemon,
-        child=None,
-        control=control,
-        logs=LogFollower(descriptor, os.geteuid()),
-        control_ms=0.0,
-    )
     # What it has written before is no news: another keeper may have told it already.
     running.logs.read()
     running.logs.flush()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from slurm_colloc.errors import NodeError
 from slurm_colloc.host.mig.mig_session import MigSession
@@ -35,10 +35,6 @@ from slurm_colloc.host.mig.plan_cut import (
 )
 from slurm_colloc.host.system.node_processes import read_process
 from slurm_colloc.model.printable import escape_controls
-
-if TYPE_CHECKING:
-    from slurm_colloc.host.mig.plan_cut import MigPort
-
 
 # ----
 # Doing something to each of a job's GPUs at the same time: a driver takes a second for some
@@ -124,7 +120,7 @@ def describe_holders(gpu: MigGpu | None) -> str:
     """
     if gpu is None:
         return ""
-    pids = [process.pid for process in gpu.processes or ()]
+    pids = list(gpu.processes or ())
     files = {f"/dev/nvidia{gpu.minor_number}", *_list_capability_files(gpu.minor_number)}
     pids += [pid for pid in list_openers(files) if pid not in pids]
     told = []
@@ -187,7 +183,7 @@ _RETRY_S = 0.2
 _RETRIES = 6
 
 
-def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sleep) -> MigGpu:
+def cut(port: MigSession, claim: MigClaim, wait: Callable[[float], None] = time.sleep) -> MigGpu:
     """Make what a claim says; the GPU as it is then, read anew.
 
     Args:
@@ -215,7 +211,7 @@ def cut(port: MigPort, claim: MigClaim, wait: Callable[[float], None] = time.sle
     return after
 
 
-def turn_on(port: MigPort, uuid: str) -> None:
+def turn_on(port: MigSession, uuid: str) -> None:
     """Turn MIG on, and see that it is.
 
     Raises:
@@ -233,7 +229,7 @@ class NotMade(NodeError):
 
 
 def make_instance(
-    port: MigPort,
+    port: MigSession,
     claim: MigClaim,
     planned: PlannedInstance,
     wait: Callable[[float], None] = time.sleep,
@@ -292,7 +288,7 @@ def check_made(gpu: MigGpu, claim: MigClaim) -> None:
         raise NodeError(f"{gpu.uuid} has {told} besides, which is not this job's")
 
 
-def read_one(port: MigPort, uuid: str) -> MigGpu:
+def read_one(port: MigSession, uuid: str) -> MigGpu:
     """Read one GPU.
 
     Raises:
@@ -304,7 +300,7 @@ def read_one(port: MigPort, uuid: str) -> MigGpu:
     raise MigProblem(f"NVML does not show {uuid} any more")
 
 
-def read_claimed(port: MigPort, claim: MigClaim) -> MigGpu:
+def read_claimed(port: MigSession, claim: MigClaim) -> MigGpu:
     """Read the GPU of a claim whole: what is read in part proves nothing to be gone.
 
     Raises:
@@ -323,7 +319,7 @@ def read_claimed(port: MigPort, claim: MigClaim) -> MigGpu:
 
 
 def _retry(
-    port: MigPort, claim: MigClaim, call: Callable[[], _Made], wait: Callable[[float], None]
+    port: MigSession, claim: MigClaim, call: Callable[[], _Made], wait: Callable[[float], None]
 ) -> _Made:
     """Make a call again while something else holds the GPU; then say what does."""
     for number in range(_RETRIES):
@@ -379,7 +375,7 @@ class MigRestored:
 
 
 def restore(
-    port: MigPort,
+    port: MigSession,
     claim: MigClaim,
     *,
     ends_at: float,
@@ -422,7 +418,7 @@ def restore(
     return report
 
 
-def _restore_once(port: MigPort, claim: MigClaim, report: MigRestored) -> tuple[str, bool]:
+def _restore_once(port: MigSession, claim: MigClaim, report: MigRestored) -> tuple[str, bool]:
     """One round; why it is not done yet (empty: it is), and whether something holds the GPU."""
     gpu = read_claimed(port, claim)
     own = [instance for instance in gpu.instances or () if claim.owns(instance)]
@@ -455,7 +451,7 @@ def _describe_left(claim: MigClaim, report: MigRestored) -> str:
 
 
 def _set_mode_back(
-    port: MigPort, claim: MigClaim, gpu: MigGpu, report: MigRestored
+    port: MigSession, claim: MigClaim, gpu: MigGpu, report: MigRestored
 ) -> tuple[str, bool]:
     strange = [one.describe(gpu.profiles) for one in gpu.instances or ()]
     if strange:
@@ -480,7 +476,7 @@ def _set_mode_back(
     return "", False
 
 
-def _turn_on_again(port: MigPort, claim: MigClaim) -> str:
+def _turn_on_again(port: MigSession, claim: MigClaim) -> str:
     """MIG went off while the job had the GPU: a driver that is loaded again turns it off.
 
     That it stays off is told and no more: a job finds the whole GPU then.
@@ -499,7 +495,7 @@ def _turn_on_again(port: MigPort, claim: MigClaim) -> str:
     return f"MIG was turned on again on {claim.gpu}, as before the job"
 
 
-def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
+def _destroy(port: MigSession, gpu: str, instance: GpuInstance) -> bool:
     """Destroy an instance; True where something uses it, and a part of it may be gone."""
     try:
         for compute in instance.compute:
@@ -512,7 +508,7 @@ def _destroy(port: MigPort, gpu: str, instance: GpuInstance) -> bool:
     return False
 
 
-def _tell_why_held(port: MigPort, claim: MigClaim, problem: str) -> str:
+def _tell_why_held(port: MigSession, claim: MigClaim, problem: str) -> str:
     """Who holds the GPU: looked for once, because that reads the whole process table."""
     gpu = None
     with contextlib.suppress(MigProblem):

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -174,7 +174,10 @@ def restore_modes(
     *,
     state: str,
     may_switch: bool,
-    open_session: Callable[[Mapping[str, int]], MigSession],
+    lock: str,
+    driver: str,
+    node: str,
+    ends_at: float,
 ) -> tuple[ModeAfterBoot, ...]:
     """Turn MIG on again where it was on, or say why it stays off.
 
@@ -186,7 +189,10 @@ def restore_modes(
         lost: UUIDs of GPUs that no job has, or only the one that this is done for.
         state: Root's directory for what outlasts a reboot.
         may_switch: The site's policy lets MIG be turned on.
-        open_session: Opens a session about GPUs, by UUID with their minor numbers.
+        lock: As for a MigSession, as are driver, node and ends_at.
+        driver: Likewise.
+        node: Likewise.
+        ends_at: Likewise.
     """
     found = []
     for uuid in lost:
@@ -196,7 +202,9 @@ def restore_modes(
             found.append(ModeAfterBoot(uuid, f"whether MIG is on on {uuid} is not known: {why}"))
             continue
         if not gpu.mig_enabled and may_switch:
-            outcome = _turn_on_again(uuid, partial(open_session, {uuid: gpu.minor_number}))
+            minors = {uuid: gpu.minor_number}
+            session = partial(MigSession, lock, minors, driver=driver, node=node, ends_at=ends_at)
+            outcome = _turn_on_again(uuid, session)
             found.append(outcome)
             if not outcome.is_on:
                 continue

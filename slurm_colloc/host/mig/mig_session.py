@@ -37,7 +37,7 @@ _LONGEST_ANSWER = 1 << 20
 
 
 class MigSession:
-    """NVML's calls for MIG, each with a time limit; a MigPort.
+    """NVML's calls for MIG, each with a time limit.
 
     After a call that gave no answer the next one is made by a new process, while there is time.
 

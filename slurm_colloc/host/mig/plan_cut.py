@@ -36,37 +36,6 @@ if TYPE_CHECKING:
 #
 # What cannot be read is None, never 0 or empty.
 
-if TYPE_CHECKING:
-    from typing import Any, Protocol
-
-    class MigPort(Protocol):
-        """NVML's calls for MIG, as far as hooks use them; each raises MigProblem."""
-
-        def read(self) -> tuple[MigGpu, ...]:
-            """Read the GPUs that this is about."""
-            ...
-
-        def set_mode(self, gpu: str, on: bool) -> None:
-            """Turn MIG on or off; whether it took has to be read."""
-            ...
-
-        def create(self, gpu: str, profile_id: int, placement: Placement) -> int:
-            """Make a GPU instance; its id."""
-            ...
-
-        def create_compute(self, gpu: str, instance: int, slices: int) -> None:
-            """Make a compute instance in it."""
-            ...
-
-        def destroy_compute(self, gpu: str, instance: int, compute: int) -> None:
-            """Destroy a compute instance."""
-            ...
-
-        def destroy(self, gpu: str, instance: int) -> None:
-            """Destroy a GPU instance without any compute instance."""
-            ...
-
-
 NO_ANSWER = -1
 GPU_IS_LOST, IN_USE, INSUFFICIENT_RESOURCES = 15, 19, 23
 """NVML's error numbers (nvml.h, nvmlReturn_t); NO_ANSWER is ours, for a call that hangs."""
@@ -130,21 +99,6 @@ class GpuInstance:
 
 
 @dataclass(frozen=True)
-class InstanceProcess:
-    """A process on a GPU.
-
-    Args:
-        pid: Its pid, as NVML gives it.
-        gpu_instance: Where; None outside any.
-        compute_instance: Likewise.
-    """
-
-    pid: int
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-
-@dataclass(frozen=True)
 class MigGpu:
     """A GPU and what it is divided into.
 
@@ -159,7 +113,7 @@ class MigGpu:
         is_virtual: It is a vGPU, or divided into some.
         profiles: What it can be divided into.
         instances: What it is divided into; None where that cannot be read, empty with MIG off.
-        processes: Who computes on it.
+        processes: Pids of those who compute on it.
         problem: Why something is not known; empty where all is.
     """
 
@@ -173,7 +127,7 @@ class MigGpu:
     is_virtual: bool = False
     profiles: tuple[InstanceProfile, ...] = ()
     instances: tuple[GpuInstance, ...] | None = None
-    processes: tuple[InstanceProcess, ...] | None = None
+    processes: tuple[int, ...] | None = None
     problem: str = ""
 
     @property
@@ -206,7 +160,7 @@ def parse_mig_gpu(value: Mapping[str, Any]) -> MigGpu:
     if fields["instances"] is not None:
         fields["instances"] = tuple(map(_parse_instance, fields["instances"]))
     if fields["processes"] is not None:
-        fields["processes"] = tuple(InstanceProcess(*one) for one in fields["processes"])
+        fields["processes"] = tuple(map(int, fields["processes"]))
     return MigGpu(**fields)
 
 
@@ -219,7 +173,7 @@ def _parse_instance(value: Mapping[str, Any]) -> GpuInstance:
     )
 
 
-def describe_gpu(gpu: MigGpu, *, mode_switched: bool) -> dict[str, Any]:
+def describe_gpu(gpu: MigGpu) -> dict[str, Any]:
     """A GPU with its instances and what else it can be divided into, as setup.json has it.
 
     Args:
@@ -229,7 +183,6 @@ def describe_gpu(gpu: MigGpu, *, mode_switched: bool) -> dict[str, Any]:
     return {
         "uuid": gpu.uuid,
         "name": gpu.name,
-        "mode_switched": mode_switched,
         "instances": describe_instances(gpu),
         "profiles": [describe_profile(profile) for profile in gpu.profiles],
     }
@@ -471,7 +424,7 @@ def _find_use(gpu: MigGpu) -> str:
         told = gpu.instances[0].describe(gpu.profiles)
         return f"{gpu.uuid} is divided already, and not for this job: {told}"
     if gpu.processes:
-        return f"process {gpu.processes[0].pid} is on {gpu.uuid}"
+        return f"process {gpu.processes[0]} is on {gpu.uuid}"
     return ""
 
 

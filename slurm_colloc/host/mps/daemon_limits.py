@@ -70,6 +70,11 @@ class LimitedGroups:
         """Which of NEEDED are not limited."""
         return tuple(name for name in NEEDED if name not in self.limits)
 
+    @property
+    def why_missing(self) -> str:
+        """The reasons."""
+        return "; ".join(self.refused) or "there is no such cgroup controller"
+
 
 def make_limited_groups(
     hierarchies: Iterable[Hierarchy], label: str, limits: DaemonLimits
@@ -91,8 +96,9 @@ def make_limited_groups(
             refused[hierarchy.mount] = f"{hierarchy.mount}: {error.strerror}"
             continue
         paths.append(path)
-        for name in _CONTROLLERS:
-            if name in reached or not _is_had(hierarchy, name):
+        for name, controller in _CONTROLLERS.items():
+            is_there = hierarchy.version == 2 or controller in hierarchy.controllers
+            if name in reached or not is_there:
                 continue
             try:
                 _set_limit(path, hierarchy.version, name, limits)
@@ -104,10 +110,6 @@ def make_limited_groups(
     # Version 2 alongside version 1 has no controller that version 1 has.
     told = tuple(text for name, text in refused.items() if name not in reached)
     return LimitedGroups(tuple(paths), frozenset(reached), told)
-
-
-def _is_had(hierarchy: Hierarchy, name: str) -> bool:
-    return hierarchy.version == 2 or _CONTROLLERS[name] in hierarchy.controllers
 
 
 def _set_limit(path: str, version: int, name: str, limits: DaemonLimits) -> None:

@@ -36,47 +36,10 @@ class ListedClient:
     Args:
         pid: Its pid, as seen from here.
         server_pid: The server it is connected to.
-        device: The GPU, cut short by the daemon (`GPU-5a41ce45-e82a-a159`); None where not told.
-        namespace: Its pid namespace (inode number); None where not told.
-        command: Its program; None where not told.
     """
 
     pid: int
     server_pid: int
-    device: str | None = None
-    namespace: int | None = None
-    command: str | None = None
-
-
-def parse_ps(text: str) -> tuple[ListedClient, ...]:
-    """Read the table of `ps` by the names of its columns.
-
-    Args:
-        text: `PID ID SERVER DEVICE NAMESPACE COMMAND`, one line a context (550, 580).
-    """
-    columns: list[str] = []
-    clients: dict[tuple[int, int], ListedClient] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if "PID" in words and "SERVER" in words:
-            columns = words
-            continue
-        if not columns or len(words) < len(columns):
-            continue
-        # The command is last and may hold blanks.
-        words = [*words[: len(columns) - 1], " ".join(words[len(columns) - 1 :])]
-        row = {column: words[index] for index, column in enumerate(columns)}
-        with contextlib.suppress(ValueError):
-            namespace = row.get("NAMESPACE", "")
-            client = ListedClient(
-                pid=int(row["PID"]),
-                server_pid=int(row["SERVER"]),
-                device=row.get("DEVICE"),
-                namespace=int(namespace) if namespace.isdigit() else None,
-                command=row.get("COMMAND"),
-            )
-            clients.setdefault((client.pid, client.server_pid), client)
-    return tuple(clients.values())
 
 
 def parse_percentage(answer: Outcome) -> float | None:
@@ -283,7 +246,7 @@ class ControlProgram:
                 return outcome
             left_s = started + timeout_s - time.monotonic() - pause_s
             if left_s <= 0:
-                return Outcome(None, "", "", time.monotonic() - started, BUSY)
+                return Outcome(None, "", "", BUSY)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -306,7 +269,7 @@ class ControlProgram:
             )
         except OSError as error:
             problem = f"{self.programs.control} cannot be started: {error.strerror}"
-            return Outcome(None, "", "", 0.0, problem)
+            return Outcome(None, "", "", problem)
 
     def read_servers(self, timeout_s: float = COMMAND_S) -> tuple[int, ...] | None:
         """Pids of the servers; None where the daemon does not say."""
@@ -319,10 +282,6 @@ class ControlProgram:
     def read_clients(self, server_pid: int, timeout_s: float = COMMAND_S) -> tuple[int, ...] | None:
         """Pids of a server's clients; None where the daemon does not say."""
         return parse_pids(self.ask(f"get_client_list {server_pid}", timeout_s))
-
-    def read_snapshot(self) -> tuple[ListedClient, ...]:
-        """What `ps` tells of all clients; older daemons have no such command."""
-        return parse_ps(self.ask("ps").stdout)
 
 
 def was_turned_away(outcome: Outcome) -> bool:

@@ -60,39 +60,39 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class StatusChanged:
+class ServerStatus:
     """A server has become INITIALIZING, ACTIVE, FAULT or EXITED."""
 
     server_pid: int
     status: str
-    text: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
-class ClientConnected:
-    """A process has made its first context."""
+class ClientJoined:
+    """A process has become a client: it has made its first context."""
 
+    pid: int
     server_pid: int
-    client_pid: int
 
 
 @dataclass(frozen=True)
-class ClientDisconnected:
-    """A process has left."""
+class ClientLeft:
+    """A client has gone."""
 
+    pid: int
     server_pid: int
-    client_pid: int
 
 
 @dataclass(frozen=True)
-class FaultSeen:
-    """A fatal GPU error has ended every client on a device.
+class Fault:
+    """A fatal GPU error has ended all clients on a device.
 
     Args:
-        server_pid: Whose clients.
-        suspects: Pids of the clients with a sticky error; one of them is the culprit.
-        named_pid: The one in the first line. It may be innocent.
-        text: The lines themselves.
+        server_pid: Their server.
+        suspects: Pids of the clients; the culprit is one of them, and nothing says which.
+        named_pid: The one that the log names first. It was innocent in three of three runs.
+        text: The log's lines.
     """
 
     server_pid: int
@@ -102,14 +102,14 @@ class FaultSeen:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The daemon or a server says that something failed."""
+class DaemonTrouble:
+    """The daemon or a server says that something failed, in its own words."""
 
     pid: int
     text: str
 
 
-LogEvent: TypeAlias = "StatusChanged | ClientConnected | ClientDisconnected | FaultSeen | Problem"
+LogEvent: TypeAlias = "ServerStatus | ClientJoined | ClientLeft | Fault | DaemonTrouble"
 
 
 def parse_line(line: str) -> LogLine:
@@ -129,11 +129,11 @@ class _OpenFault:
     lists_sticky: bool = False
     lines: list[str] = field(default_factory=list)
 
-    def close(self) -> FaultSeen:
+    def close(self) -> Fault:
         suspects = self.sticky or self.torn
         if not suspects and self.named_pid is not None:
             suspects = [self.named_pid]
-        return FaultSeen(
+        return Fault(
             self.server_pid,
             tuple(dict.fromkeys(suspects)),
             self.named_pid,
@@ -199,16 +199,16 @@ class LogReader:
     def _read_control(self, text: str, pid: int) -> list[LogEvent]:
         # What a command prints is logged too, so nothing here matches a bare word or number.
         if match := re.match(r"Starting new server (\d+) for user", text):
-            return [StatusChanged(int(match[1]), INITIALIZING, text)]
+            return [ServerStatus(int(match[1]), INITIALIZING, text)]
         if match := re.match(r"NEW SERVER (\d+): Ready", text):
-            return [StatusChanged(int(match[1]), ACTIVE, text)]
+            return [ServerStatus(int(match[1]), ACTIVE, text)]
         if match := re.match(r"Server (\d+) exited", text):
             return self._end_server(int(match[1]), text)
         if match := re.search(r"binary version: (\d+)", text):
             # CUDA writes 13.1 as 13010.
             self.version = f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}"
         if re.match(r"Failed to start server|Server encountered a fatal|Internal error", text):
-            return [Problem(pid, text)]
+            return [DaemonTrouble(pid, text)]
         return []
 
     def _end_server(self, server_pid: int, text: str) -> list[LogEvent]:
@@ -216,8 +216,8 @@ class LogReader:
         gone = sorted(pair for pair in self._clients if pair[0] == server_pid)
         self._clients.difference_update(gone)
         # Its own end is the first: these clients have not left by themselves.
-        ends: list[LogEvent] = [ClientDisconnected(*pair) for pair in gone]
-        return [StatusChanged(server_pid, EXITED, text), *ends]
+        ends: list[LogEvent] = [ClientLeft(client, server) for server, client in gone]
+        return [ServerStatus(server_pid, EXITED, text), *ends]
 
     def _read_server(self, text: str, pid: int, raw: str) -> list[LogEvent]:
         if "fatal GPU error" in text or "fatal GPU exception" in text:
@@ -228,10 +228,10 @@ class LogReader:
             if pair in self._clients:
                 return []
             self._clients.add(pair)
-            return [ClientConnected(*pair)]
+            return [ClientJoined(pair[1], pid)]
         if match := re.match(r"Client process (\d+) disconnected", text):
             self._clients.discard((pid, int(match[1])))
-            return [ClientDisconnected(pid, int(match[1])), *self._end_fault(pid, text)]
+            return [ClientLeft(int(match[1]), pid), *self._end_fault(pid, text)]
         if text.startswith("Destroy server context"):
             return self._end_fault(pid, text)
         return []
@@ -246,7 +246,7 @@ class LogReader:
             self._fault.named_pid = int(match[1])
         if pid not in self._faulted:
             self._faulted.add(pid)
-            events.append(StatusChanged(pid, FAULT, text))
+            events.append(ServerStatus(pid, FAULT, text))
         return events
 
     def _end_fault(self, pid: int, text: str) -> list[LogEvent]:
@@ -255,7 +255,7 @@ class LogReader:
         if pid not in self._faulted or (left and not text.startswith("Destroy server context")):
             return []
         self._faulted.discard(pid)
-        return [StatusChanged(pid, ACTIVE, text)]
+        return [ServerStatus(pid, ACTIVE, text)]
 
 
 _IN_FAULT = re.compile(
@@ -359,13 +359,8 @@ class LogFollower:
         return self._reader.flush()
 
     def _read_lines(self, name: str) -> Iterator[str]:
-        descriptor = self._files.get(name)
-        if descriptor is None:
-            descriptor = open_log(self._directory, name, self._uid)
-            if descriptor is None:
-                return
-            self._files[name] = descriptor
-        while True:
+        descriptor = self._open(name)
+        while descriptor is not None:
             try:
                 data = os.pread(descriptor, _CHUNK_BYTES, self._offsets[name])
             except OSError:
@@ -378,13 +373,21 @@ class LogFollower:
             for line in lines:
                 yield line[:_LONGEST_LINE_BYTES].decode("utf-8", "replace")
 
-    def read_whole(self, limit_bytes: int = COPY_LIMIT_BYTES) -> tuple[tuple[str, bytes], ...]:
+    def read_whole(self) -> tuple[tuple[str, bytes], ...]:
         """Names and contents of the logs, also where they have been removed already."""
         return tuple(
             (os.path.basename(name), data)
-            for name, descriptor in self._files.items()
-            if (data := _read_capped(descriptor, limit_bytes))
+            for name in _FILES
+            if (descriptor := self._open(name)) is not None and (data := _read_capped(descriptor))
         )
+
+    def _open(self, name: str) -> int | None:
+        if name not in self._files:
+            descriptor = open_log(self._directory, name, self._uid)
+            if descriptor is None:
+                return None
+            self._files[name] = descriptor
+        return self._files[name]
 
     def close(self) -> None:
         """Close the files."""
@@ -408,40 +411,16 @@ def read_last_words(directory: int, uid: int) -> str:
     return " / ".join("".join(c if c.isprintable() else "?" for c in line) for line in words)
 
 
-def read_logs(
-    directory: int, uid: int, *, limit_bytes: int = COPY_LIMIT_BYTES
-) -> tuple[tuple[str, bytes], ...]:
-    """Read the logs that are not empty.
-
-    Args:
-        directory: The daemon's open private directory.
-        uid: Whose daemon it is.
-        limit_bytes: Of a longer log the first quarter of this and the rest from its end are kept.
-
-    Returns:
-        Names and contents.
-    """
-    logs = []
-    for name in _FILES:
-        descriptor = open_log(directory, name, uid)
-        if descriptor is None:
-            continue
-        data = _read_capped(descriptor, limit_bytes)
-        os.close(descriptor)
-        if data:
-            logs.append((os.path.basename(name), data))
-    return tuple(logs)
-
-
-def _read_capped(descriptor: int, limit_bytes: int) -> bytes:
+def _read_capped(descriptor: int) -> bytes:
+    """A log; of a long one the first quarter of the limit, and the rest from its end."""
     size = os.fstat(descriptor).st_size
-    if size <= limit_bytes:
+    if size <= COPY_LIMIT_BYTES:
         return os.pread(descriptor, size, 0)
-    tail_bytes = limit_bytes * 3 // 4
+    tail_bytes = COPY_LIMIT_BYTES * 3 // 4
     return b"".join(
         (
-            os.pread(descriptor, limit_bytes // 4, 0),
-            f"\n[{size - limit_bytes} bytes left out]\n".encode(),
+            os.pread(descriptor, COPY_LIMIT_BYTES // 4, 0),
+            f"\n[{size - COPY_LIMIT_BYTES} bytes left out]\n".encode(),
             os.pread(descriptor, tail_bytes, size - tail_bytes),
         )
     )

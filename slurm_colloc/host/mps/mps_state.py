@@ -76,9 +76,6 @@ def write_state(descriptor: int, state: DaemonState) -> None:
         "keeper": _pack(state.keeper),
         "daemon": None if state.daemon is None else _pack(state.daemon),
         "servers": [_pack(server) for server in state.servers],
-        "owner": None
-        if state.owner is None
-        else [state.owner.uid, state.owner.gid, *state.owner.groups],
         "boot": state.boot,
         "pid_namespace": state.pid_namespace,
         "made_at": state.made_at,
@@ -119,7 +116,7 @@ def _pack(process: ProcessId) -> list[int]:
 
 
 def _parse(value: Mapping[str, Any]) -> DaemonState:
-    daemon, owner = value["daemon"], value["owner"]
+    daemon = value["daemon"]
     return DaemonState(
         label=str(value["label"]),
         gpus=tuple(str(gpu) for gpu in value["gpus"]),
@@ -128,7 +125,6 @@ def _parse(value: Mapping[str, Any]) -> DaemonState:
         keeper=ProcessId(*map(int, value["keeper"])),
         daemon=None if daemon is None else ProcessId(*map(int, daemon)),
         servers=tuple(ProcessId(*map(int, server)) for server in value["servers"]),
-        owner=None if owner is None else Owner(owner[0], owner[1], tuple(owner[2:])),
         boot=str(value["boot"]),
         pid_namespace=int(value["pid_namespace"]),
         made_at=float(value["made_at"]),
@@ -233,3 +229,20 @@ class StopReport:
     def is_clean(self) -> bool:
         """Nothing is left in the process table, in the file system or, if known, on the GPU."""
         return not (self.unkillable or self.left or self.gpu_processes) and self.directory_removed
+
+
+@dataclass(frozen=True)
+class Sweeping:
+    """What an earlier pack of this user had left on this node.
+
+    Args:
+        path: Its directory.
+        label: Whose it was.
+        report: How it was ended; None where it was left alone.
+        reason: Why it was left alone.
+    """
+
+    path: str
+    label: str
+    report: StopReport | None
+    reason: str = ""

@@ -77,6 +77,26 @@ class RunningMps:
     events: list[LogEvent] = field(default_factory=list)
     clients: dict[int, ProcessId] = field(default_factory=dict)
 
+    @classmethod
+    def take_over(
+        cls, options: MpsOptions, directory: PrivateDirectory, state: DaemonState
+    ) -> RunningMps:
+        """A daemon that was started, whoever started it."""
+        # It takes a daemon of one's own longer to come up than to load this.
+        from slurm_colloc.host.mps.mps_logs import LogFollower
+
+        uid = os.geteuid() if state.owner is None else state.owner.uid
+        return cls(
+            options=options,
+            directory=directory,
+            state=state,
+            daemon=state.daemon or ProcessId(-1, -1),
+            child=None,
+            control=build_control(state, directory),
+            logs=LogFollower(directory.descriptor, uid),
+            control_ms=0.0,
+        )
+
     @property
     def uid(self) -> int:
         """Whose daemon it is."""
@@ -106,6 +126,18 @@ class RunningMps:
                     write_state(self.directory.descriptor, self.state)
 
 
+def build_control(state: DaemonState, directory: PrivateDirectory) -> ControlProgram:
+    """What talks to a daemon, in the environment that the daemon has, too."""
+    environment = build_daemon_environment(
+        state.programs,
+        gpus=state.gpus,
+        pipe_directory=directory.pipe_path,
+        log_directory=directory.log_path,
+        added=state.added,
+    )
+    return ControlProgram(state.programs, environment, state.owner)
+
+
 def start_daemon(
     options: MpsOptions,
     *,
@@ -130,18 +162,10 @@ def start_daemon(
     if directory is None:
         directory = make_private_directory(options.bases or BASES, owner)
     child: Child | None = None
-    uid = os.geteuid() if owner is None else owner.uid
     added = dict(options.environment)
     if owner is None:
         added = {**find_library_path(os.environ), **added}
     try:
-        environment = build_daemon_environment(
-            programs,
-            gpus=options.gpus,
-            pipe_directory=directory.pipe_path,
-            log_directory=directory.log_path,
-            added=added,
-        )
         keeper = identify(os.getpid())
         assert keeper is not None
         state = DaemonState(
@@ -155,30 +179,18 @@ def start_daemon(
         # Root has it in its own checkpoint.
         if owner is None:
             write_state(directory.descriptor, state)
+        control = build_control(state, directory)
         started = time.monotonic()
-        child = _start_child(programs.control, environment, directory, owner, confinement)
+        child = _start_child(control, directory, confinement)
         daemon = identify(child.pid)
         if daemon is not None:
             state = replace(state, daemon=daemon)
             if owner is None:
                 write_state(directory.descriptor, state)
-        # It takes the daemon longer to come up than to load this.
-        from slurm_colloc.host.mps.mps_logs import LogFollower
-
-        control = ControlProgram(programs, environment, owner)
-        _prove(child, directory, uid, control, started + options.control_cap_s)
-        control_ms = (time.monotonic() - started) * 1000
-        assert daemon is not None
-        running = RunningMps(
-            options=options,
-            directory=directory,
-            state=state,
-            daemon=daemon,
-            child=child,
-            control=control,
-            logs=LogFollower(directory.descriptor, uid),
-            control_ms=control_ms,
-        )
+        running = RunningMps.take_over(options, directory, state)
+        running.child = child
+        _prove(running, child, started + options.control_cap_s)
+        running.control_ms = (time.monotonic() - started) * 1000
     except BaseException as error:
         _undo(child, directory, owner)
         if isinstance(error, OSError):
@@ -188,13 +200,10 @@ def start_daemon(
 
 
 def _start_child(
-    program: str,
-    environment: dict[str, str],
-    directory: PrivateDirectory,
-    owner: Owner | None,
-    confinement: Confinement | None,
+    control: ControlProgram, directory: PrivateDirectory, confinement: Confinement | None
 ) -> Child:
     """In the foreground, as our child: so its end is seen, and its pid is known."""
+    owner = control.owner
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(DAEMON_LOG, flags, 0o600, dir_fd=directory.descriptor)
     try:
@@ -202,8 +211,8 @@ def _start_child(
             # The job's own programs follow it; the directory around it stays root's.
             os.fchown(log, owner.uid, owner.gid)
         return start_program(
-            [program, "-f"],
-            environment,
+            [control.programs.control, "-f"],
+            control.environment,
             stdout=log,
             stderr=log,
             owner=owner,
@@ -214,14 +223,13 @@ def _start_child(
         os.close(log)
 
 
-def _prove(
-    child: Child, directory: PrivateDirectory, uid: int, control: ControlProgram, deadline: float
-) -> None:
+def _prove(running: RunningMps, child: Child, deadline: float) -> None:
     """Wait until the child itself listens on the socket and answers a command.
 
     Raises:
         NodeError: It does not.
     """
+    directory, uid = running.directory, running.uid
     while True:
         status = child.poll()
         if status is not None:
@@ -237,7 +245,7 @@ def _prove(
         time.sleep(_POLL_S)
     if peer.pid != child.pid:
         raise NodeError(f"process {peer.pid}, not the MPS daemon, listens on its control socket")
-    answer = control.ask(
+    answer = running.control.ask(
         "get_default_active_thread_percentage", max(0.1, deadline - time.monotonic())
     )
     if parse_percentage(answer) is None:

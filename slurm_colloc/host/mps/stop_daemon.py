@@ -15,17 +15,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_colloc.errors import CollocError, StateError
-from slurm_colloc.host.mps.mps_control import (
-    BUSY,
-    ControlProgram,
-    build_daemon_environment,
-    parse_pids,
+from slurm_colloc.host.mps.mps_control import BUSY, parse_pids
+from slurm_colloc.host.mps.mps_logs import write_logs
+from slurm_colloc.host.mps.mps_state import (
+    DaemonState,
+    MpsOptions,
+    StopReport,
+    Sweeping,
+    read_state,
 )
-from slurm_colloc.host.mps.mps_logs import LogFollower, read_logs, write_logs
-from slurm_colloc.host.mps.mps_state import DaemonState, MpsOptions, StopReport, read_state
 from slurm_colloc.host.mps.start_daemon import RunningMps
 from slurm_colloc.host.nvml.nvml_query import NvmlQuestion, start_question
 from slurm_colloc.host.system.child_programs import collect
@@ -250,9 +251,8 @@ class _Stopping:
         target = self.running.options.logs_to
         if target is None:
             return ()
-        logs = read_logs(self.running.directory.descriptor, self.running.uid)
         try:
-            return write_logs(target, prefix, logs)
+            return write_logs(target, prefix, self.running.logs.read_whole())
         except OSError as error:
             self.notes.append(f"the MPS logs could not be copied to {target}: {error}")
             return ()
@@ -331,23 +331,6 @@ def _start_question(running: RunningMps) -> NvmlQuestion:
 _LOCK_POLL_S = 0.01
 
 
-@dataclass(frozen=True)
-class Swept:
-    """What was found of an earlier pack.
-
-    Args:
-        path: Its directory.
-        label: Whose it was.
-        report: How it was ended; None where it was left alone.
-        reason: Why it was left alone.
-    """
-
-    path: str
-    label: str
-    report: StopReport | None
-    reason: str = ""
-
-
 def recover(
     path: str, *, grace_s: float = 0.0, logs_to: str | None = None, patience_s: float = 0.0
 ) -> StopReport:
@@ -423,31 +406,12 @@ def _end_left(
 
 
 def rebuild(directory: PrivateDirectory, state: DaemonState, logs_to: str | None) -> RunningMps:
-    """Take over a daemon that another process has started."""
-    environment = build_daemon_environment(
-        state.programs,
-        gpus=state.gpus,
-        pipe_directory=directory.pipe_path,
-        log_directory=directory.log_path,
-        added=state.added,
-    )
-    # A daemon that is not written down yet is found by its environment.
-    daemon = state.daemon or ProcessId(-1, -1)
-    return RunningMps(
-        options=MpsOptions(gpus=state.gpus, label=state.label, logs_to=logs_to),
-        directory=directory,
-        state=replace(state, daemon=daemon),
-        daemon=daemon,
-        child=None,
-        control=ControlProgram(state.programs, environment, state.owner),
-        logs=LogFollower(
-            directory.descriptor, os.geteuid() if state.owner is None else state.owner.uid
-        ),
-        control_ms=0.0,
-    )
+    """Take over a dead keeper's daemon; its environment tells one that is not written down."""
+    options = MpsOptions(gpus=state.gpus, label=state.label, logs_to=logs_to)
+    return RunningMps.take_over(options, directory, state)
 
 
-def sweep(bases: Sequence[str] = BASES) -> tuple[Swept, ...]:
+def sweep(bases: Sequence[str] = BASES) -> tuple[Sweeping, ...]:
     """End and remove what this user's dead packs have left on this node.
 
     A directory whose lock is held is alive. One whose daemon still serves a client is left for the
@@ -463,21 +427,21 @@ def sweep(bases: Sequence[str] = BASES) -> tuple[Swept, ...]:
             if is_half_made(path):
                 left = remove_directory(path)
                 report = StopReport(elapsed_ms=0.0, directory_removed=not left, left=left)
-                swept.append(Swept(path, "", report))
+                swept.append(Sweeping(path, "", report))
             continue
         swept.append(_sweep_one(directory))
     return tuple(swept)
 
 
-def _sweep_one(directory: PrivateDirectory) -> Swept:
+def _sweep_one(directory: PrivateDirectory) -> Sweeping:
     path = directory.path
     try:
         state = read_state(directory.descriptor)
     except StateError as error:
         directory.close()
-        return Swept(path, "", None, str(error))
+        return Sweeping(path, "", None, str(error))
     if state is None:
-        return Swept(path, "", _end_left(directory, None, 0.0, None))
+        return Sweeping(path, "", _end_left(directory, None, 0.0, None))
     reason = ""
     if state.boot == read_boot_id():
         if state.pid_namespace != read_pid_namespace():
@@ -488,5 +452,5 @@ def _sweep_one(directory: PrivateDirectory) -> Swept:
                 reason = find_use(running)
     if reason:
         directory.close()
-        return Swept(path, state.label, None, reason)
-    return Swept(path, state.label, _end_left(directory, state, 0.0, None))
+        return Sweeping(path, state.label, None, reason)
+    return Sweeping(path, state.label, _end_left(directory, state, 0.0, None))

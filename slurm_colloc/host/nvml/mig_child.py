@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 GPU_LOCKS_AT = 1 << 40
 """Where the GPUs' bytes begin in the lock file, by minor number; jobs' are below."""
 
-_NONE = 0xFFFFFFFF
 _VIRTUAL_MODES = (2, 3, 4)
 """NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU, _HOST_VSGA."""
 
@@ -151,8 +150,6 @@ def read_gpu(nvml: Any, uuid: str) -> dict[str, Any]:
         # Instances are found by profile: without one of them some may not be seen.
         if problem:
             instances = None
-    for profile in profiles:
-        del profile["instances_listed"]
     return {
         "uuid": uuid,
         "name": text(ask(nvml, "nvmlDeviceGetName", handle)),
@@ -197,7 +194,6 @@ def _read_profiles(nvml: Any, handle: Any) -> tuple[list[dict[str, Any]], str]:
                 "instances_max": int(info.instanceCount),
                 "placements": placements,
                 "media_extensions": "+me" in name,
-                "instances_listed": int(info.instanceCount),
             }
         )
     return profiles, problem
@@ -212,7 +208,7 @@ def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[list[int]]
 
 
 def _list_instances(nvml: Any, handle: Any, profile: dict[str, Any]) -> list[Any]:
-    most = max(1, profile["instances_listed"])
+    most = max(1, profile["instances_max"])
     count = ctypes.c_uint(most)
     found = (nvml.c_nvmlGpuInstance_t * most)()
     nvml.nvmlDeviceGetGpuInstances(handle, profile["profile_id"], found, ctypes.byref(count))
@@ -262,20 +258,9 @@ def _list_compute_profiles(nvml: Any, instance: Any) -> list[Any]:
     return list(found.values())
 
 
-def _read_processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
+def _read_processes(nvml: Any, handle: Any) -> list[int] | None:
     processes = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    if processes is None:
-        return None
-    return [
-        [
-            int(process.pid),
-            *(
-                None if (number := getattr(process, name, None)) in (None, _NONE) else int(number)
-                for name in ("gpuInstanceId", "computeInstanceId")
-            ),
-        ]
-        for process in processes
-    ]
+    return None if processes is None else [int(process.pid) for process in processes]
 
 
 if __name__ == "__main__":

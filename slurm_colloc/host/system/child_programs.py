@@ -147,7 +147,6 @@ class Outcome:
     returncode: int | None
     stdout: str
     stderr: str
-    elapsed_s: float
     problem: str = ""
 
 
@@ -285,8 +284,7 @@ def _converse(child: Child, text: str, timeout_s: float) -> Outcome:
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    started = time.monotonic()
-    deadline = started + timeout_s
+    deadline = time.monotonic() + timeout_s
     with contextlib.suppress(OSError):
         # A command is a line, which a pipe takes at once.
         child.stdin.write(text.encode())
@@ -321,7 +319,7 @@ def _converse(child: Child, text: str, timeout_s: float) -> Outcome:
     for pipe in data:
         pipe.close()
     out, err = (bytes(value).decode("utf-8", "replace") for value in data.values())
-    return Outcome(status, out, err, time.monotonic() - started, problem)
+    return Outcome(status, out, err, problem)
 
 
 def collect(child: Child, timeout_s: float) -> int | None:

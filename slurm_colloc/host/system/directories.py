@@ -498,14 +498,11 @@ def make_named_directory(base: str, name: str, owner: Owner | None = None) -> Pr
     return made
 
 
-def open_private_directory(
-    path: str, *, prefix: str = PREFIX, makes_lock: bool = False
-) -> PrivateDirectory:
+def open_private_directory(path: str, *, makes_lock: bool = False) -> PrivateDirectory:
     """Open a directory made by `make_private_directory` again and take its lock.
 
     Args:
         path: Its path.
-        prefix: What its name begins with; empty for one of `make_named_directory`.
         makes_lock: Make the lock where it is missing.
 
     Raises:
@@ -521,7 +518,7 @@ def open_private_directory(
         os.close(parent)
     lock = -1
     try:
-        if not name.startswith(prefix) or os.fstat(descriptor).st_uid != os.geteuid():
+        if not name.startswith(PREFIX) or os.fstat(descriptor).st_uid != os.geteuid():
             raise NodeError(f"{path} is not a directory that this user's packs have made")
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if makes_lock else 0)
         lock = os.open(LOCK, flags, 0o600, dir_fd=descriptor)

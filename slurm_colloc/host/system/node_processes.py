@@ -311,30 +311,40 @@ _GONE_POLL_S = 0.002
 
 
 class ControlGroup:
-    """What runs in control groups that root has made for one job.
+    """What runs in control groups that root has made for one job, or in a daemon's session.
+
+    A daemon that has written itself down may not have entered its control groups yet.
 
     Args:
         paths: Their directories, one a hierarchy, such as
             /sys/fs/cgroup/pids/slurm_colloc/node-4711-0a1b2c3d.
+        sessions: The sessions of the job's daemons.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], sessions: Sequence[ProcessSession] = ()) -> None:
         self._paths = tuple(paths)
+        self._sessions = tuple(sessions)
         # Below its hierarchy's mount point, as /proc/PID/cgroup writes it.
         self._inner = frozenset("/" + "/".join(path.rsplit("/", 2)[1:]) for path in self._paths)
 
     def list_members(self) -> list[ProcessId]:
         """The processes in any of them that have not ended."""
+        own = (member for session in self._sessions for member in session.list_members())
+        return sorted({*self._list_grouped(), *own})
+
+    def _list_grouped(self) -> set[ProcessId]:
         found = set()
         for path in self._paths:
             with contextlib.suppress(OSError, ValueError):
                 with open(f"{path}/cgroup.procs", encoding="ascii") as file:
                     pids = [int(word) for word in file.read().split()]
                 found |= {identity for pid in pids if (identity := identify(pid)) is not None}
-        return sorted(found)
+        return found
 
     def contains(self, process: Process) -> bool:
         """Whether the kernel has a process in one of them now."""
+        if any(session.contains(process) for session in self._sessions):
+            return True
         try:
             with open(f"/proc/{process.id.pid}/cgroup", encoding="utf-8", errors="replace") as file:
                 lines = file.read().splitlines()
@@ -353,7 +363,7 @@ class ControlGroup:
         Returns:
             What was in it just before; empty where there is no such kill.
         """
-        members = self.list_members()
+        members = sorted(self._list_grouped())
         written = [_write(f"{path}/cgroup.kill", "1") for path in self._paths]
         return members if any(written) else []
 
@@ -414,57 +424,6 @@ class ProcessSession:
     def _is_whole(self) -> bool:
         holder = read_process(self._leader.pid)
         return holder is None or holder.id == self._leader
-
-    def forbid_forks(self) -> None:
-        """There is no such limit for a session."""
-
-    def kill_whole(self) -> list[ProcessId]:
-        """There is no such kill for a session."""
-        return []
-
-    def freeze(self) -> None:
-        """There is no such state of a session."""
-
-    def thaw(self) -> None:
-        """There is no such state of a session."""
-
-
-class UnitedGroups:
-    """What is in any of several groups: a prolog may have been killed between two of them.
-
-    Args:
-        groups: The groups.
-    """
-
-    def __init__(self, groups: Sequence[ControlGroup | ProcessSession]) -> None:
-        self._groups = tuple(groups)
-
-    def list_members(self) -> list[ProcessId]:
-        """The processes in any of them that have not ended."""
-        return sorted({member for group in self._groups for member in group.list_members()})
-
-    def contains(self, process: Process) -> bool:
-        """Whether the kernel has a process in one of them now."""
-        return any(group.contains(process) for group in self._groups)
-
-    def forbid_forks(self) -> None:
-        """Let nothing in them make another process, where the kernel has a limit for that."""
-        for group in self._groups:
-            group.forbid_forks()
-
-    def kill_whole(self) -> list[ProcessId]:
-        """Have the kernel kill what it can at once; what that was."""
-        return [member for group in self._groups for member in group.kill_whole()]
-
-    def freeze(self) -> None:
-        """Stop what can be stopped."""
-        for group in self._groups:
-            group.freeze()
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        for group in self._groups:
-            group.thaw()
 
 
 def _write(path: str, text: str) -> bool:

@@ -33,7 +33,7 @@ from slurm_colloc.host.system.node_processes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_colloc.host.system.node_processes import ControlGroup, ProcessSession, UnitedGroups
+    from slurm_colloc.host.system.node_processes import ControlGroup
 
 
 if TYPE_CHECKING:
@@ -271,15 +271,8 @@ class GroupEnd:
     unkillable: tuple[Process, ...] = ()
     left: tuple[Process, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """No process is left."""
-        return not (self.unkillable or self.left)
 
-
-def kill_group(
-    group: ControlGroup | ProcessSession | UnitedGroups, owner: int, *, reason: str, deadline: float
-) -> GroupEnd:
+def kill_group(group: ControlGroup, owner: int, *, reason: str, deadline: float) -> GroupEnd:
     """Kill all members of a group that are its owner's, and see that they are gone.
 
     Args:
