@@ -428,6 +428,8 @@ def check_policy(found: Verification, path: str) -> NodePolicy | None:
         found.add("policy", ok=False, detail=f"{path} does not allow mps")
     else:
         found.add("policy", ok=True, detail=f"{path} allows {', '.join(policy.modes)}")
+    for told in policy.ignored:
+        found.add("policy", ok=None, detail=f"{path}: {told}")
     return policy
 
 

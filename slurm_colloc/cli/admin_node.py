@@ -288,6 +288,8 @@ def show_config(options: argparse.Namespace) -> int:
     places = find_places(os.environ)
     path = options.policy or list_places(places)[0].policy
     policy = read_policy(path)
+    for told in policy.ignored:
+        warn(f"{path}: {told}")
     rows = describe_policy(policy, path)
     record = read_record(places)
     hooks = None if record is None else record["hooks"]

@@ -153,6 +153,8 @@ def _audit(
     about = {} if job is None else {"job": job.job_id, "uid": job.uid, "node": job.node}
     entry = report.build_entry(command, time.monotonic() - started, about)
     entry |= RECORD.describe()
+    if policy.ignored:
+        entry["ignored"] = list(policy.ignored)
     from slurm_colloc.host.hooks.audit_log import write_audit
 
     write_audit(policy.audit_log, entry)

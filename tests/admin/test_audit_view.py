@@ -9,11 +9,14 @@ import pytest
 from slurm_colloc.__main__ import run
 from slurm_colloc.administration.verify_hooks import (
     AuditFilter,
+    Verification,
+    check_policy,
     is_ok,
     read_entries,
 )
 from slurm_colloc.errors import NotFound
 from slurm_colloc.host.hooks.audit_log import write_audit
+from slurm_colloc.host.hooks.node_policy import REMOVED_KEYS
 
 PROLOG = {
     "hook": "prolog", "job": "7", "uid": 0, "node": "n1", "mode": "mps", "action": "prepared",
@@ -150,3 +153,26 @@ def test_the_configuration_names_the_line_of_each_value(
     assert (rows["enabled"]["source"], rows["enabled"]["line"]) == ("built-in", None)
     assert run(["admin", "show-config", "--policy", str(policy)]) == 0
     assert '["a", "b"]' in capsys.readouterr().out
+
+
+def test_a_removed_key_is_said_where_the_configuration_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "node.toml"
+    policy.write_text("max_gpus = 2\nmig_change = true\n")
+    policy.chmod(0o644)
+    assert run(["admin", "show-config", "--policy", str(policy)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count(f"{policy}: {REMOVED_KEYS['mig_change']}") == 1
+    assert "mig_change" not in shown.out
+
+
+def test_verifying_notes_a_removed_key(tmp_path: Path) -> None:
+    policy = tmp_path / "node.toml"
+    policy.write_text("mig_change = true\n")
+    policy.chmod(0o644)
+    found = Verification("", "")
+    assert check_policy(found, str(policy)) is not None
+    assert found.passed
+    notes = [check.detail for check in found.checks if check.outcome == "note"]
+    assert notes == [f"{policy}: {REMOVED_KEYS['mig_change']}"]

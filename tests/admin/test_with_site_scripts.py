@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.administration.slurm_conf import Places
+from slurm_colloc.host.hooks.node_policy import REMOVED_KEYS
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec
 
@@ -175,6 +176,8 @@ def test_verifying_says_what_is_wrong_with_a_node(node: Node) -> None:
     policy.write_text(original + "surprise = 1\n")
     assert "unknown key 'surprise'" in node.csub("verify", status=5)
     assert "unknown key 'surprise'" in node.csub("show-config", status=6)
+    policy.write_text(original + "mig_change = true\n")
+    assert f"note    policy: {policy}: {REMOVED_KEYS['mig_change']}" in node.csub("verify")
     policy.write_text(original)
     hook = Path(node.places.hooks_path, "prolog.sh")
     good = hook.read_text()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurm_colloc.host.hooks.node_policy import REMOVED_KEYS
 from slurm_colloc.host.nvml.nvml_query import UUID
 
 from .hook_node import NODE, HookNode, check_clean
@@ -32,6 +33,7 @@ def test_a_job_gets_the_layout_it_asks_for_and_leaves_the_gpu_as_it_was(mig: Hoo
     assert (setup["mode"], setup["daemons"]) == ("mig", [])
     (gpu,) = setup["mig"]["gpus"]
     assert gpu["uuid"] == setup["gpus"][0]
+    assert gpu["mode_switched"] is False
     told = {(one["profile"], tuple(one["placement"])) for one in gpu["instances"]}
     assert told == {
         ("3g.71gb", (4, 4)),
@@ -67,6 +69,7 @@ def test_the_mode_is_switched_where_the_site_lets_it_and_switched_back(mig: Hook
     mig.epilog("10")
     mig.write_policy(mig="switch")
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert mig.setup()["mig"]["gpus"][0]["mode_switched"] is True
     assert len(list_profiles(mig)) == 4
     ended = mig.epilog()
     assert (ended.status, "MIG was turned off again" in str(ended.audit["notes"])) == (0, True)
@@ -311,3 +314,13 @@ def test_the_job_is_told_whether_mps_may_run_inside_and_the_hooks_leave_no_proce
     mig.prolog(SLURM_JOB_COMMENT=COMMENT)
     assert mig.setup()["mig"]["mps_inside"] is True
     assert list_own(mig) == []
+
+
+def test_a_policy_with_a_removed_key_is_used_and_each_line_of_the_log_says_so(
+    mig: HookNode,
+) -> None:
+    mig.write_policy(mig="where-on", mig_change=True)
+    ended = mig.prolog(SLURM_JOB_COMMENT=COMMENT)
+    assert ended.audit["mode"] == "mig"
+    assert ended.audit["ignored"] == [REMOVED_KEYS["mig_change"]]
+    assert len(mig.read_audit()) == 1

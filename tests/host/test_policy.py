@@ -11,6 +11,8 @@ import pytest
 from slurm_colloc.errors import StateError
 from slurm_colloc.host.hooks.node_policy import (
     LIMIT_BYTES,
+    REMOVED_KEYS,
+    SETTINGS,
     NodePolicy,
     parse_plain_lines,
     read_policy,
@@ -88,6 +90,15 @@ def test_every_key_is_read(path: Path) -> None:
 def test_what_is_not_understood_allows_nothing(path: Path, text: str, words: str) -> None:
     with pytest.raises(StateError, match=words):
         read_policy(write(path, text))
+
+
+@pytest.mark.parametrize("key", REMOVED_KEYS)
+@pytest.mark.parametrize("value", ["true", "7", '["whatever it was"]'])
+def test_a_removed_key_is_ignored_and_said(path: Path, key: str, value: str) -> None:
+    policy = read_policy(write(path, f'mig = "switch"\n{key} = {value}\n'))
+    assert policy == NodePolicy(mig="switch", ignored=(REMOVED_KEYS[key],))
+    assert REMOVED_KEYS[key].startswith(f"{key} is ignored, because ")
+    assert key not in SETTINGS
 
 
 def test_no_toml_in_no_known_encoding(path: Path) -> None:

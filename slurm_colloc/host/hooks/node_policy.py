@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from slurm_colloc.errors import NodeError, StateError
@@ -33,6 +33,11 @@ KNOWN_MODES = (MPS,)
 
 MIG_OFF, MIG_WHERE_ON, MIG_SWITCH = MIG_CHOICES = ("off", "where-on", "switch")
 
+REMOVED_KEYS: Mapping[str, str] = {
+    "mig_change": "mig_change is ignored, because MIG instances do not change while a job runs: "
+    "remove the line",
+}
+"""Keys that a policy may still have from an earlier version; what is said of each."""
 
 _LONGEST_S = 3600.0
 
@@ -80,6 +85,7 @@ class NodePolicy:
         state_directory: Where root keeps what has to outlast a reboot: on which GPUs MIG was on
             while a job had them divided; empty for nowhere.
         audit_log: Where each run of a hook writes one line; empty for nowhere.
+        ignored: What is said of the removed keys that the file has; no key of its own.
     """
 
     enabled: bool = True
@@ -102,6 +108,7 @@ class NodePolicy:
     power_limit_min_w: int = 0
     state_directory: str = "/var/lib/slurm_colloc"
     audit_log: str = "/var/log/slurm_colloc/hooks.log"
+    ignored: tuple[str, ...] = ()
 
     @property
     def longest_s(self) -> float:
@@ -181,8 +188,12 @@ def parse_policy(value: dict[str, Any], path: str) -> NodePolicy:
     Raises:
         StateError: A key is unknown or a value is out of range.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "ignored": tuple(REMOVED_KEYS[key] for key in value if key in REMOVED_KEYS)
+    }
     for key, item in value.items():
+        if key in REMOVED_KEYS:
+            continue
         check = _CHECKS.get(key)
         if check is None:
             raise StateError(f"the policy {path} has the unknown key {key[:64]!r}")
@@ -244,7 +255,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 SETTINGS = tuple(_CHECKS)
 """The keys of a policy, in the order in which they are declared."""
 
-assert tuple(field.name for field in fields(NodePolicy)) == SETTINGS
+assert (*SETTINGS, "ignored") == tuple(field.name for field in fields(NodePolicy))
 
 
 NO_POWER = "the site's policy lets no job set a power limit"
