@@ -437,10 +437,8 @@ def parse_words(
         UsageProblem: As for `parse_command_line`.
     """
     sbatch = (*SBATCH_OPTIONS, *site_options)
-    if own:
-        parser = OptionParser(sbatch, OWN_OPTIONS, kind="sbatch or csub", located=True)
-    else:
-        parser = OptionParser(sbatch, (), kind="sbatch", located=True)
+    kind = "sbatch or csub" if own else "sbatch"
+    parser = OptionParser(sbatch, OWN_OPTIONS if own else (), kind=kind, located=True)
     return parser.parse(words)
 
 

@@ -425,20 +425,8 @@ class OwnAnswers:
         return {"job": job, "index": index, "whole": whole}[part]
 
 
-def format_span(seconds: int | None) -> str | None:
-    """`1-02:03:04`, `2:03:04` or `3:04`, as squeue writes it (`secs2time_str`)."""
-    if seconds is None:
-        return None
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}-{hour:02}:{minute:02}:{second:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
-
-
 def parse_span(text: str) -> int | None:
-    """The inverse; None for `UNLIMITED`, `NOT_SET` and anything else that is no time."""
+    """The seconds of squeue's `1-02:03:04`; None for `UNLIMITED` and all else that is no time."""
     days, dash, rest = text.strip().rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):

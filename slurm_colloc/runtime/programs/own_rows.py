@@ -10,7 +10,6 @@ import time
 from slurm_colloc.runtime.programs.member_commands import (
     OwnAnswers,
     OwnMember,
-    format_span,
     parse_span,
     read_output,
     write_output,
@@ -25,6 +24,7 @@ from slurm_colloc.slurm.marked_tables import (
 )
 from slurm_colloc.slurm.scontrol_records import (
     format_clock,
+    format_span,
     join_records,
     rename_job,
     replace_fields,
@@ -185,8 +185,8 @@ def _replace(cell: str, field: QueueField, answers: OwnAnswers) -> str:
 def _choose_value(name: str, answers: OwnAnswers) -> str | None:
     """The member's value of a field; None where Slurm's own is right."""
     choices = {
-        "timelimit": format_span(answers.limit_s),
-        "timeleft": format_span(answers.left_s),
+        "timelimit": None if answers.limit_s is None else format_span(answers.limit_s),
+        "timeleft": None if answers.left_s is None else format_span(answers.left_s),
         "timeused": format_span(answers.used_s),
         "endtime": answers.moment(answers.ends_at),
         "starttime": answers.moment(answers.started_at),

@@ -27,6 +27,7 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.plan_call import compute_measure_s, may_measure
 
+
 def _refuse_different(values: Sequence[tuple[str, str]], option: str, told: str) -> None:
     """Refuse a call whose jobs ask for different values of an option.
 

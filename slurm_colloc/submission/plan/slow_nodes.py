@@ -12,8 +12,7 @@ from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.gpu_pace import GpuPace
 from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.slurm.slurm_commands import expand_node_list
-from slurm_colloc.slurm.slurm_nodes import NodeState, list_node_states
+from slurm_colloc.slurm.slurm_commands import NodeState, expand_node_list, list_node_states
 from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.submission.jobs.call_jobs import Call
 
