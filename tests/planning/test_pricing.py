@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.hard_limits import Limits, Setting, Subject
-from slurm_colloc.planning.pack_pricing import Pricing
-from slurm_colloc.planning.sharing_ways import compute_ends_s
+from slurm_colloc.planning.pack_pricing import Pricing, compute_ends_s
 from tests.planning.coefficients import CALIBRATION, LIMITS
 from tests.planning.subjects import (
     ALL,
@@ -324,7 +323,7 @@ def test_jobs_that_were_in_packs_and_others_are_priced_together(
 ) -> None:
     from slurm_colloc.planning import cost_columns
     from slurm_colloc.planning.cost_columns import Columns
-    from slurm_colloc.planning.sharing_ways import predict_in
+    from slurm_colloc.planning.pack_pricing import predict_in
 
     asked: list[int] = []
 
