@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.runtime.programs import own_rows
-from slurm_colloc.runtime.programs.member_commands import (
-    OwnAnswers,
-    OwnMember,
-    parse_span,
-)
+from slurm_colloc.runtime.programs.member_commands import OwnMember
+from slurm_colloc.runtime.programs.own_rows import OwnAnswers, parse_span
 from slurm_colloc.slurm.marked_tables import QueueField, build_queue_question, split_rows
 from slurm_colloc.slurm.scontrol_records import format_span
 
@@ -44,7 +41,7 @@ def ask(
 ) -> tuple[list[str], list[QueueField]]:
     question = build_queue_question(arguments, environment or {}, own_rows.HEAD)
     assert question is not None
-    return own_rows.build_own_words(question, member), list(question.fields)
+    return question.build_words(member.translate), list(question.fields)
 
 
 def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s: int = 500) -> str:
