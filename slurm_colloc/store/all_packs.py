@@ -41,6 +41,8 @@ from slurm_colloc.store.atomic_files import (
     is_there,
     make_directory,
     read_file_clock,
+    read_record,
+    remove_file,
     remove_tree,
     suppress_damage,
     sync_file_system,
@@ -67,7 +69,6 @@ from slurm_colloc.store.pack_directory import (
     write_pack,
     write_record,
 )
-from slurm_colloc.store.record_files import read_record
 
 # ---- The packs of one user as the owner and others can read them: nothing here changes a file ----
 
@@ -637,8 +638,7 @@ class State(StateReader):
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
-        with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.open / pack_id)
+        remove_file(self.open / pack_id)
 
 
 def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> StateReader:

@@ -29,10 +29,10 @@ from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
     read_bytes,
+    read_record,
     write_atomic,
     write_json,
 )
-from slurm_colloc.store.record_files import read_record
 
 Columns = tuple[tuple[str, str], ...]
 
