@@ -447,10 +447,6 @@ class Pricing:
         )
         return energy_j
 
-    def predict(self, number: int, key: Key) -> list[float]:
-        """The members' slowdowns under one of the families, while all run."""
-        return self._rate(number, key)[1]
-
     def _compute(self, key: Key) -> Priced | None:
         if len(key) == 1:
             return self._price_alone(key[0])

@@ -332,11 +332,6 @@ class Options:
         """Return whether the option was given, with or without a value."""
         return self.given(name) is not None
 
-    def times(self, name: str) -> int:
-        """Return how often a counting flag was given: 2 for `-vv`, 0 where it was not."""
-        given = self.given(name)
-        return 0 if given is None else given.times
-
     def origin(self, name: str) -> str | None:
         """Return where the option was given, or None."""
         given = self.given(name)

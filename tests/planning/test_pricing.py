@@ -215,7 +215,7 @@ def test_mig_gives_equal_instances_with_memory_of_their_own() -> None:
         assert priced.setting == Setting(SharingMode.MIG, (percentage,) * count)
         assert priced.gpu_s == pytest.approx(priced.duration_s + 10.0)
     # 1 - B + B/e; 1/e of one slice: (7/1 + 8/1) / 2.
-    assert pricing.predict(0, (0,) * 7) == pytest.approx([1 - 0.05 + 0.05 * 7.5] * 7)
+    assert pricing._rate(0, (0,) * 7)[1] == pytest.approx([1 - 0.05 + 0.05 * 7.5] * 7)
     assert pricing.price(range(8)) is None
     # Each of four equal instances has less than each of three.
     rooms_mb = (0, 136_000, 68_000, 34_000, 17_000)

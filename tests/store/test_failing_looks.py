@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.instrument.results import FILE
 from slurm_colloc.store.all_packs import State, build_index_path, remove_remains
 from slurm_colloc.store.atomic_files import (
     hold_lock,
