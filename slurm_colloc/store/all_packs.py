@@ -139,23 +139,11 @@ class StateReader:
 
     def list_open(self) -> list[str]:
         """Ids of the packs that may still change, oldest first."""
-        try:
-            return sorted(name for name in os.listdir(self.open) if ".tmp" not in name)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(f"cannot read {self.open}: {os.strerror(error.errno or 0)}") from error
+        return [name for name in _list_sorted(self.open) if ".tmp" not in name]
 
     def list_all(self) -> list[str]:
         """Ids of all packs, oldest first."""
-        try:
-            return sorted(os.listdir(self.packs))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(
-                f"cannot read {self.packs}: {os.strerror(error.errno or 0)}"
-            ) from error
+        return _list_sorted(self.packs)
 
     def is_elsewhere(self, record: PackRecord) -> bool:
         """True for a pack that is not known to be of this cluster.
@@ -305,6 +293,15 @@ class StateReader:
                 found.append(element_id.partition("_")[0])
         # The GPU sets of one Slurm job are parts with the same id.
         return tuple(dict.fromkeys(found))
+
+
+def _list_sorted(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StateError(f"cannot read {folder}: {os.strerror(error.errno or 0)}") from error
 
 
 def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:

@@ -175,12 +175,15 @@ class Submitted:
     Attributes:
         job_id: Its id.
         records: Its packs.
-        members: The members' numbers of each pack, in the same order.
     """
 
     job_id: str
     records: tuple[PackRecord, ...]
-    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The members' numbers of each pack, in the same order."""
+        return tuple(record.members for record in self.records)
 
 
 def group_call(made: CallPlan, slurm: SlurmAccess | None) -> list[Batch]:
@@ -283,11 +286,7 @@ def submit_batch(
         records = shorten(slurm, state, job_id, batch, records)
     if held.came():
         _take_back(slurm, job_id)
-    return Submitted(
-        job_id,
-        tuple(records),
-        tuple(tuple(member.spec.job.number for member in pack.members) for pack in packs),
-    )
+    return Submitted(job_id, tuple(records))
 
 
 def _choose_log(batch: Batch, submission: str, state: State) -> str:
