@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring import build_environment, run_timed
-from slurm_colloc.slurm.slurm_nodes import read_cluster_name
+from slurm_colloc.slurm.slurm_commands import read_cluster_name
 from slurm_colloc.store.all_packs import State
 from slurm_colloc_lab.sandbox.cluster import Sandbox
 from slurm_colloc_lab.sandbox.sandbox_spec import SandboxSpec

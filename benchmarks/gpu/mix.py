@@ -28,8 +28,8 @@ from slurm_colloc.planning.job_needs import (
     build_subject,
     choose_gpu_memory_limit_mb,
 )
+from slurm_colloc.planning.pack_pricing import compute_ends_s
 from slurm_colloc.planning.plan_packs import ask, plan
-from slurm_colloc.planning.sharing_ways import compute_ends_s
 from slurm_colloc_lab.calibration.workloads import BY_NAME
 
 CONTEXT_MB = 512

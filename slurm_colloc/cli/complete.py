@@ -176,8 +176,8 @@ def _find_indices(root: Path) -> dict[str, Path]:
 
 def _list_packs(root: Path, index_path: Path | None) -> list[Path]:
     with contextlib.suppress(Exception):
+        from slurm_colloc.store.atomic_files import read_record
         from slurm_colloc.store.indexes import JobIndex
-        from slurm_colloc.store.record_files import read_record
 
         index = None if index_path is None else read_record(index_path, JobIndex)
         return [root / "packs" / pack for pack in (index.list_packs() if index else ())]

@@ -36,7 +36,7 @@ from slurm_colloc.session.say_collisions import say_collisions
 from slurm_colloc.session.session import Session, note, say
 from slurm_colloc.settings import read_given_environment
 from slurm_colloc.slurm.options import parse_command_line
-from slurm_colloc.slurm.slurm_nodes import count_gpus, list_node_states
+from slurm_colloc.slurm.slurm_commands import count_gpus, list_node_states
 from slurm_colloc.submission.jobs.call_jobs import Call, collect_call
 from slurm_colloc.submission.jobs.job_options import parse_count, parse_slowdown
 from slurm_colloc.submission.packs.open_job import ask_slurm, open_job

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurm_colloc.cli.queue_and_history import DEFAULT_AGE, parse_age
 from slurm_colloc.errors import CollocError, UsageProblem

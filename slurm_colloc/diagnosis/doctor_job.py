@@ -41,8 +41,7 @@ from slurm_colloc.settings import Settings, load_settings
 from slurm_colloc.settings_files import find_files
 from slurm_colloc.slurm.choose_access import describe_access, open_slurm
 from slurm_colloc.slurm.run_command import HeldInterrupts, hold_interrupts
-from slurm_colloc.slurm.slurm_commands import SlurmAccess
-from slurm_colloc.slurm.slurm_nodes import list_node_states, read_client_version
+from slurm_colloc.slurm.slurm_commands import SlurmAccess, list_node_states, read_client_version
 from slurm_colloc.store.all_packs import open_own_state
 from slurm_colloc.store.atomic_files import make_directory, read_json, write_atomic, write_json
 from slurm_colloc.store.gpu_paces import read_paces

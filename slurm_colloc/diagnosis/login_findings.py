@@ -18,7 +18,7 @@ from slurm_colloc.model.gpu_pace import GpuPace
 from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.late_definitions import asdict, dataclass, field
 from slurm_colloc.report.waiting_reasons import find_reason, normalise_reason
-from slurm_colloc.slurm.slurm_nodes import NodeState
+from slurm_colloc.slurm.slurm_commands import NodeState
 
 # ----
 # One line of the doctor's: what was looked at, how it is, what is lost or to be done; values.

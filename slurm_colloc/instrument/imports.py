@@ -26,8 +26,8 @@ WATCHED: dict[str, tuple[str, str]] = {
     "torch.cuda.amp.grad_scaler": ("torch_optimizer", "hook_scaler"),
     "torch._dynamo.eval_frame": ("torch_optimizer", "hook_dynamo"),
     "torch.utils.data.dataloader": ("torch_loader", "hook_loader"),
-    "mlflow.tracking.fluent": ("tracker_runs", "hook_mlflow"),
-    "wandb.sdk.wandb_init": ("tracker_runs", "hook_wandb"),
+    "mlflow.tracking.fluent": ("results", "hook_mlflow"),
+    "wandb.sdk.wandb_init": ("results", "hook_wandb"),
     "mlflow.tracking.client": ("results", "hook_mlflow_client"),
     "wandb.sdk.wandb_run": ("results", "hook_wandb_run"),
 }

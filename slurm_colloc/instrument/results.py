@@ -3,6 +3,8 @@
 It is one JSON object, of each metric `[last, least, greatest, source, at]`; null stands for what is
 not finite. What a program logs to MLflow or W&B is noted on the way; nothing of that is changed.
 Nothing here raises and nothing is printed.
+
+Also: which runs of an experiment tracker the program opens.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import functools
 import json
 import math
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -118,13 +121,13 @@ def hook_mlflow_client(module: ModuleType) -> None:
         del run_id
         return {metric.key: metric.value for metric in metrics or ()}
 
-    _wrap(module.MlflowClient, "log_metric", "mlflow", read_one)
-    _wrap(module.MlflowClient, "log_batch", "mlflow", read_batch)
+    _note_logged(module.MlflowClient, "log_metric", "mlflow", read_one)
+    _note_logged(module.MlflowClient, "log_batch", "mlflow", read_batch)
 
 
 def hook_wandb_run(module: ModuleType) -> None:
     """Note what is logged to W&B."""
-    _wrap(module.Run, "log", "wandb", lambda data, *_, **__: _flatten(data))
+    _note_logged(module.Run, "log", "wandb", lambda data, *_, **__: _flatten(data))
 
 
 def _flatten(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,19 +141,83 @@ def _flatten(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _wrap(owner: Any, name: str, source: str, read: Callable[..., Mapping[str, Any]]) -> None:
-    log = getattr(owner, name)
+def _note_logged(
+    owner: Any, name: str, source: str, read: Callable[..., Mapping[str, Any]]
+) -> None:
+    def note(_done: Any, _self: Any, *args: Any, **kwargs: Any) -> None:
+        values = read(*args, **kwargs)
+        kept = {key: v for key, v in values.items() if not str(key).startswith(_SYSTEM)}
+        results.note(source, kept)
 
-    @functools.wraps(log)
-    def log_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = log(self, *args, **kwargs)
+    _wrap(owner, name, note)
+
+
+def _wrap(owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Have what a tracker's function returns noted, with its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call_and_note(*args: Any, **kwargs: Any) -> Any:
+        done = original(*args, **kwargs)
         try:
-            values = read(*args, **kwargs)
-            kept = {key: v for key, v in values.items() if not str(key).startswith(_SYSTEM)}
-            results.note(source, kept)
+            note(done, *args, **kwargs)
         except Exception:
             # A tracker that is built differently; the program is not to notice.
             pass
         return done
 
-    setattr(owner, name, log_and_note)
+    setattr(owner, name, call_and_note)
+
+
+# ---- Which runs of an experiment tracker the program opens, so that csub can add to them ---------
+#
+# A line of JSON for each, in the directory of the member's start. Nothing of the run is changed.
+
+FILE = "tracker-runs.jsonl"
+_LINES_MOST = 64
+_LENGTH_MOST = 2000
+_noted: set[tuple[str, str]] = set()
+
+
+def hook_mlflow(module: ModuleType) -> None:
+    """Note runs of mlflow.start_run, by itself or by autologging."""
+
+    def describe(run: Any) -> dict[str, Any]:
+        uri = sys.modules["mlflow"].get_tracking_uri()
+        return {"run": run.info.run_id, "uri": uri}
+
+    _wrap(module, "start_run", lambda run, *_, **__: _note_run("mlflow", describe(run)))
+
+
+def hook_wandb(module: ModuleType) -> None:
+    """Note runs of wandb.init."""
+
+    def describe(run: Any) -> dict[str, Any]:
+        settings = run.settings
+        return {
+            "run": run.id,
+            "project": run.project or "",
+            "entity": run.entity or "",
+            "mode": settings.mode or "",
+            "uri": settings.base_url or "",
+            "root": settings.root_dir or "",
+        }
+
+    _wrap(module, "init", lambda run, *_, **__: _note_run("wandb", describe(run)))
+
+
+def _note_run(tracker: str, value: dict[str, Any]) -> None:
+    directory = os.environ.get(layout.VARIABLE)
+    key = (tracker, str(value["run"]))
+    if not directory or key in _noted or len(_noted) >= _LINES_MOST:
+        return
+    _noted.add(key)
+    line = json.dumps({"tracker": tracker, "directory": os.getcwd(), **value})
+    if len(line) > _LENGTH_MOST:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(os.path.join(directory, FILE), flags, 0o600)
+    try:
+        os.write(descriptor, (line + "\n").encode())
+    finally:
+        os.close(descriptor)

@@ -60,15 +60,22 @@ class GpmReader:
         nvml: The binding.
         handle: The GPU.
         gpu_instance: Read this MIG instance of it, by NVML's id; None for the GPU itself.
+        metrics: What is read, as in METRICS.
     """
 
-    def __init__(self, nvml: Any, handle: Any, gpu_instance: int | None = None) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        handle: Any,
+        gpu_instance: int | None = None,
+        metrics: Sequence[tuple[int, str, float]] = METRICS,
+    ) -> None:
         self._nvml = nvml
         self._handle = handle
         self._gpu_instance = gpu_instance
         self._taken_at: float | None = None
         # Which ids a binding knows depends on its age: the structure ends where they end.
-        self._metrics = [one for one in METRICS if one[0] < nvml.NVML_GPM_METRIC_MAX]
+        self._metrics = [one for one in metrics if one[0] < nvml.NVML_GPM_METRIC_MAX]
         self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._found: dict[str, tuple[float | None, int]] = {}

@@ -20,8 +20,14 @@ from slurm_colloc.planning.hard_limits import (
     Subject,
     find_broken_instances,
 )
-from slurm_colloc.planning.pack_pricing import SLACK, Pricing
-from slurm_colloc.planning.sharing_ways import PLAIN, Family, predict_in
+from slurm_colloc.planning.pack_pricing import (
+    PLAIN,
+    SLACK,
+    Family,
+    Pricing,
+    compute_power_room_w,
+    predict_in,
+)
 
 _UNBOUNDED = -1e12
 """A margin with which no slowdown is too large and no pack too dear."""
@@ -284,9 +290,6 @@ def predict_setting(
     model = calibration.modes.get(setting.mode.value)
     if model is None or len(loads) < len(subjects):
         return None
-    power_room_w = None
-    if calibration.idle_power_w is not None and calibration.power_limit_w is not None:
-        power_room_w = max(0.0, calibration.power_limit_w - calibration.idle_power_w)
     return tuple(
         predict_in(
             Family(setting.mode, model),
@@ -294,7 +297,7 @@ def predict_setting(
             [percentage or 100 for percentage in setting.percentages],
             PLAIN,
             cores=float(sum(subject.cpus for subject in subjects)),
-            power_room_w=power_room_w,
+            power_room_w=compute_power_room_w(calibration),
         )
     )
 

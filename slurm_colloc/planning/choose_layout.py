@@ -17,6 +17,7 @@ from slurm_colloc.model.usage_profile import Calibration, Load
 from slurm_colloc.planning.broken_limits import Weighing, list_too_slow
 from slurm_colloc.planning.hard_limits import Limits, Subject
 from slurm_colloc.planning.job_needs import Question
+from slurm_colloc.planning.pack_pricing import PLAIN, SETUP_S, build_families, predict_in
 from slurm_colloc.planning.pack_request import compute_thread_percentage
 from slurm_colloc.planning.planned_gpu import PlannedGpu
 from slurm_colloc.planning.seats import (
@@ -27,7 +28,6 @@ from slurm_colloc.planning.seats import (
     compute_own_slowdown,
     seat_members,
 )
-from slurm_colloc.planning.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,17 @@ from slurm_colloc.model.late_definitions import dataclass, fields
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.hard_limits import Priced, Subject
-from slurm_colloc.planning.pack_pricing import SLACK, Key, Pricing, build_setting
-from slurm_colloc.planning.sharing_ways import (
+from slurm_colloc.planning.pack_pricing import (
     KEPT_SHARE,
     SETUP_S,
+    SLACK,
     TIE,
     TINY_S,
     Arithmetic,
     Family,
+    Key,
+    Pricing,
+    build_setting,
     compute_base_j,
     compute_energy_j,
     compute_percentages,

@@ -31,6 +31,13 @@ from slurm_colloc.planning.job_needs import (
     label_jobs,
 )
 from slurm_colloc.planning.pack_prediction import describe_bounds, describe_sources
+from slurm_colloc.planning.pack_pricing import (
+    PLAIN,
+    SETUP_S,
+    build_families,
+    compute_power_room_w,
+    predict_in,
+)
 from slurm_colloc.planning.pack_request import (
     SLOWDOWN_MARGIN,
     Prediction,
@@ -46,7 +53,6 @@ from slurm_colloc.planning.seats import (
     fits,
     read_seats,
 )
-from slurm_colloc.planning.sharing_ways import PLAIN, SETUP_S, build_families, predict_in
 
 _ALL = 100
 
@@ -146,17 +152,15 @@ def predict_on(
     """
     loads = [subject.load for subject in subjects if subject.load is not None]
     families = build_families(question.calibration, (SharingMode.MIG,))
-    if len(loads) < len(subjects) or not families or question.calibration is None:
+    if len(loads) < len(subjects) or not families:
         return None
-    idle_w, limit_w = question.calibration.idle_power_w, question.calibration.power_limit_w
-    room_w = max(0.0, limit_w - idle_w) if idle_w is not None and limit_w is not None else None
     common = predict_in(
         families[0],
         loads,
         [_ALL] * len(loads),
         PLAIN,
         cores=float(sum(subject.cpus for subject in subjects)),
-        power_room_w=room_w,
+        power_room_w=compute_power_room_w(question.calibration),
     )
     return tuple(
         shared * compute_own_slowdown(subject, seat)

@@ -35,10 +35,9 @@ from slurm_colloc.planning.job_needs import (
     has_power,
     has_run_s,
 )
-from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pack_pricing import SETUP_S, Pricing
 from slurm_colloc.planning.pair_reasons import explain_pairs
 from slurm_colloc.planning.plan_packs import ask
-from slurm_colloc.planning.sharing_ways import SETUP_S
 
 _J_PER_WH = 3600
 _Number = TypeVar("_Number", int, float)

@@ -16,11 +16,13 @@ import numpy as np
 from slurm_colloc.model.plan import SharingMode
 from slurm_colloc.model.usage_profile import Load
 from slurm_colloc.planning.cost_columns import ARRAYS, Array, compute_spans_s
-from slurm_colloc.planning.pack_pricing import SLACK, Key, Pricing
-from slurm_colloc.planning.sharing_ways import (
+from slurm_colloc.planning.pack_pricing import (
     SETUP_S,
+    SLACK,
     TINY_S,
     Family,
+    Key,
+    Pricing,
     compute_base_j,
     compute_energy_j,
     compute_percentages,

@@ -23,9 +23,8 @@ from slurm_colloc.planning.pack_prediction import (
     describe_sources,
     forget_packs,
 )
-from slurm_colloc.planning.pack_pricing import SLACK
+from slurm_colloc.planning.pack_pricing import SETUP_S, SLACK
 from slurm_colloc.planning.pack_request import build_pack, choose_degree, find_cut_gpu
-from slurm_colloc.planning.sharing_ways import SETUP_S
 from slurm_colloc.planning.unknown_packs import fill_packs
 
 _ALIKE = 0.1

@@ -29,10 +29,10 @@ from slurm_colloc.model.printable import cut, escape_controls
 from slurm_colloc.ownership import find_protected_owner
 from slurm_colloc.slurm.slurm_commands import SlurmJob
 from slurm_colloc.store.all_packs import MemberFiles
+from slurm_colloc.store.atomic_files import parse_record
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file
 from slurm_colloc.store.member_states import MemberPause, StateRecord, read_pauses
 from slurm_colloc.store.pack_directory import MemberSpec, PackRecord, read_slurm_job_id
-from slurm_colloc.store.record_files import parse_record
 from slurm_colloc.store.written_ends import RunnerKill
 
 if TYPE_CHECKING:

@@ -208,7 +208,9 @@ def cancel(session: Session, selections: Choice | Sequence[Selection], *, yes: b
     """
     found = session.survey(selections)
     doomed = [(view, [m for m in members if not m.is_final]) for view, members in found]
-    asked = not yes and is_terminal() and must_ask(doomed)
+    # Where a pack holds jobs of several submissions, more than one of them may end.
+    several = any(len(list_submissions(members)) > 1 for _, members in doomed)
+    asked = not yes and is_terminal() and several
     if asked:
         if not ask(doomed):
             note("nothing was cancelled")
@@ -410,11 +412,6 @@ def _is_over(view: PackView) -> bool:
 
 
 Found = Sequence[tuple[PackView, Sequence[MemberView]]]
-
-
-def must_ask(found: Found) -> bool:
-    """A pack holds jobs of several submissions, and more than one of them would end."""
-    return any(len(list_submissions(members)) > 1 for _, members in found)
 
 
 def list_submissions(members: Sequence[MemberView]) -> set[str]:

@@ -84,10 +84,6 @@ class DependencyTargets:
             conditions += self._expand(condition, job, text, is_any=dependency.is_any)
         return replace(dependency, conditions=tuple(dict.fromkeys(conditions)))
 
-    def is_left_to_slurm(self, dependency: Dependency) -> bool:
-        """It pairs tasks with those of a job that csub does not know."""
-        return any(condition.kind == AFTERCORR for condition in dependency.conditions)
-
     def look_up(self, dependencies: Iterable[Dependency]) -> Mapping[MemberId, Standing]:
         """All members that dependencies name, where they are now.
 
@@ -255,7 +251,10 @@ def resolve_members(session: Session, call: Call, *, local: bool) -> Call:
                 raise done
             # The others of an array go on; its runner says why this one does not.
             done = resolve.leave_to_runner(job, dependency)
-        elif job.array_task is not None and targets.is_left_to_slurm(dependency):
+        elif job.array_task is not None and any(
+            condition.kind == AFTERCORR for condition in dependency.conditions
+        ):
+            # What is still paired is with tasks of a job that csub does not know.
             done = replace(done, alone_because=_PAIRED_BY_SLURM)
         job = replace(
             job,

@@ -44,10 +44,9 @@ def read_qos(
         environment: Environment of the commands; None for the user's, filtered.
         timeout_s: When to give up one of them.
     """
-    client = build_client_environment(os.environ) if environment is None else dict(environment)
 
     def ask(*argv: str) -> str:
-        return run_slurm(argv, environment=client, timeout_s=timeout_s).stdout
+        return run_slurm(argv, environment=environment, timeout_s=timeout_s).stdout
 
     accounting = ("sacctmgr", "--noheader", "--parsable2", "show")
     try:
@@ -395,10 +394,9 @@ def set_admin_comment(
     Raises:
         SlurmError: Slurm refuses it, or does not answer.
     """
-    client = build_client_environment(os.environ) if environment is None else dict(environment)
     run_slurm(
         ["sacctmgr", "-i", "modify", "job", "where", f"jobid={raw_id}", "set",
          f"admincomment={text}"],
-        environment=client,
+        environment=environment,
         timeout_s=_WAIT_S,
     )  # fmt: skip

@@ -148,6 +148,14 @@ class QueueRow:
         """The line without marks."""
         return self.prefix + "".join(self.cells)
 
+    def replace(self, fields: Sequence[QueueField], values: Mapping[str, str | None]) -> str:
+        """The line without marks, with other values of some fields; None leaves a cell as it is."""
+        text = self.prefix
+        for cell, field in zip(self.cells, fields, strict=True):
+            value = values.get(field.name)
+            text += cell if value is None else field.render(value)
+        return text
+
 
 def build_queue_question(
     arguments: Sequence[str],

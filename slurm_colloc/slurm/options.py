@@ -332,11 +332,6 @@ class Options:
         """Return whether the option was given, with or without a value."""
         return self.given(name) is not None
 
-    def times(self, name: str) -> int:
-        """Return how often a counting flag was given: 2 for `-vv`, 0 where it was not."""
-        given = self.given(name)
-        return 0 if given is None else given.times
-
     def origin(self, name: str) -> str | None:
         """Return where the option was given, or None."""
         given = self.given(name)
@@ -437,10 +432,8 @@ def parse_words(
         UsageProblem: As for `parse_command_line`.
     """
     sbatch = (*SBATCH_OPTIONS, *site_options)
-    if own:
-        parser = OptionParser(sbatch, OWN_OPTIONS, kind="sbatch or csub", located=True)
-    else:
-        parser = OptionParser(sbatch, (), kind="sbatch", located=True)
+    kind = "sbatch or csub" if own else "sbatch"
+    parser = OptionParser(sbatch, OWN_OPTIONS if own else (), kind=kind, located=True)
     return parser.parse(words)
 
 

@@ -26,7 +26,13 @@ from slurm_colloc.model.late_definitions import asdict, dataclass
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.model.records import build_record
 from slurm_colloc.slurm.run_command import build_client_environment, build_slurm_error, run_slurm
-from slurm_colloc.slurm.slurm_commands import SlurmAccess, SlurmJob, compute_element_states
+from slurm_colloc.slurm.scontrol_records import format_span
+from slurm_colloc.slurm.slurm_commands import (
+    SlurmAccess,
+    SlurmJob,
+    compute_element_states,
+    read_client_version,
+)
 
 FOREIGN_JOBS_MAX = 400
 """pyslurm can only ask for the jobs of all users, and each costs about 14 microseconds. With more
@@ -141,12 +147,7 @@ def render_duration(seconds: int) -> str:
     """Seconds as squeue prints them (_print_secs in its print.c): `1:02`, `1-02:03:04`."""
     if not 0 <= seconds <= _YEAR_S:
         return "INVALID"
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, seconds = divmod(rest, 60)
-    if days:
-        return f"{days}-{hours:02}:{minutes:02}:{seconds:02}"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return format_span(seconds)
 
 
 # ---- Whether pyslurm can be used here: found out in a child process, and remembered --------------
@@ -269,19 +270,12 @@ def probe_pyslurm() -> tuple[PyslurmStatus, bool]:
     if finding.slurm:
         return finding, True
     # A libslurm of another release may get no answer at all; then the release is the reason.
-    installed = _ask_installed_version()
+    installed = ""
+    with contextlib.suppress(SlurmError):
+        installed = read_client_version()
     if installed and parse_release(installed) != parse_release(finding.pyslurm):
         return PyslurmStatus(finding.pyslurm, installed), True
     return finding, False
-
-
-def _ask_installed_version() -> str:
-    """The version of Slurm's commands; empty where they do not run."""
-    try:
-        words = run_slurm(["sinfo", "--version"]).stdout.split()
-    except SlurmError:
-        return ""
-    return words[-1] if words else ""
 
 
 def _read_version() -> str:

@@ -321,41 +321,23 @@ def build_slurm_error(argv: Sequence[str], returncode: int, stderr: str) -> Slur
             lines.append(text)
     words = "; ".join(lines) or f"exit status {returncode}"
     folded = words.lower()
+    kind: type[SlurmError] = SlurmRefused
+    told, hint = f"{name}: {words}", ""
     if returncode < 0:
-        return SlurmNoAnswer(
-            f"{name} was ended by signal {-returncode} before it answered",
-            hint=HINT_AFTER_NO_ANSWER,
-            argv=argv,
-            returncode=returncode,
-            stderr=stderr,
-        )
-    if any(mark in folded for mark in _UNCONFIGURED):
-        return SlurmUnreachable(
-            "Slurm is installed but has no configuration here",
-            hint="set SLURM_CONF, or run without Slurm with csub --local",
-            argv=argv,
-            returncode=returncode,
-            stderr=stderr,
-        )
-    if any(mark in folded for mark in _UNANSWERED):
-        return SlurmNoAnswer(
-            f"Slurm's controller did not answer in time: {words}",
-            hint=HINT_AFTER_NO_ANSWER,
-            argv=argv,
-            returncode=returncode,
-            stderr=stderr,
-        )
-    if any(mark in folded for mark in _UNREACHABLE):
+        told = f"{name} was ended by signal {-returncode} before it answered"
+        kind, hint = SlurmNoAnswer, HINT_AFTER_NO_ANSWER
+    elif any(mark in folded for mark in _UNCONFIGURED):
+        kind, told = SlurmUnreachable, "Slurm is installed but has no configuration here"
+        hint = "set SLURM_CONF, or run without Slurm with csub --local"
+    elif any(mark in folded for mark in _UNANSWERED):
+        told = f"Slurm's controller did not answer in time: {words}"
+        kind, hint = SlurmNoAnswer, HINT_AFTER_NO_ANSWER
+    elif any(mark in folded for mark in _UNREACHABLE):
+        kind, hint = SlurmUnreachable, "nothing was changed; try again later"
         if name in _OF_ACCOUNTING:
             # Of its layers each says it once more; the last line is the plainest.
-            whom, words, looks = "accounting", lines[-1], ""
+            told = f"Slurm's accounting does not answer: {lines[-1]}"
         else:
-            whom, looks = "controller", ", scontrol ping shows when it is back"
-        return SlurmUnreachable(
-            f"Slurm's {whom} does not answer: {words}",
-            hint=f"nothing was changed; try again later{looks}",
-            argv=argv,
-            returncode=returncode,
-            stderr=stderr,
-        )
-    return SlurmRefused(f"{name}: {words}", argv=argv, returncode=returncode, stderr=stderr)
+            told = f"Slurm's controller does not answer: {words}"
+            hint += ", scontrol ping shows when it is back"
+    return kind(told, hint=hint, argv=argv, returncode=returncode, stderr=stderr)

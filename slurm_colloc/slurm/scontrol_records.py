@@ -86,6 +86,16 @@ def format_clock(seconds: int | None) -> str | None:
     return f"{f'{days}-' if days else ''}{hour:02}:{minute:02}:{second:02}"
 
 
+def format_span(seconds: int) -> str:
+    """`1-02:03:04`, `2:03:04` or `3:04`, as squeue writes it (`secs2time_str`)."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
 # ---- What `scontrol show job` and squeue call a job's command ------------------------------------
 
 

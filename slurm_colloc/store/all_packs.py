@@ -41,6 +41,8 @@ from slurm_colloc.store.atomic_files import (
     is_there,
     make_directory,
     read_file_clock,
+    read_record,
+    remove_file,
     remove_tree,
     suppress_damage,
     sync_file_system,
@@ -67,7 +69,6 @@ from slurm_colloc.store.pack_directory import (
     write_pack,
     write_record,
 )
-from slurm_colloc.store.record_files import read_record
 
 # ---- The packs of one user as the owner and others can read them: nothing here changes a file ----
 
@@ -138,23 +139,11 @@ class StateReader:
 
     def list_open(self) -> list[str]:
         """Ids of the packs that may still change, oldest first."""
-        try:
-            return sorted(name for name in os.listdir(self.open) if ".tmp" not in name)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(f"cannot read {self.open}: {os.strerror(error.errno or 0)}") from error
+        return [name for name in _list_sorted(self.open) if ".tmp" not in name]
 
     def list_all(self) -> list[str]:
         """Ids of all packs, oldest first."""
-        try:
-            return sorted(os.listdir(self.packs))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StateError(
-                f"cannot read {self.packs}: {os.strerror(error.errno or 0)}"
-            ) from error
+        return _list_sorted(self.packs)
 
     def is_elsewhere(self, record: PackRecord) -> bool:
         """True for a pack that is not known to be of this cluster.
@@ -304,6 +293,15 @@ class StateReader:
                 found.append(element_id.partition("_")[0])
         # The GPU sets of one Slurm job are parts with the same id.
         return tuple(dict.fromkeys(found))
+
+
+def _list_sorted(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StateError(f"cannot read {folder}: {os.strerror(error.errno or 0)}") from error
 
 
 def explain_unreadable(path: Path, error: OSError | StateError) -> StateError:
@@ -637,8 +635,7 @@ class State(StateReader):
 
     def forget_open(self, pack_id: str) -> None:
         """Note that a pack will not change any more."""
-        with explain_os_errors("remove", self.open), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.open / pack_id)
+        remove_file(self.open / pack_id)
 
 
 def open_state(root: Path, cluster: str = "", owner_uid: int | None = None) -> StateReader:

@@ -23,6 +23,7 @@ from typing import Any
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import dataclass
+from slurm_colloc.model.records import Record, build_record
 from slurm_colloc.ownership import find_protected_owner, refuse_protected
 from slurm_colloc.store.foreign_files import UnexpectedFile, open_file, read_descriptor
 
@@ -144,6 +145,33 @@ def _write_whole(path: str, data: bytes, mode: int, *, outlives_crash: bool) -> 
         os.close(descriptor)
 
 
+def remove_file(path: Path | str) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        StateError: It cannot be removed.
+    """
+    with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def list_names(folder: Path | str, doing: str = "read") -> list[str]:
+    """The names in a directory; none where it is not there.
+
+    Args:
+        folder: The directory.
+        doing: What is being done to it, for the message.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    with explain_os_errors(doing, folder):
+        try:
+            return os.listdir(folder)
+        except FileNotFoundError:
+            return []
+
+
 def sync_file_system(path: Path | str) -> None:
     """Wait until all that was written to a path's file system is on its disk.
 
@@ -248,6 +276,39 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
             hint="use the csub that submitted it",
         )
     return dict(value)
+
+
+def read_record(path: Path | str, kind: type[Record]) -> Record | None:
+    """Read the file of a record; None if there is none.
+
+    Args:
+        path: The file.
+        kind: The record's dataclass.
+
+    Raises:
+        StateError: It cannot be read, is damaged, or has another schema.
+    """
+    value = read_json(path)
+    return None if value is None else parse_record(kind, value, path)
+
+
+def parse_record(kind: type[Record], value: object, path: Path | str) -> Record:
+    """Make a record of its JSON value.
+
+    Args:
+        kind: Its dataclass.
+        value: The value.
+        path: Where it was read, for the message.
+
+    Raises:
+        StateError: It is damaged.
+    """
+    try:
+        return build_record(kind, value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StateError(
+            f"{path} is damaged ({error})", hint="move it away; the Slurm job is not touched"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import asdict, hash_sha256
 from slurm_colloc.model.measured_curve import KnownCurve
 from slurm_colloc.model.plan import SharingMode
-from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json
+from slurm_colloc.store.atomic_files import locked_folder, read_record, remove_file, write_json
 from slurm_colloc.store.profiles import slug_gpu_model
-from slurm_colloc.store.record_files import read_record
 
 _FOLDER = "curves"
 _MODES = (SharingMode.MPS, SharingMode.TIMESLICE)
@@ -100,8 +99,7 @@ def forget_curves(root: Path, forgotten: Collection[tuple[str, str]] | None) -> 
     with locked_folder(root / _FOLDER):
         for path in (root / _FOLDER).glob("*.json"):
             if forgotten is None or _has_run(path, forgotten):
-                with explain_os_errors("remove", path):
-                    path.unlink(missing_ok=True)
+                remove_file(path)
 
 
 def _has_run(path: Path, families: Collection[tuple[str, str]]) -> bool:

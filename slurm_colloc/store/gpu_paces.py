@@ -9,9 +9,8 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.gpu_pace import GpuPace, GpuRun, GpuRuns, compare_paces
 from slurm_colloc.model.late_definitions import asdict
-from slurm_colloc.store.atomic_files import explain_os_errors, locked_folder, write_json
+from slurm_colloc.store.atomic_files import locked_folder, read_record, remove_file, write_json
 from slurm_colloc.store.profiles import slug_gpu_model
-from slurm_colloc.store.record_files import read_record
 
 _FOLDER = "gpus"
 
@@ -54,8 +53,7 @@ def forget_gpu_runs(root: Path) -> None:
     if (root / _FOLDER).is_dir():
         with locked_folder(root / _FOLDER):
             for path in (root / _FOLDER).glob("*.json"):
-                with explain_os_errors("remove", path):
-                    path.unlink(missing_ok=True)
+                remove_file(path)
 
 
 def _build_path(root: Path, gpu_model: str) -> Path:

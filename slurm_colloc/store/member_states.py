@@ -39,14 +39,16 @@ from slurm_colloc.store.atomic_files import (
     SCHEMA,
     explain_os_errors,
     is_there,
+    list_names,
     open_regular,
     read_bytes,
+    read_record,
+    remove_file,
     write_atomic,
     write_json,
 )
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.pack_directory import list_claimed, read_spec
-from slurm_colloc.store.record_files import read_record
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,7 @@ def remove_environment(pack: Path | str, number: int) -> None:
     Raises:
         StateError: It cannot be removed.
     """
-    path = f"{pack}/members/{format_number(number)}/env"
-    with explain_os_errors("remove", path), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    remove_file(f"{pack}/members/{format_number(number)}/env")
 
 
 # ---- Held members: `held` in a member's folder keeps its runner from starting it -----------------
@@ -292,11 +292,7 @@ def remove_held(pack: Path | str, number: int) -> bool:
     """
     if was_left(pack, number):
         return False
-    with (
-        explain_os_errors("remove", _path(pack, number, HELD)),
-        contextlib.suppress(FileNotFoundError),
-    ):
-        os.unlink(_path(pack, number, HELD))
+    remove_file(_path(pack, number, HELD))
     # The runner may have come in between.
     return not was_left(pack, number)
 
@@ -369,12 +365,7 @@ def may_have_begun(pack: Path | str, number: int, attempt: int, starts: int) -> 
         StateError: It cannot be told.
     """
     prefix = f"run.{attempt}.{starts + 1}."
-    folder = os.path.dirname(_path(pack, number, HELD))
-    with explain_os_errors("look at", folder):
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            return False
+    names = list_names(f"{pack}/members/{format_number(number)}", "look at")
     return any(name.startswith(prefix) for name in names)
 
 
@@ -467,11 +458,7 @@ def find_guest(pack: Path | str, member: MemberId) -> int | None:
     Raises:
         StateError: What says it is damaged, or the file system fails.
     """
-    with explain_os_errors("look at", f"{pack}/members"):
-        try:
-            names = os.listdir(f"{pack}/members")
-        except FileNotFoundError:
-            return None
+    names = list_names(f"{pack}/members", "look at")
     for number in sorted(int(name) for name in names if name.isdigit()):
         home = read_home(pack, number)
         if home is not None and (home.job, home.number) == (member.job, member.number):

@@ -30,13 +30,14 @@ from slurm_colloc.ownership import find_caller
 from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     is_there,
+    list_names,
     make_directory,
     read_file_clock,
+    read_record,
     remove_tree,
     suppress_damage,
     write_json,
 )
-from slurm_colloc.store.record_files import read_record
 
 FOLDER = "numbers"
 WINDOW = 1 << 24
@@ -199,7 +200,7 @@ def forget_claims(root: Path, packs: Collection[str]) -> None:
                 claim = _read_claim(folder, first)
                 if claim is not None and not any(pack_id in packs for pack_id, _ in claim.packs):
                     remove_tree(folder / str(first))
-        for name in _list_names(folder):
+        for name in list_names(folder):
             if name.startswith(".") and name[1:].isalnum():
                 with contextlib.suppress(OSError):
                     age_s = read_file_clock(folder) - (folder / name).stat().st_mtime
@@ -214,19 +215,11 @@ def _build_folder(root: Path, cluster: str) -> Path:
 def _list_folders(root: Path, cluster: str) -> list[Path]:
     if cluster:
         return [_build_folder(root, cluster)]
-    return [root / FOLDER / name for name in _list_names(root / FOLDER)]
-
-
-def _list_names(folder: Path) -> list[str]:
-    with explain_os_errors("read", folder):
-        try:
-            return os.listdir(folder)
-        except FileNotFoundError:
-            return []
+    return [root / FOLDER / name for name in list_names(root / FOLDER)]
 
 
 def _list_claims(folder: Path) -> Iterator[int]:
-    return (int(name) for name in _list_names(folder) if name.isascii() and name.isdecimal())
+    return (int(name) for name in list_names(folder) if name.isascii() and name.isdecimal())
 
 
 def _read_claim(folder: Path, first: int) -> NumberClaim | None:

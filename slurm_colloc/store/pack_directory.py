@@ -21,16 +21,16 @@ from slurm_colloc.model.plan import MemberPlan, PackRequest, Policy, SharingMode
 from slurm_colloc.model.setting_values import RunnerSettings
 from slurm_colloc.ownership import find_caller, refuse_planted_pack
 from slurm_colloc.store.atomic_files import (
-    explain_os_errors,
     is_locked,
     is_there,
     read_bytes,
+    read_record,
+    remove_file,
     remove_tree,
     write_atomic,
     write_json,
 )
 from slurm_colloc.store.inbox import format_number
-from slurm_colloc.store.record_files import read_record
 
 if TYPE_CHECKING:
     from slurm_colloc.model.chain import ChainRecord
@@ -359,8 +359,7 @@ def read_end_time(pack: Path) -> float | None:
 
 def forget_ended(pack: Path) -> None:
     """Take Slurm's last word back: its job runs again."""
-    with explain_os_errors("remove", pack / "ended.json"):
-        (pack / "ended.json").unlink(missing_ok=True)
+    remove_file(pack / "ended.json")
 
 
 def is_unanswered(pack: Path) -> bool:

@@ -41,12 +41,12 @@ from slurm_colloc.store.atomic_files import (
     hold_lock,
     make_directory,
     read_bytes,
+    read_record,
     write_atomic,
     write_json,
 )
 from slurm_colloc.store.foreign_files import parse_foreign, show_foreign
 from slurm_colloc.store.indexes import append_lines
-from slurm_colloc.store.record_files import read_record
 
 # ---- The JSON form of a usage profile ------------------------------------------------------------
 

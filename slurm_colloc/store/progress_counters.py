@@ -16,9 +16,8 @@ from typing import Literal
 from slurm_colloc.errors import StateError
 from slurm_colloc.instrument import layout
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.store.atomic_files import write_atomic, write_json
+from slurm_colloc.store.atomic_files import read_record, write_atomic, write_json
 from slurm_colloc.store.foreign_files import open_file
-from slurm_colloc.store.record_files import read_record
 
 ProgressSource = Literal["optimizer", "api", "regex"]
 
@@ -111,19 +110,19 @@ class MemberProgress:
             several train, or it is unknown.
     """
 
-    steps: int
-    skipped: int
-    samples: int | None
-    batches: int
-    wait_s: float
-    trainers: int
-    first_step_s: float | None
-    last_step_s: float | None
-    updated_s: float | None
-    source: ProgressSource | None
-    several_loaders: bool
-    skips_unknown: bool
-    processes: tuple[ProcessProgress, ...]
+    steps: int = 0
+    skipped: int = 0
+    samples: int | None = None
+    batches: int = 0
+    wait_s: float = 0.0
+    trainers: int = 0
+    first_step_s: float | None = None
+    last_step_s: float | None = None
+    updated_s: float | None = None
+    source: ProgressSource | None = None
+    several_loaders: bool = False
+    skips_unknown: bool = False
+    processes: tuple[ProcessProgress, ...] = ()
     gpu_reserved_peak: int | None = None
     gpu_reserved: int | None = None
     loader_workers: int | None = None
@@ -254,23 +253,6 @@ def add_up(processes: tuple[ProcessProgress, ...]) -> MemberProgress:
     )
 
 
-NOTHING = MemberProgress(
-    steps=0,
-    skipped=0,
-    samples=None,
-    batches=0,
-    wait_s=0.0,
-    trainers=0,
-    first_step_s=None,
-    last_step_s=None,
-    updated_s=None,
-    source=None,
-    several_loaders=False,
-    skips_unknown=False,
-    processes=(),
-)
-
-
 def replace_with_printed(
     counted: MemberProgress | None,
     *,
@@ -288,7 +270,7 @@ def replace_with_printed(
         first_s: When it printed the first of them (CLOCK_MONOTONIC).
         last_s: When it printed the last.
     """
-    known = counted or NOTHING
+    known = counted or MemberProgress()
     return replace(
         known,
         steps=steps,

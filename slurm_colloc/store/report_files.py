@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.instrument.results import METRICS_MOST, NAME_MOST, SUFFIX
-from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.instrument.results import FILE, METRICS_MOST, NAME_MOST, SUFFIX
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.records import is_number
 from slurm_colloc.store.atomic_files import (
@@ -29,10 +28,10 @@ from slurm_colloc.store.atomic_files import (
     explain_os_errors,
     make_directory,
     read_bytes,
+    read_record,
     write_atomic,
     write_json,
 )
-from slurm_colloc.store.record_files import read_record
 
 Columns = tuple[tuple[str, str], ...]
 

@@ -18,8 +18,7 @@ from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import asdict, dataclass, field, replace
 from slurm_colloc.model.measured_curve import CurvePoint, DegreeDecision, DegreeState, RateAlone
 from slurm_colloc.model.records import is_known
-from slurm_colloc.store.atomic_files import make_directory, write_json
-from slurm_colloc.store.record_files import read_record
+from slurm_colloc.store.atomic_files import make_directory, read_record, write_json
 
 
 class Action(enum.StrEnum):

@@ -26,8 +26,12 @@ from pathlib import Path
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.late_definitions import asdict, dataclass
-from slurm_colloc.store.atomic_files import explain_os_errors, make_directory, write_json
-from slurm_colloc.store.record_files import read_record
+from slurm_colloc.store.atomic_files import (
+    explain_os_errors,
+    make_directory,
+    read_record,
+    write_json,
+)
 
 # ---- Which files belong to a project: what git knows or would add, else all that is there --------
 

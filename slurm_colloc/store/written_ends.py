@@ -17,11 +17,16 @@ from pathlib import Path
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.late_definitions import asdict, dataclass, late_pattern, replace
 from slurm_colloc.model.member import EndCause, ExitRecord, MemberState, choose_plain_cause
-from slurm_colloc.store.atomic_files import explain_os_errors, is_there, read_json, write_json
+from slurm_colloc.store.atomic_files import (
+    is_there,
+    list_names,
+    read_json,
+    read_record,
+    write_json,
+)
 from slurm_colloc.store.inbox import format_number
 from slurm_colloc.store.member_states import StateRecord, read_attempt, read_state, write_state
 from slurm_colloc.store.pack_directory import list_members, read_spec
-from slurm_colloc.store.record_files import read_record
 
 EVIDENCE = "its wrapper wrote how it ended when no runner was there to note it"
 
@@ -55,7 +60,8 @@ def find_written_end(
     """
     if record is not None and record.is_final:
         return None
-    names = _list_names(pack, number) if names is None else names
+    if names is None:
+        names = list_names(f"{pack}/members/{format_number(number)}")
     prefix, starts = _find_unnoted_run(record, names)
     if f"{prefix}.exit" not in names:
         return None
@@ -141,15 +147,6 @@ def read_run_times(folder: str, names: Iterable[str]) -> dict[tuple[int, int], t
             if end is not None and end.started_at is not None and end.ended_at is not None:
                 found[int(match[1]), int(match[2])] = end.started_at, end.ended_at
     return found
-
-
-def _list_names(pack: Path | str, number: int) -> frozenset[str]:
-    folder = f"{pack}/members/{format_number(number)}"
-    with explain_os_errors("read", folder):
-        try:
-            return frozenset(os.listdir(folder))
-        except FileNotFoundError:
-            return frozenset()
 
 
 def _find_unnoted_run(record: StateRecord | None, names: Iterable[str]) -> tuple[str, int]:

@@ -165,9 +165,7 @@ def submit_local(
                 _start_runner(state, pack.record.pack_id, job_id, settings, environ)
             # Only now: a sweep of another csub takes a pack without a submitter or runner for dead.
             state.forget_lock(submission)
-        submitted.append(
-            Submitted(job_id, tuple(records), tuple(record.members for record in records))
-        )
+        submitted.append(Submitted(job_id, tuple(records)))
     return made, submitted
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.model.gpu_pace import GpuPace, GpuRate, GpuRun
-from slurm_colloc.slurm.slurm_nodes import NodeState
+from slurm_colloc.slurm.slurm_commands import NodeState
 from slurm_colloc.store.gpu_paces import add_gpu_runs
 from slurm_colloc.submission.plan.slow_nodes import choose_exclusion
 

@@ -131,7 +131,7 @@ def test_a_disk_that_fills_at_any_write_leaves_nothing_and_submits_nothing(
             "left half-submitted\n"
         )
         # Only the rendered batch script is kept from one submission to the next, what numbers were
-        # given, what was read of scripts, and for a while what Slurm has said of QoS, ids and nodes.
+        # given, what was read of scripts, for a while what Slurm has said of QoS, ids and nodes.
         kept = {
             "qos.json",
             "job-ids.json",

@@ -27,7 +27,7 @@ from slurm_colloc.diagnosis.login_findings import (
     parse_release,
 )
 from slurm_colloc.errors import CollocError
-from slurm_colloc.slurm.slurm_nodes import NodeState
+from slurm_colloc.slurm.slurm_commands import NodeState
 
 CONFIG = {
     "ClusterName": "sandbox",

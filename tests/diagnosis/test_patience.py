@@ -50,6 +50,7 @@ def test_a_controller_that_dies_meanwhile_is_told_with_the_job_that_may_be_left(
     install(scontrol=f"{DEAD}; exit 1", scancel=f"{DEAD}; exit 1")
     outcome = wait(tmp_path)
     assert outcome.gave_up
+    assert outcome.trouble is not None
     assert outcome.trouble.message.startswith("job 4711 could not be cancelled (")
     assert "scancel 4711" in outcome.trouble.hint
 
@@ -116,6 +117,7 @@ def test_a_submission_without_an_answer_is_looked_for_and_taken_back(
     settings = Settings(state_dir=str(tmp_path / "state"))
     asked = DoctorQuestion("0.1.0", settings.python, "")
     outcome, _ = run_job({}, "gpu:1", asked, settings, print)
+    assert outcome.trouble is not None
     assert "timed out" in outcome.trouble.message
     assert "scancel 4711" in (tmp_path / "called").read_text()
     assert [path.name for path in (tmp_path / "state").iterdir()] == []

@@ -11,7 +11,7 @@ import pytest
 from slurm_colloc.errors import SlurmRefused, SlurmUnreachable
 from slurm_colloc.model.member import SlurmJobState
 from slurm_colloc.slurm.accounting import read_history, read_qos
-from slurm_colloc.slurm.slurm_nodes import list_node_states
+from slurm_colloc.slurm.slurm_commands import list_node_states
 
 from ..wait_until import wait_until
 from .conftest import SlurmUser

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from slurm_colloc.host.mig.plan_cut import (
     GPU_IS_LOST,
@@ -26,8 +27,14 @@ class Killed(BaseException):
     """The process is gone at this point."""
 
 
+if TYPE_CHECKING:
+    from slurm_colloc.host.mig.mig_session import MigSession
+else:
+    MigSession = object
+
+
 @dataclass
-class MigDouble:
+class MigDouble(MigSession):
     """A MigSession on GPUs in memory.
 
     Attributes:

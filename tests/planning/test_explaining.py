@@ -19,11 +19,10 @@ from slurm_colloc.planning.broken_limits import Weighing
 from slurm_colloc.planning.explanation import PlanExplanation
 from slurm_colloc.planning.hard_limits import Broken, Limits, Subject
 from slurm_colloc.planning.job_needs import build_limits, build_subject
-from slurm_colloc.planning.pack_pricing import Pricing
+from slurm_colloc.planning.pack_pricing import SETUP_S, Pricing
 from slurm_colloc.planning.pair_reasons import PAIRS_MOST
 from slurm_colloc.planning.plan_packs import ask, plan
 from slurm_colloc.planning.plan_reasons import build_explanation
-from slurm_colloc.planning.sharing_ways import SETUP_S
 from tests.planning import known_jobs
 from tests.planning.explained import explain, find_pair
 from tests.planning.known_jobs import (

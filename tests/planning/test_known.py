@@ -21,8 +21,8 @@ from slurm_colloc.model.plan import (
 )
 from slurm_colloc.model.usage_profile import Calibration
 from slurm_colloc.planning.hard_limits import compute_usable_gpu_memory_mb
+from slurm_colloc.planning.pack_pricing import SETUP_S
 from slurm_colloc.planning.plan_packs import plan
-from slurm_colloc.planning.sharing_ways import SETUP_S
 from slurm_colloc.submission.jobs.call_jobs import Candidate
 from slurm_colloc.submission.packs.build_packs import build_request_options
 from slurm_colloc.submission.packs.call_batches import group_into_batches

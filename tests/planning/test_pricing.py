@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from slurm_colloc.model.plan import Goal, SharingMode
 from slurm_colloc.model.usage_profile import Calibration, Load, ModeModel
 from slurm_colloc.planning.hard_limits import Limits, Setting, Subject
-from slurm_colloc.planning.pack_pricing import Pricing
-from slurm_colloc.planning.sharing_ways import compute_ends_s
+from slurm_colloc.planning.pack_pricing import Pricing, compute_ends_s
 from tests.planning.coefficients import CALIBRATION, LIMITS
 from tests.planning.subjects import (
     ALL,
@@ -216,7 +215,7 @@ def test_mig_gives_equal_instances_with_memory_of_their_own() -> None:
         assert priced.setting == Setting(SharingMode.MIG, (percentage,) * count)
         assert priced.gpu_s == pytest.approx(priced.duration_s + 10.0)
     # 1 - B + B/e; 1/e of one slice: (7/1 + 8/1) / 2.
-    assert pricing.predict(0, (0,) * 7) == pytest.approx([1 - 0.05 + 0.05 * 7.5] * 7)
+    assert pricing._rate(0, (0,) * 7)[1] == pytest.approx([1 - 0.05 + 0.05 * 7.5] * 7)
     assert pricing.price(range(8)) is None
     # Each of four equal instances has less than each of three.
     rooms_mb = (0, 136_000, 68_000, 34_000, 17_000)
@@ -324,7 +323,7 @@ def test_jobs_that_were_in_packs_and_others_are_priced_together(
 ) -> None:
     from slurm_colloc.planning import cost_columns
     from slurm_colloc.planning.cost_columns import Columns
-    from slurm_colloc.planning.sharing_ways import predict_in
+    from slurm_colloc.planning.pack_pricing import predict_in
 
     asked: list[int] = []
 

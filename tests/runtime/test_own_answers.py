@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.runtime.programs import own_rows
-from slurm_colloc.runtime.programs.member_commands import (
-    OwnAnswers,
-    OwnMember,
-    format_span,
-    parse_span,
-)
+from slurm_colloc.runtime.programs.member_commands import OwnMember
+from slurm_colloc.runtime.programs.own_rows import OwnAnswers, parse_span
 from slurm_colloc.slurm.marked_tables import QueueField, build_queue_question, split_rows
+from slurm_colloc.slurm.scontrol_records import format_span
 
 NOW = 1_000_000.0
 KNOWN = {
@@ -44,7 +41,7 @@ def ask(
 ) -> tuple[list[str], list[QueueField]]:
     question = build_queue_question(arguments, environment or {}, own_rows.HEAD)
     assert question is not None
-    return own_rows.build_own_words(question, member), list(question.fields)
+    return question.build_words(member.translate), list(question.fields)
 
 
 def answer(rows: list[str], *arguments: str, member: OwnMember = MEMBER, left_s: int = 500) -> str:
@@ -172,9 +169,7 @@ def test_rows_with_a_mark_in_them_are_left_to_squeue() -> None:
 
 @pytest.mark.parametrize("seconds", [0, 59, 60, 3599, 3600, 86399, 86400, 1_000_000])
 def test_a_span_is_read_as_it_is_written(seconds: int) -> None:
-    text = format_span(seconds)
-    assert text is not None
-    assert parse_span(text) == seconds
+    assert parse_span(format_span(seconds)) == seconds
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "a-1:00", "-1:00"])

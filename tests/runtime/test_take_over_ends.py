@@ -262,7 +262,7 @@ def test_one_of_another_submission_is_submitted_again_with_its_own_script_and_nu
 
     def submit_batch(batch: Batch, _submission: str, *, directory: str, **_rest: object) -> object:
         seen.append((batch, directory))
-        return Submitted("20", (), ())
+        return Submitted("20", ())
 
     monkeypatch.setattr(resubmit_members, "submit_batch", submit_batch)
     resubmit_members.resubmit(submission.state, submission.slurm, Settings(), "s.101", [place])

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from slurm_colloc.runtime.programs import own_processes, wrapper
+from slurm_colloc.runtime.programs import wrapper
 from slurm_colloc.runtime.step_command import Launch, build_wrapper_argv
 
 from ..wait_until import wait_until
@@ -382,7 +382,7 @@ def test_one_thread_that_has_gone_hides_no_child_of_the_others(
 
     try:
         monkeypatch.setattr(os, "listdir", list_one_more)
-        assert child.pid in own_processes.list_descendants()
+        assert child.pid in wrapper.list_descendants()
     finally:
         child.kill()
         child.wait()
@@ -485,12 +485,12 @@ def test_a_neighbour_that_was_killed_for_memory_makes_no_other_one_that(
 ) -> None:
     launch = {"shares_cgroup": shares}
     seen = (1, is_step_group), (3, is_step_group)
-    assert own_processes.count_oom_kills(*seen, status, launch) == expected
+    assert wrapper.count_oom_kills(*seen, status, launch) == expected
 
 
 def test_kills_that_cannot_be_read_are_none() -> None:
-    assert own_processes.count_oom_kills(None, (3, True), 9, {}) is None
-    assert own_processes.count_oom_kills((3, True), None, 9, {}) is None
+    assert wrapper.count_oom_kills(None, (3, True), 9, {}) is None
+    assert wrapper.count_oom_kills((3, True), None, 9, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -504,8 +504,8 @@ def test_a_memory_group_says_whether_it_is_of_a_step(
         "/proc/self/cgroup": f"3:memory:{group}\n",
         f"/sys/fs/cgroup/memory{group}/memory.oom_control": "oom_kill_disable 0\noom_kill 4\n",
     }
-    monkeypatch.setattr(own_processes, "read", lambda path: files.get(path, ""))
-    assert own_processes.read_oom_kills() == expected
+    monkeypatch.setattr(wrapper, "read", lambda path: files.get(path, ""))
+    assert wrapper.read_oom_kills() == expected
 
 
 def test_a_signal_of_others_that_comes_again_and_again_is_noted_once(wrapped: Wrapped) -> None:
@@ -525,10 +525,10 @@ def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever(
         clock[0] += timeout_s
 
     # As one that hangs in the kernel: it stays, whatever it is sent.
-    monkeypatch.setattr(own_processes, "list_descendants", lambda: [2**30])
-    monkeypatch.setattr(own_processes, "signal_all", killed.append)
+    monkeypatch.setattr(wrapper, "list_descendants", lambda: [2**30])
+    monkeypatch.setattr(wrapper, "signal_all", killed.append)
     monkeypatch.setattr(signal, "sigtimedwait", wait)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    own_processes.end_leftovers(None)
+    wrapper.end_leftovers(None)
     assert killed.count(signal.SIGKILL) > 1
-    assert clock[0] > own_processes.UNKILLABLE_S
+    assert clock[0] > wrapper.UNKILLABLE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_colloc.slurm.slurm_nodes import NodeState, parse_node_states
+from slurm_colloc.slurm.slurm_commands import NodeState, parse_node_states
 
 # As printed by 22.05.8; the last line of a cluster with GPU types and sockets.
 TEXT = """\

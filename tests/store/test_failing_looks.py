@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from slurm_colloc.errors import StateError
-from slurm_colloc.instrument.tracker_runs import FILE
+from slurm_colloc.instrument.results import FILE
 from slurm_colloc.store.all_packs import State, build_index_path, remove_remains
 from slurm_colloc.store.atomic_files import (
     hold_lock,
     is_locked,
     is_there,
     make_directory,
+    read_record,
     write_atomic,
 )
 from slurm_colloc.store.indexes import JobIndex
@@ -38,7 +39,6 @@ from slurm_colloc.store.pack_directory import (
     read_moved,
     write_moved,
 )
-from slurm_colloc.store.record_files import read_record
 from slurm_colloc.store.report_files import keep_tracker_runs, read_tracker_runs
 from slurm_colloc.store.runner_requests import (
     Action,

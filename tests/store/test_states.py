@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_colloc.errors import StateError
 from slurm_colloc.model.member import ExitCode, MemberState
-from slurm_colloc.store import record_files
+from slurm_colloc.store import atomic_files
 from slurm_colloc.store.atomic_files import read_json
 from slurm_colloc.store.member_states import (
     StateRecord,
@@ -140,7 +140,7 @@ def test_a_request_that_cannot_be_read_now_is_kept_and_stops_no_other(
             raise StateError("cannot read it: Input/output error") from OSError(errno.EIO, "")
         return read_json(asked)
 
-    monkeypatch.setattr(record_files, "read_json", read)
+    monkeypatch.setattr(atomic_files, "read_json", read)
     unreadable: list[StateError] = []
     assert [request.number for request in list_requests(pack, unreadable)] == [2]
     assert len(unreadable) == 1

@@ -38,7 +38,7 @@ from slurm_colloc.model.member import (
 from slurm_colloc.model.plan import Policy, SharingMode
 from slurm_colloc.model.records import build_record, is_known
 from slurm_colloc.model.setting_values import RunnerSettings
-from slurm_colloc.store.atomic_files import write_json
+from slurm_colloc.store.atomic_files import parse_record, read_record, write_json
 from slurm_colloc.store.indexes import JobIndex
 from slurm_colloc.store.member_states import (
     EmptiedRecord,
@@ -60,7 +60,6 @@ from slurm_colloc.store.pack_directory import (
 )
 from slurm_colloc.store.profiles import FaultRecord
 from slurm_colloc.store.progress_counters import FollowRequest
-from slurm_colloc.store.record_files import parse_record, read_record
 from slurm_colloc.store.report_files import KeptMetrics, OwnOutputs, ReportedMetric
 from slurm_colloc.store.runner_requests import Action, DegreeRecord, Dependent, Request
 from slurm_colloc.store.snapshots import SnapshotRecord
@@ -255,7 +254,7 @@ def test_every_record_that_is_read_is_in_this_matrix() -> None:
 def test_the_stores_read_their_records_in_one_way() -> None:
     # What is kept for an hour is asked for again where it cannot be read; and a wrapper, which
     # loads nothing of the store, has a form of its own (model.member.ExitRecord).
-    others = {"atomic_files.py", "record_files.py", "kept_answers.py", "written_ends.py"}
+    others = {"atomic_files.py", "kept_answers.py", "written_ends.py"}
     readers = {p.name for p in (PACKAGE / "store").rglob("*.py") if "read_json" in p.read_text()}
     assert readers <= others
 

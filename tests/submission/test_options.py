@@ -299,9 +299,9 @@ def test_what_sbatch_ignores_in_a_script_is_ignored() -> None:
 
 
 def test_verbosity_is_counted_and_its_variable_is_a_number() -> None:
-    assert merged("-vv", environment={"SBATCH_DEBUG": "1"}).times("verbose") == 2
-    assert merged(environment={"SBATCH_DEBUG": "3"}).times("verbose") == 3
-    assert merged().times("verbose") == 0
+    assert merged("-vv", environment={"SBATCH_DEBUG": "1"}).givens[0].times == 2
+    assert merged(environment={"SBATCH_DEBUG": "3"}).givens[0].times == 3
+    assert not merged().flag("verbose")
 
 
 def test_options_are_selected_by_what_they_concern() -> None:

@@ -72,7 +72,7 @@ class Readings:
             with contextlib.suppress(AttributeError, nvml.NVMLError):
                 self.power_limit_w = nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000
             if nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
-                self._gpm = GpmReader(nvml, self._handle, GPM_METRICS)
+                self._gpm = GpmReader(nvml, self._handle, metrics=GPM_METRICS)
             else:
                 self.problem = "the GPU has no GPM"
         except (AttributeError, nvml.NVMLError) as error:

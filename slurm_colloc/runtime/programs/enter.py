@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from slurm_colloc.model.late_definitions import dataclass
 from slurm_colloc.process_name import name_process
 from slurm_colloc.runtime.programs.own_places import enter_places_of
-from slurm_colloc.runtime.programs.own_processes import end_leftovers, reap
-from slurm_colloc.runtime.programs.wrapper import SCHEMA
+from slurm_colloc.runtime.programs.wrapper import SCHEMA, end_leftovers, reap
 
 POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1

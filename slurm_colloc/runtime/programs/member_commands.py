@@ -1,7 +1,7 @@
 """What Slurm's commands become inside a member.
 
 Also: whose shim this is, and whether its member's own job is meant: by its path, not by variables;
-what Slurm's questions answer about a member, in Slurm's own forms; and how they are asked.
+how Slurm's questions are asked.
 
 srun starts a task at once, alongside the neighbours, on the member's own CPUs; `scontrol requeue`
 and `scancel` of the own job id act on this member, not on the pack; squeue and `scontrol show job`
@@ -356,97 +356,10 @@ def read_own_environment() -> dict[str, str]:
     return environment
 
 
-# ----
-# What Slurm's questions answer about a member, in Slurm's own forms; and how they are asked.
+# ---- How Slurm's questions are asked -------------------------------------------------------------
 
 # SIGPIPE and SIGXFSZ, here by number: the module signal takes longer to import than all others.
 _IGNORED_BY_PYTHON = (13, 25)
-_STANDARD = "%Y-%m-%dT%H:%M:%S"
-
-
-class OwnAnswers:
-    """The member's values.
-
-    Args:
-        member: The member.
-        now: The time, in seconds since the epoch.
-        pack_left_s: How long the pack may still run; None for no limit, or where it is not known.
-        time_format: SLURM_TIME_FORMAT, empty where it is not set.
-    """
-
-    def __init__(
-        self,
-        member: OwnMember,
-        now: float,
-        pack_left_s: int | None = None,
-        time_format: str = "",
-    ) -> None:
-        self._values = values = member.values
-        self._format = _STANDARD if time_format in ("", "standard") else time_format
-        self.started_at = int(values["started_at"])
-        self.used_s = max(0, int(now) - self.started_at)
-        limit = values.get("wall_limit_s")
-        self.limit_s = None if limit is None else int(limit)
-        left_s = None if self.limit_s is None else max(0, self.limit_s - self.used_s)
-        if left_s is not None and pack_left_s is not None:
-            # The pack may end before the member's own limit does.
-            left_s = min(left_s, pack_left_s)
-        self.left_s = left_s
-        self.ends_at = None if left_s is None else int(now) + left_s
-
-    def text(self, name: str) -> str | None:
-        """One of what the member's file says; None where it does not."""
-        return self._values.get(name)
-
-    @property
-    def host_memory(self) -> str | None:
-        """Its limit as Slurm writes it: `1500M`, `2G`; None for no limit of its own."""
-        text = self._values.get("host_memory_mb")
-        if text is None:
-            return None
-        amount, unit = int(text), "M"
-        for larger in ("G", "T"):
-            if amount and amount % 1024 == 0:
-                amount, unit = amount // 1024, larger
-        return f"{amount}{unit}"
-
-    def moment(self, at: int | None) -> str | None:
-        """A moment as Slurm writes it; None where it is not known, or asked for as `relative`."""
-        if at is None or "%" not in self._format:
-            return None
-        return time.strftime(self._format, time.localtime(at))
-
-    def task(self, part: str) -> str | None:
-        """`job`, `index` or `whole` of its place in the user's array; None where it has none."""
-        whole = self._values.get("task_id")
-        if whole is None:
-            return None
-        job, _, index = whole.partition("_")
-        return {"job": job, "index": index, "whole": whole}[part]
-
-
-def format_span(seconds: int | None) -> str | None:
-    """`1-02:03:04`, `2:03:04` or `3:04`, as squeue writes it (`secs2time_str`)."""
-    if seconds is None:
-        return None
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}-{hour:02}:{minute:02}:{second:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
-
-
-def parse_span(text: str) -> int | None:
-    """The inverse; None for `UNLIMITED`, `NOT_SET` and anything else that is no time."""
-    days, dash, rest = text.strip().rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
-        return None
-    seconds = 0
-    for part in parts:
-        seconds = seconds * 60 + int(part)
-    return seconds + int(days or 0) * 86400
 
 
 def spawn(

@@ -8,23 +8,20 @@ from __future__ import annotations
 import time
 
 from slurm_colloc.runtime.programs.member_commands import (
-    OwnAnswers,
     OwnMember,
-    format_span,
-    parse_span,
     read_output,
     write_output,
 )
 from slurm_colloc.runtime.programs.translate_calls import translate_call
 from slurm_colloc.slurm.marked_tables import (
     QueueField,
-    QueueQuestion,
     QueueRow,
     build_queue_question,
     split_rows,
 )
 from slurm_colloc.slurm.scontrol_records import (
     format_clock,
+    format_span,
     join_records,
     rename_job,
     replace_fields,
@@ -34,6 +31,74 @@ from slurm_colloc.slurm.scontrol_records import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_STANDARD = "%Y-%m-%dT%H:%M:%S"
+
+
+class OwnAnswers:
+    """The member's values.
+
+    Args:
+        member: The member.
+        now: The time, in seconds since the epoch.
+        pack_left_s: How long the pack may still run; None for no limit, or where it is not known.
+        time_format: SLURM_TIME_FORMAT, empty where it is not set.
+    """
+
+    def __init__(
+        self,
+        member: OwnMember,
+        now: float,
+        pack_left_s: int | None = None,
+        time_format: str = "",
+    ) -> None:
+        self._values = values = member.values
+        self._format = _STANDARD if time_format in ("", "standard") else time_format
+        self.started_at = int(values["started_at"])
+        self.used_s = max(0, int(now) - self.started_at)
+        limit = values.get("wall_limit_s")
+        self.limit_s = None if limit is None else int(limit)
+        left_s = None if self.limit_s is None else max(0, self.limit_s - self.used_s)
+        if left_s is not None and pack_left_s is not None:
+            # The pack may end before the member's own limit does.
+            left_s = min(left_s, pack_left_s)
+        self.left_s = left_s
+        self.ends_at = None if left_s is None else int(now) + left_s
+
+    def text(self, name: str) -> str | None:
+        """One of what the member's file says; None where it does not."""
+        return self._values.get(name)
+
+    @property
+    def host_memory(self) -> str | None:
+        """Its limit as Slurm writes it: `1500M`, `2G`; None for no limit of its own."""
+        text = self._values.get("host_memory_mb")
+        if text is None:
+            return None
+        amount, unit = int(text), "M"
+        for larger in ("G", "T"):
+            if amount and amount % 1024 == 0:
+                amount, unit = amount // 1024, larger
+        return f"{amount}{unit}"
+
+    def moment(self, at: int | None) -> str | None:
+        """A moment as Slurm writes it; None where it is not known, or asked for as `relative`."""
+        if at is None or "%" not in self._format:
+            return None
+        return time.strftime(self._format, time.localtime(at))
+
+
+def parse_span(text: str) -> int | None:
+    """The seconds of squeue's `1-02:03:04`; None for `UNLIMITED` and all else that is no time."""
+    days, dash, rest = text.strip().rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        return None
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + int(part)
+    return seconds + int(days or 0) * 86400
 
 
 def answer_show_job(
@@ -110,8 +175,8 @@ def _tell_own(record: str, member: OwnMember, now: float, time_format: str) -> s
         "StdErr": answers.text("error"),
     }
     ids = f"JobId={member.job_id}"
-    if answers.task("whole"):
-        ids += f" ArrayJobId={answers.task('job')} ArrayTaskId={answers.task('index')}"
+    if member.task:
+        ids += " ArrayJobId={} ArrayTaskId={}".format(*member.task)
     return rename_job(replace_fields(record, new), ids)
 
 
@@ -133,7 +198,7 @@ def answer_squeue(
     question = build_queue_question(arguments, environment, HEAD)
     if question is None:
         return None
-    words = build_own_words(question, member)
+    words = question.build_words(member.translate)
     status, text = read_output(real, ["squeue", *words], environment)
     rows = split_rows(text, question.fields)
     if rows is None:
@@ -141,11 +206,6 @@ def answer_squeue(
     answers = choose_answers(rows, member, environment.get("SLURM_TIME_FORMAT", ""))
     is_written = write_output(tell_row(rows, member, question.fields, answers))
     return status if is_written else status or 1
-
-
-def build_own_words(question: QueueQuestion, member: OwnMember) -> list[str]:
-    """The arguments of squeue, in which the member's own ids are Slurm's."""
-    return question.build_words(member.translate)
 
 
 def choose_answers(rows: Sequence[QueueRow], member: OwnMember, time_format: str) -> OwnAnswers:
@@ -164,36 +224,26 @@ def tell_row(
     answers: OwnAnswers,
 ) -> str:
     """What squeue has answered, without marks."""
-    lines = []
-    for row in rows:
-        if row.head and row.head[0] == member.real_id:
-            cells = [
-                _replace(cell, field, answers)
-                for cell, field in zip(row.cells, fields, strict=True)
-            ]
-            lines.append(row.prefix + "".join(cells))
-        else:
-            lines.append(row.text())
-    return "\n".join(lines)
+    values = _list_values(member, answers)
+    return "\n".join(
+        row.replace(fields, values) if row.head and row.head[0] == member.real_id else row.text()
+        for row in rows
+    )
 
 
-def _replace(cell: str, field: QueueField, answers: OwnAnswers) -> str:
-    value = _choose_value(field.name, answers)
-    return cell if value is None else field.render(value)
-
-
-def _choose_value(name: str, answers: OwnAnswers) -> str | None:
-    """The member's value of a field; None where Slurm's own is right."""
-    choices = {
-        "timelimit": format_span(answers.limit_s),
-        "timeleft": format_span(answers.left_s),
+def _list_values(member: OwnMember, answers: OwnAnswers) -> dict[str, str | None]:
+    """The member's values of fields; None where Slurm's own is right."""
+    array, index = member.task or (answers.text("job_id"), None)
+    return {
+        "timelimit": None if answers.limit_s is None else format_span(answers.limit_s),
+        "timeleft": None if answers.left_s is None else format_span(answers.left_s),
         "timeused": format_span(answers.used_s),
         "endtime": answers.moment(answers.ends_at),
         "starttime": answers.moment(answers.started_at),
         "jobid": answers.text("job_id"),
-        "jobarrayid": answers.task("whole") or answers.text("job_id"),
-        "arrayjobid": answers.task("job") or answers.text("job_id"),
-        "arraytaskid": answers.task("index"),
+        "jobarrayid": answers.text("task_id") or answers.text("job_id"),
+        "arrayjobid": array,
+        "arraytaskid": index,
         "mincpus": answers.text("cpu_count"),
         "minmemory": answers.host_memory,
         "name": answers.text("name"),
@@ -201,7 +251,6 @@ def _choose_value(name: str, answers: OwnAnswers) -> str | None:
         "command": answers.text("command"),
         "workdir": answers.text("directory"),
     }
-    return choices.get(name)
 
 
 # ---- --json of both: the member's values in the record of its Slurm job --------------------------

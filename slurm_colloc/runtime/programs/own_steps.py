@@ -232,11 +232,7 @@ def tell_rows(
             continue
         step_id = f"{member.job_id}.{named[0]}"
         own = {"stepid": step_id, "stepname": named[1], "jobid": member.job_id}
-        cells = [
-            field.render(own[field.name]) if field.name in own else cell
-            for cell, field in zip(row.cells, fields, strict=True)
-        ]
-        lines.append(row.prefix + "".join(cells))
+        lines.append(row.replace(fields, own))
     return "\n".join(lines)
 
 

@@ -17,12 +17,6 @@ from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.job_ids import ArraySpec, parse_array
 from slurm_colloc.model.job_values import compute_captured
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.model.quantities import (
-    parse_gpu_memory_mb,
-    parse_signal_request,
-    parse_time_limit_s,
-)
-from slurm_colloc.model.result_metrics import parse_metrics
 from slurm_colloc.slurm.options import (
     Concern,
     Given,
@@ -34,29 +28,10 @@ from slurm_colloc.slurm.options import (
 )
 from slurm_colloc.submission.jobs.directives import SiteOptions, check_script, parse_directives
 from slurm_colloc.submission.jobs.job_options import (
-    choose_least,
-    compute_alone_reason,
-    compute_group,
-    compute_shape,
-    parse_job_id_choice,
-    parse_option,
-    parse_progress_regex,
-    parse_retries,
+    build_job,
     read_count,
-    read_cpus,
-    read_gpus,
-    read_host_memory_mb,
-    read_input,
-    read_links,
-    read_mail,
-    read_open_mode,
     read_option,
-    read_output,
-    read_private_tmp,
-    read_slowdown,
-    read_turn_s,
     refuse_directories,
-    stays_fast,
 )
 
 # ---- Finding and reading the scripts of a call ---------------------------------------------------
@@ -326,32 +301,26 @@ def collect_call(
     else:
         scripts = [read_call_script(line.words, early.text("wrap"), directory)]
     merged = [merge_for_script(script, line, environ, site) for script in scripts]
-    array = None
-    if pack:
-        for script, options in zip(scripts, merged, strict=True):
-            if options.flag("array"):
-                raise UsageProblem(
-                    f"{options.origin('array')}: --array cannot be packed by csub pack",
-                    hint=f"csub {script.shown} packs the tasks of the array",
-                )
+    for script, options in zip(scripts, merged, strict=True):
+        if pack and options.flag("array"):
+            raise UsageProblem(
+                f"{options.origin('array')}: --array cannot be packed by csub pack",
+                hint=f"csub {script.shown} packs the tasks of the array",
+            )
+    array = read_option(merged[0], "array", parse_array)
+    if array is None:
         candidates = [
-            build_candidate(script, options, environ, directory, number, pack=True)
+            build_candidate(script, options, environ, directory, number, pack=pack)
             for number, (script, options) in enumerate(zip(scripts, merged, strict=True), start=1)
         ]
     else:
-        script, options = scripts[0], merged[0]
-        text = options.text("array")
-        if text is None:
-            candidates = [build_candidate(script, options, environ, directory, 1, pack=False)]
-        else:
-            array = parse_option(options, "array", text, parse_array)
-            if len(array.task_ids) > JOBS_MOST:
-                raise UsageProblem(
-                    f"{options.origin('array')}: --array has {len(array.task_ids)} tasks: one "
-                    f"call takes {JOBS_MOST}",
-                    hint="give the others in further calls",
-                )
-            candidates = _build_tasks(script, options, environ, directory, array)
+        if len(array.task_ids) > JOBS_MOST:
+            raise UsageProblem(
+                f"{merged[0].origin('array')}: --array has {len(array.task_ids)} tasks: one "
+                f"call takes {JOBS_MOST}",
+                hint="give the others in further calls",
+            )
+        candidates = _build_tasks(scripts[0], merged[0], environ, directory, array)
     call = build_call(candidates, *merged, array=array)
     return replace(call, chosen_together=pack)
 
@@ -370,12 +339,18 @@ def build_call(
         candidates=tuple(candidates),
         options=merged[0],
         array=array,
-        degree=choose_least([read_count(options, "degree") for options in merged]),
+        degree=_find_least(merged, "degree"),
         shares=list_values(merged, "share"),
-        pack_size=choose_least([read_count(options, "pack-size") for options in merged]),
+        pack_size=_find_least(merged, "pack-size"),
         goals=list_values(merged, "goal"),
         gpu_counts=list_values(merged, "gpus-per-pack"),
     )
+
+
+def _find_least(merged: Sequence[Options], name: str) -> int | None:
+    """The smallest value of an option over jobs; None where none has it."""
+    counts = (read_count(options, name) for options in merged)
+    return min((count for count in counts if count is not None), default=None)
 
 
 def list_values(merged: Sequence[Options], name: str) -> tuple[tuple[str, str], ...]:
@@ -422,27 +397,15 @@ def _build_tasks(
     array: ArraySpec,
 ) -> list[Candidate]:
     ids = array.task_ids
+    task = ArrayTask(ids[0], len(ids), min(ids), max(ids), array.step)
     first = build_candidate(
-        script,
-        options,
-        environ,
-        directory,
-        ids[0],
-        array_task=ArrayTask(ids[0], len(ids), min(ids), max(ids), array.step),
-        pack=False,
+        script, options, environ, directory, ids[0], array_task=task, pack=False
     )
-    assert first.job.array_task is not None
-    return [
-        replace(
-            first,
-            job=replace(
-                first.job,
-                number=task_id,
-                array_task=replace(first.job.array_task, task_id=task_id),
-            ),
-        )
+    jobs = (
+        replace(first.job, number=task_id, array_task=replace(task, task_id=task_id))
         for task_id in ids
-    ]
+    )
+    return [replace(first, job=job) for job in jobs]
 
 
 def build_candidate(
@@ -469,58 +432,16 @@ def build_candidate(
     Raises:
         UsageProblem: An option has a wrong value; the message says where it stands.
     """
-    gpus = read_gpus(options)
-    cpus = read_cpus(options, gpus.count)
-    gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
     chdir = options.text("chdir")
-    name = options.text("job-name") or script.name
-    alone_because, alone_option = compute_alone_reason(options, gpus)
-    job = Job(
+    job = build_job(
+        options,
         number=number,
-        name=name,
         script_name=script.shown,
+        name=options.text("job-name") or script.name,
         arguments=script.arguments,
         directory=os.path.join(directory, chdir) if chdir else directory,
-        cpus=cpus,
-        host_memory_mb=read_host_memory_mb(options, cpus, gpus.count),
-        gpus=gpus.count,
-        gpu_type=gpus.type,
-        gpu_memory_mb=gpu_memory,
-        time_limit_s=read_option(options, "time", parse_time_limit_s),
-        output=read_output(options, "output"),
-        error=read_output(options, "error"),
-        input=read_input(options),
-        truncate_output=read_open_mode(options),
-        asks_open_mode=options.flag("open-mode"),
-        signal=read_option(options, "signal", parse_signal_request),
-        requeue=True if options.flag("requeue") else False if options.flag("no-requeue") else None,
-        export=options.text("export"),
         array_task=array_task,
-        group=compute_group(options, name),
-        shape=compute_shape(options),
-        alone_because=alone_because,
-        alone_option=alone_option,
-        came_together=(
-            pack
-            or array_task is not None
-            or options.flag("degree")
-            or options.flag("pack-size")
-            or gpu_memory is not None
-        ),
-        mail=read_mail(options),
-        instrument=not options.flag("no-instrument"),
-        pause=not options.flag("no-pause"),
-        turn_s=read_turn_s(options),
-        progress_regex=read_option(options, "progress-regex", parse_progress_regex),
-        metrics=read_option(options, "metric", parse_metrics) or (),
-        profile_like=options.text("profile-like"),
-        max_slowdown=read_slowdown(options),
-        stays_fast=stays_fast(options),
-        retries=read_option(options, "retries", parse_retries) or 0,
-        start_together=read_count(options, "start-together") or 0,
-        chain=read_links(options),
-        job_id=read_option(options, "job-id", parse_job_id_choice) or "",
-        private_tmp=read_private_tmp(options),
+        pack=pack,
     )
     refuse_directories(options, job)
     return Candidate(job, script.content, capture_environment(options, environ), options)

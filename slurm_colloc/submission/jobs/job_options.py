@@ -10,12 +10,12 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.chain import LINKS_MOST
-from slurm_colloc.model.job import Job
+from slurm_colloc.model.job import ArrayTask, Job
 from slurm_colloc.model.job_ids import OWN_ID, REAL_ID
 from slurm_colloc.model.job_values import (
     MailRequest,
@@ -29,12 +29,19 @@ from slurm_colloc.model.job_values import (
 )
 from slurm_colloc.model.late_definitions import dataclass, field, late_pattern, replace
 from slurm_colloc.model.printable import cut, escape_controls
-from slurm_colloc.model.quantities import GpuRequest, parse_gpu_request, parse_host_memory_mb
+from slurm_colloc.model.quantities import (
+    GpuRequest,
+    parse_gpu_memory_mb,
+    parse_gpu_request,
+    parse_host_memory_mb,
+    parse_signal_request,
+    parse_time_limit_s,
+)
+from slurm_colloc.model.result_metrics import parse_metrics
 from slurm_colloc.model.setting_values import PRIVATE_TMP_CHOICES, SLOWDOWN_MOST
 from slurm_colloc.slurm.options import Concern, Options
 
 _T = TypeVar("_T")
-_Number = TypeVar("_Number", int, float)
 _DECIMAL = late_pattern(r"[0-9]{1,9}(\.[0-9]*)?")
 _DIGITS_MOST = 18
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
@@ -55,6 +62,75 @@ REGEX_MOST = 1000
 
 REGEX_GROUPS = ("step", "samples")
 """Named groups that mean something: numbers counted since the program's own beginning."""
+
+
+def build_job(
+    options: Options,
+    *,
+    number: int,
+    script_name: str,
+    name: str,
+    arguments: tuple[str, ...],
+    directory: str,
+    array_task: ArrayTask | None,
+    pack: bool,
+) -> Job:
+    """The job that options ask for, of a script in a directory.
+
+    Raises:
+        UsageProblem: An option has a wrong value; the message says where it stands.
+    """
+    gpus = read_gpus(options)
+    cpus = read_cpus(options, gpus.count)
+    gpu_memory = read_option(options, "gpu-mem", parse_gpu_memory_mb)
+    alone_because, alone_option = compute_alone_reason(options, gpus)
+    return Job(
+        number=number,
+        name=name,
+        script_name=script_name,
+        arguments=arguments,
+        directory=directory,
+        cpus=cpus,
+        host_memory_mb=read_host_memory_mb(options, cpus, gpus.count),
+        gpus=gpus.count,
+        gpu_type=gpus.type,
+        gpu_memory_mb=gpu_memory,
+        time_limit_s=read_option(options, "time", parse_time_limit_s),
+        output=read_output(options, "output"),
+        error=read_output(options, "error"),
+        input=read_input(options),
+        truncate_output=read_open_mode(options),
+        asks_open_mode=options.flag("open-mode"),
+        signal=read_option(options, "signal", parse_signal_request),
+        requeue=True if options.flag("requeue") else False if options.flag("no-requeue") else None,
+        export=options.text("export"),
+        array_task=array_task,
+        group=compute_group(options, name),
+        shape=compute_shape(options),
+        alone_because=alone_because,
+        alone_option=alone_option,
+        came_together=(
+            pack
+            or array_task is not None
+            or options.flag("degree")
+            or options.flag("pack-size")
+            or gpu_memory is not None
+        ),
+        mail=read_mail(options),
+        instrument=not options.flag("no-instrument"),
+        pause=not options.flag("no-pause"),
+        turn_s=read_turn_s(options),
+        progress_regex=read_option(options, "progress-regex", parse_progress_regex),
+        metrics=read_option(options, "metric", parse_metrics) or (),
+        profile_like=options.text("profile-like"),
+        max_slowdown=read_option(options, "max-slowdown", parse_slowdown),
+        stays_fast=stays_fast(options),
+        retries=read_option(options, "retries", parse_retries) or 0,
+        start_together=read_count(options, "start-together") or 0,
+        chain=read_links(options),
+        job_id=read_option(options, "job-id", parse_job_id_choice) or "",
+        private_tmp=read_private_tmp(options),
+    )
 
 
 def compute_alone_reason(options: Options, gpus: GpuRequest) -> tuple[str, str]:
@@ -113,7 +189,7 @@ def read_cpus(options: Options, gpus: int) -> int:
     per_gpu = read_count(options, "cpus-per-gpu")
     if per_task is not None:
         return per_task
-    return (per_gpu or 1) * max(1, gpus) if per_gpu else 1
+    return per_gpu * max(1, gpus) if per_gpu else 1
 
 
 def read_host_memory_mb(options: Options, cpus: int, gpus: int = 1) -> int | None:
@@ -267,11 +343,8 @@ def read_links(options: Options) -> int:
     """
     if not options.flag("chain"):
         return 0
-    return (
-        LINKS_MOST
-        if options.text("chain") is None
-        else parse_option(options, "chain", options.text("chain") or "", _parse_links)
-    )
+    count = read_option(options, "chain", _parse_links)
+    return LINKS_MOST if count is None else count
 
 
 TURN_S = 120.0
@@ -286,8 +359,8 @@ def read_turn_s(options: Options) -> float:
     """
     if not options.flag("take-turns"):
         return 0.0
-    text = options.text("take-turns")
-    return TURN_S if text is None else parse_option(options, "take-turns", text, _parse_turn)
+    seconds = read_option(options, "take-turns", _parse_turn)
+    return TURN_S if seconds is None else seconds
 
 
 def _parse_short(text: str) -> int:
@@ -348,11 +421,6 @@ def parse_retries(text: str) -> int:
     return int(text)
 
 
-def read_slowdown(options: Options) -> float | None:
-    """`--max-slowdown`; None where it is not given."""
-    return read_option(options, "max-slowdown", parse_slowdown)
-
-
 def parse_slowdown(text: str) -> float:
     """How many times slower than alone a job may get.
 
@@ -366,12 +434,6 @@ def parse_slowdown(text: str) -> float:
             "1.5 times slower than alone"
         )
     return float(text)
-
-
-def choose_least(values: Sequence[_Number | None]) -> _Number | None:
-    """The smallest of the values that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return min(known) if known else None
 
 
 def parse_progress_regex(text: str) -> str:

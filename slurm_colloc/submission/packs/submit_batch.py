@@ -6,6 +6,7 @@ Also: the batch script of a pack, from templates/pack.sbatch.j2.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -62,24 +63,12 @@ _CLIENT_VARIABLES = frozenset(
 _CLIENT_PREFIXES = ("LC_", "SLURM_COLLOC_")
 
 
-def render_batch_script(
-    *,
-    title: str,
-    version: str,
-    pack_path: str,
-    is_array: bool,
-    python: str,
-    templates_dir: str,
-) -> str:
+def render_batch_script(*, templates_dir: str, **values: str | bool) -> str:
     """Render the batch script.
 
     Args:
-        title: For the reader: what the pack is.
-        version: Version of slurm_colloc.
-        pack_path: Path of the submission's packs without their index.
-        is_array: The packs are elements of a job array.
-        python: Interpreter on the nodes.
         templates_dir: A site's own templates, looked at first; empty for none.
+        values: What the template says that it takes (templates/pack.sbatch.j2).
 
     Raises:
         UsageProblem: The site's template is wrong.
@@ -89,13 +78,7 @@ def render_batch_script(
     environment = build_environment(templates_dir)
     try:
         template = environment.get_template(TEMPLATE)
-        return template.render(
-            title=title,
-            version=version,
-            pack_path=pack_path,
-            is_array=is_array,
-            python=python,
-        )
+        return template.render(**values)
     except jinja2.TemplateError as error:
         where = os.path.join(templates_dir or str(data_path("templates")), TEMPLATE)
         line = getattr(error, "lineno", None)
@@ -115,11 +98,11 @@ def render_kept_script(
 
     Args:
         kept: Directory for the rendered scripts; one that cannot be written does no harm.
-        title: As for `render_batch_script`, like the others.
-        version: See there.
-        pack_path: See there.
-        is_array: See there.
-        python: See there.
+        title: For the reader: what the pack is.
+        version: Version of slurm_colloc.
+        pack_path: Path of the submission's packs without their index.
+        is_array: The packs are elements of a job array.
+        python: Interpreter on the nodes.
     """
     template = (data_path("templates") / TEMPLATE).read_text(encoding="utf-8")
     path = kept / f"script.{'array' if is_array else 'single'}.json"
@@ -192,12 +175,15 @@ class Submitted:
     Attributes:
         job_id: Its id.
         records: Its packs.
-        members: The members' numbers of each pack, in the same order.
     """
 
     job_id: str
     records: tuple[PackRecord, ...]
-    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The members' numbers of each pack, in the same order."""
+        return tuple(record.members for record in self.records)
 
 
 def group_call(made: CallPlan, slurm: SlurmAccess | None) -> list[Batch]:
@@ -300,11 +286,7 @@ def submit_batch(
         records = shorten(slurm, state, job_id, batch, records)
     if held.came():
         _take_back(slurm, job_id)
-    return Submitted(
-        job_id,
-        tuple(records),
-        tuple(tuple(member.spec.job.number for member in pack.members) for pack in packs),
-    )
+    return Submitted(job_id, tuple(records))
 
 
 def _choose_log(batch: Batch, submission: str, state: State) -> str:
@@ -319,17 +301,10 @@ def _render_script(batch: Batch, submission: str, settings: Settings, state: Sta
     count = format_count(sum(len(pack.plan.members) for pack in batch.packs), "member")
     title = f"{batch.name}: {count}"
     pack_path = str(state.packs / submission)
+    render = functools.partial(render_kept_script, state.root)
     if settings.templates_dir:
-        return render_batch_script(
-            title=title,
-            version=__version__,
-            pack_path=pack_path,
-            is_array=batch.is_array,
-            python=settings.python,
-            templates_dir=settings.templates_dir,
-        )
-    return render_kept_script(
-        state.root,
+        render = functools.partial(render_batch_script, templates_dir=settings.templates_dir)
+    return render(
         title=title,
         version=__version__,
         pack_path=pack_path,

@@ -5,6 +5,8 @@ Also: how many GPUs and nodes the packs of a call are to have, as its user has a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.model.job import ShareRequest
 from slurm_colloc.model.plan import (
@@ -25,6 +27,26 @@ from slurm_colloc.settings import Settings
 from slurm_colloc.submission.jobs.call_jobs import Call
 from slurm_colloc.submission.plan.plan_call import compute_measure_s, may_measure
 
+
+def _refuse_different(values: Sequence[tuple[str, str]], option: str, told: str) -> None:
+    """Refuse a call whose jobs ask for different values of an option.
+
+    Args:
+        values: The values, each with where it was given.
+        option: The option.
+        told: What is wrong, with places for two of them.
+
+    Raises:
+        UsageProblem: They are several.
+    """
+    if len(values) > 1:
+        first, second = (f"{value} ({origin})" for value, origin in values[:2])
+        raise UsageProblem(
+            told.format(first, second),
+            hint=f"give --{option} on the command line, or submit them separately",
+        )
+
+
 # ---- How many GPUs the packs of a call are to have, as its user has asked ------------------------
 
 
@@ -41,12 +63,8 @@ def choose_gpu_count(call: Call, share: ShareRequest, settings: Settings) -> str
         except ValueError as error:
             shown = escape_controls(cut(value))
             raise UsageProblem(f"{origin}: --gpus-per-pack={shown}: {error}") from error
-    if len(call.gpu_counts) > 1:
-        first, second = (f"{value} ({origin})" for value, origin in call.gpu_counts[:2])
-        raise UsageProblem(
-            f"all packs of one call have the same number of GPUs, not {first} and {second}",
-            hint="give --gpus-per-pack on the command line, or submit them separately",
-        )
+    told = "all packs of one call have the same number of GPUs, not {} and {}"
+    _refuse_different(call.gpu_counts, "gpus-per-pack", told)
     asked = call.gpu_counts[0][0] if call.gpu_counts else settings.gpus_per_pack
     obstacle = _explain_one_gpu(call, share)
     if not obstacle:
@@ -202,12 +220,8 @@ def _choose_goal(call: Call) -> Goal | None:
             # It may come from a script of somebody else: no escape sequences, and not much of it.
             shown = ascii(value)[1:-1][:40]
             raise UsageProblem(f"{origin}: --goal={shown} is none of {', '.join(GOAL_CHOICES)}")
-    if len(call.goals) > 1:
-        first, second = (f"{value} ({origin})" for value, origin in call.goals[:2])
-        raise UsageProblem(
-            f"jobs of one call are packed in one way, not by both --goal={first} and {second}",
-            hint="give --goal on the command line, or submit them separately",
-        )
+    told = "jobs of one call are packed in one way, not by both --goal={} and {}"
+    _refuse_different(call.goals, "goal", told)
     return Goal(call.goals[0][0]) if call.goals else None
 
 
@@ -221,12 +235,8 @@ def choose_share(call: Call, settings: Settings) -> ShareRequest:
     Raises:
         UsageProblem: The value is none, or the scripts of the call ask for different ones.
     """
-    if len(call.shares) > 1:
-        first, second = (f"{value} ({origin})" for value, origin in call.shares[:2])
-        raise UsageProblem(
-            f"jobs of one call share in one way, not in both {first} and {second}",
-            hint="give --share on the command line, or submit them separately",
-        )
+    told = "jobs of one call share in one way, not in both {} and {}"
+    _refuse_different(call.shares, "share", told)
     takes_turns = any(candidate.job.turn_s for candidate in call.candidates)
     for value, origin in call.shares:
         share = ShareRequest.parse(value, origin)

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from slurm_colloc.errors import SlurmError, UsageProblem
 from slurm_colloc.model.gpu_pace import GpuPace
-from slurm_colloc.model.job import Job
 from slurm_colloc.model.late_definitions import dataclass, replace
-from slurm_colloc.slurm.slurm_commands import expand_node_list
-from slurm_colloc.slurm.slurm_nodes import NodeState, list_node_states
+from slurm_colloc.slurm.slurm_commands import NodeState, expand_node_list, list_node_states
 from slurm_colloc.store.gpu_paces import read_paces
 from slurm_colloc.submission.jobs.call_jobs import Call
 
@@ -56,7 +54,8 @@ def leave_out_slow_nodes(call: Call, root: Path, *, is_asked: bool) -> tuple[Cal
         found = choose_exclusion(dict(job.group), slow, nodes, is_asked=is_asked)
         told.update(dict.fromkeys(found.told))
         if job.gpus and found.words:
-            candidate = replace(candidate, job=_exclude(job, found.words))  # noqa: PLW2901
+            group = tuple(sorted({**dict(job.group), "exclude": found.words}.items()))
+            candidate = replace(candidate, job=replace(job, group=group))  # noqa: PLW2901
         candidates.append(candidate)
     return replace(call, candidates=tuple(candidates)), list(told)
 
@@ -106,7 +105,3 @@ def choose_exclusion(
     return Exclusion(
         ",".join(filter(None, (own, names))), (f"{names} is left out (--exclude), {why}",)
     )
-
-
-def _exclude(job: Job, words: str) -> Job:
-    return replace(job, group=tuple(sorted({**dict(job.group), "exclude": words}.items())))

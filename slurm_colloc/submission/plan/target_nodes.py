@@ -16,8 +16,13 @@ from slurm_colloc.model.late_definitions import dataclass, replace
 from slurm_colloc.model.plan import Capacity, QosTable, UserLimits
 from slurm_colloc.settings import Settings
 from slurm_colloc.slurm.accounting import read_qos
-from slurm_colloc.slurm.slurm_commands import NodeShape, SlurmAccess
-from slurm_colloc.slurm.slurm_nodes import ask_cluster_name, describe_client, read_cluster_name
+from slurm_colloc.slurm.slurm_commands import (
+    NodeShape,
+    SlurmAccess,
+    ask_cluster_name,
+    describe_client,
+    read_cluster_name,
+)
 from slurm_colloc.store.calibrations import match_slugs
 from slurm_colloc.store.kept_answers import keep, read_kept
 from slurm_colloc.store.profiles import slug_gpu_model

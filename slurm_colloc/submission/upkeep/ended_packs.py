@@ -107,17 +107,9 @@ def _look_at(paths: list[Path]) -> Sisters:
 # ----
 # The end of a pack: Slurm's last word on it, and what becomes of members that never started.
 
-OVER = frozenset(
-    {
-        SlurmJobState.COMPLETED,
-        SlurmJobState.FAILED,
-        SlurmJobState.CANCELLED,
-        SlurmJobState.TIMEOUT,
-        SlurmJobState.OUT_OF_MEMORY,
-        SlurmJobState.PREEMPTED,
-        SlurmJobState.NODE_FAIL,
-    }
-)
+_NOT_OVER = (SlurmJobState.PENDING, SlurmJobState.ABSENT)
+OVER = frozenset(s for s in SlurmJobState if not s.may_have_runner and s not in _NOT_OVER)
+"""How a Slurm job may have ended."""
 
 
 def list_successors(
@@ -205,8 +197,9 @@ class Ending:
             never = self._cancel_asked(never)
             notes: list[str] = []
             is_done = True
+            own_id = self._job_id.partition("_")[0]
             for job_id, numbers in group_by_home(self._path, never):
-                said, is_settled = self._submit_again(numbers, job_id or self._own_id)
+                said, is_settled = self._submit_again(numbers, job_id or own_id)
                 notes += said
                 is_done = is_done and is_settled
             # Who is held outlives the pack, with what is needed to submit it once released.
@@ -280,10 +273,6 @@ class Ending:
             pack_id is not None and read_slurm_job_id(self._state.pack_path(pack_id)) is None
             for pack_id in moved
         )
-
-    @property
-    def _own_id(self) -> str:
-        return self._job_id.partition("_")[0]
 
     def _submit_again(self, never: Sequence[int], base: str) -> tuple[list[str], bool]:
         """What to tell, and whether it is settled; what Slurm did not answer is tried again.
