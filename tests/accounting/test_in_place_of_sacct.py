@@ -156,15 +156,19 @@ def test_a_task_has_the_amounts_that_were_asked_for_it(user: CsubUser) -> None:
 
 def test_a_task_has_times_of_its_own_and_nothing_that_was_measured_of_all(user: CsubUser) -> None:
     packed = user.submit(
-        "--gres=gpu:1", "--share=timeslice", "--degree=2", "--array=5-6", "--wrap", "sleep 1"
-    )
+        "--gres=gpu:1", "--share=timeslice", "--degree=2", "--array=5-6", "--wrap",
+        "echo $SLURM_JOB_ID; sleep 1",
+    )  # fmt: skip
     user.finish(packed)
+    own = (user.home / f"slurm-{packed}_5.out").read_text().strip()
     form = "jobidraw,start,end,elapsedraw,maxrss,totalcpu,jobid"
     path = f"{user.home / 'mybin'}:{user.environment['PATH']}"
     argv = ["sacct", "-n", "-P", "-X", "-j", f"{packed}_5", "-o", form]
     rows = user.run(argv, environment={"PATH": path}).stdout.split("\n")
     fields = rows[0].split("|")
-    assert (fields[0], fields[6], rows[1:]) == (f"{packed}_5", f"{packed}_5", [""])
+    # As in Slurm: the raw id is the task's own SLURM_JOB_ID.
+    assert (fields[0], fields[6], rows[1:]) == (own, f"{packed}_5", [""])
+    assert own != packed
     assert fields[1] < fields[2]
     assert int(fields[3]) >= 1
     assert fields[4:6] == ["", ""]
