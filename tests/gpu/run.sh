@@ -148,7 +148,8 @@ for group, entries in project["entry-points"].items():
 (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 END
 printf '#!/bin/sh\nexec "%s" -m slurm_colloc "$@"\n' "$venv/bin/python" >"$venv/bin/csub"
-for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet timm=timm; do
+for pair in pynvml=nvidia_ml_py pytest_timeout=pytest_timeout xdist=pytest_xdist execnet=execnet timm=timm \
+    tree_sitter=tree_sitter tree_sitter_bash=tree_sitter_bash; do
     "$venv/bin/python" -c "import ${pair%=*}" 2>/dev/null && continue
     for wheel in "$packages/${pair#*=}"-*.whl; do
         [ ! -e "$wheel" ] || "$venv/bin/python" -m zipfile -e "$wheel" "$site"
