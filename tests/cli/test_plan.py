@@ -76,6 +76,10 @@ class LoginNode(UserWithoutSlurm):
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
+    def forget_nodes(self) -> None:
+        """Let csub ask anew which nodes there are, as after a minute."""
+        (self.state / "waits" / "nodes.json").unlink(missing_ok=True)
+
     def learn(
         self,
         script: str,

@@ -99,6 +99,7 @@ def test_gpu_memory_of_a_gpu_that_nobody_watched_is_not_judged(node: LoginNode) 
     assert node.plan("--gpu-mem=200G", SMALL)["packs"]
     node.learn_small()
     # Where GPUs are of several types another may have as much.
+    node.forget_nodes()
     (node.home / "bin" / "sinfo").write_text(
         "#!/bin/sh\necho 'gpu*|64|512000|gpu:h200:4|1-00:00:00|n/a'\n"
         "echo 'gpu*|64|512000|gpu:b300:4|1-00:00:00|n/a'\n"
@@ -169,6 +170,7 @@ def test_the_calibration_of_each_group_is_named(node: LoginNode) -> None:
     other = dataclasses.replace(CALIBRATION, gpu_model="NVIDIA A30", residual=0.09)
     write_calibration(calibration_path(user_folder(node.state), "NVIDIA A30"), other)
     node.learn_small()
+    node.forget_nodes()
     (node.home / "bin" / "sinfo").write_text(
         '#!/bin/sh\necho "gpu*|64|512000|gpu:h200:4,gpu:a30:4|1-00:00:00|n/a"\n'
     )
