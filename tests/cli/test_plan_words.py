@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_colloc.cli.plan_command import parse_changes
 from slurm_colloc.errors import UsageProblem
 from slurm_colloc.store.calibrations import calibration_path, user_folder, write_calibration
 from slurm_colloc.submission.jobs.job_options import parse_slowdown
+from slurm_colloc.submission.plan.target_nodes import NODES_KEPT_S
 
 from .test_plan import BIG, CALIBRATION, SMALL, LoginNode
 
@@ -221,3 +223,24 @@ def test_a_job_that_never_used_the_gpu_is_told_that_it_needs_none(node: LoginNod
     assert node.plan("--array=1-2", SMALL)["reasons"] == []
     node.learn_big()
     assert node.plan(BIG)["reasons"] == []
+
+
+def test_nodes_are_asked_for_once_a_minute_and_anew_for_a_type_that_was_not_there(
+    node: LoginNode,
+) -> None:
+    asked = node.home / "asked"
+    answer = f"echo x >> {asked}; echo 'gpu*|64|512000|gpu:%s:4|1-00:00:00|n/a'\n"
+    sinfo = node.home / "bin" / "sinfo"
+    sinfo.write_text("#!/bin/sh\n" + answer % "h200")
+    for _ in range(2):
+        assert node.plan(SMALL)["packs"]
+    assert asked.read_text() == "x\n"
+    sinfo.write_text("#!/bin/sh\n" + answer % "b300")
+    (node.home / "new.sh").write_text((node.home / SMALL).read_text().replace("h200", "b300"))
+    assert node.plan("new.sh")["packs"]
+    assert asked.read_text() == "x\nx\n"
+    kept = node.state / "waits" / "nodes.json"
+    value = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**value, "made_at": value["made_at"] - NODES_KEPT_S - 1}))
+    assert node.plan("new.sh")["packs"]
+    assert asked.read_text() == "x\nx\nx\n"

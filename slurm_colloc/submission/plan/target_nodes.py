@@ -117,12 +117,16 @@ class Destinations:
         self._slurm = slurm
         self._shapes: dict[str | None, Sequence[NodeShape]] = {}
 
-    def _list_nodes(self, slurm: SlurmAccess, nodelist: str | None) -> Sequence[NodeShape]:
-        root = self._settings.state_path
+    def _list_nodes(self, slurm: SlurmAccess, job: Job) -> Sequence[NodeShape]:
+        root, group = self._settings.state_path, dict(job.group)
+        nodelist = group.get("nodelist")
         cluster = find_cluster(root) if nodelist is None else ""
         kept = read_kept(root, "nodes", cluster, NodeShapes, NODES_KEPT_S) if cluster else None
         if kept is not None:
-            return kept.shapes
+            # What is not there may have come since: none is refused by an old answer.
+            there = choose_shapes(kept.shapes, group.get("partition"))
+            if job.gpu_type in (None, *list_gpu_types(there)):
+                return kept.shapes
         found = slurm.list_nodes(nodelist)
         if cluster:
             keep(root, "nodes", cluster, NodeShapes(tuple(found)))
@@ -140,7 +144,7 @@ class Destinations:
         group = dict(job.group)
         nodelist, partition = group.get("nodelist"), group.get("partition")
         if nodelist not in self._shapes:
-            self._shapes[nodelist] = self._list_nodes(self._slurm, nodelist)
+            self._shapes[nodelist] = self._list_nodes(self._slurm, job)
         shapes = self._shapes[nodelist]
         types = list_gpu_types(choose_shapes(shapes, partition)) if job.gpu_type is None else ()
         memories = [self._settings.gpu_memory_mb(kind) for kind in types or (job.gpu_type,)]
