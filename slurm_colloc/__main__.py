@@ -6,10 +6,13 @@ script that is called like a subcommand.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 # A user may press Ctrl-C while modules are loaded, too.
 try:
@@ -153,15 +156,26 @@ def _run_typer(argv: Sequence[str]) -> int:
 def main() -> None:
     """Run csub; every problem is one sentence on standard error, and an exit status."""
     try:
-        # A tenth of a submission would go into looking for garbage in what the imports made, and
-        # as much again at the end; commands that run long still collect theirs.
+        # A tenth of a submission would go into looking for garbage in what the imports made;
+        # commands that run long still collect theirs.
         gc.set_threshold(100_000, 50, 100)
         guard_streams()
         status = run(sys.argv[1:])
         gc.freeze()
     except KeyboardInterrupt:
         status = _tell_interrupted()
-    sys.exit(status)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End; at once where nothing is left to be done: taking down what was loaded takes long."""
+    threading = sys.modules.get("threading")
+    has_threads = threading is not None and threading.active_count() > 1
+    if has_threads or atexit._ncallbacks():
+        sys.exit(status)
+    # Standard output has been written out, or is given up.
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
 
 
 def run(argv: Sequence[str]) -> int:
