@@ -52,7 +52,10 @@ def test_four_members_share_one_producer(user: CsubUser) -> None:
     job_id = answer.stdout.strip()
     rows = user.finish(job_id, patience_s=300)
     assert [row["state"] for row in rows.values()] == ["COMPLETED"] * 4, user.describe(job_id)
-    seen = [json.loads(user.output(f"slurm-{job_id}_{number}.out")) for number in rows]
+    # Before its own words it says with whom it shares.
+    told = [user.output(f"slurm-{job_id}_{number}.out").splitlines() for number in rows]
+    assert all("the loader of Pictures is shared with members " in lines[0] for lines in told)
+    seen = [json.loads(lines[-1]) for lines in told]
     for epoch in range(2):
         for member in seen:
             assert sorted(member[epoch][0]) == list(range(300))
