@@ -138,6 +138,27 @@ def test_the_first_member_keeps_the_output_file_that_sbatch_would_give_it(busy: 
     assert busy.csub("logs", f"{job_id}/1").stdout == "out a\nerr\n"
 
 
+def test_who_joins_with_the_output_file_of_another_says_where_it_writes(busy: CsubUser) -> None:
+    busy.script("train.sh", 'echo "out $1"', directives=OPTIONS)
+    words = ("--join=auto", "--open=never", "--parsable")
+    first = busy.csub(*words, "-o", "b.out", "train.sh", "1")
+    assert "it writes" not in first.stderr
+    for name, written in (("b.out", "b_2.out"), ("c_%j.out", ""), ("b.out", "b_4.out")):
+        joined = busy.csub(*words, "-o", name, "train.sh", written or "own")
+        number = joined.stdout.strip()
+        told = f"csub: {number}: it writes {written}, for another member writes where it would have"
+        assert (told in joined.stderr.splitlines()) is bool(written)
+    free(busy)
+    busy.finish(first.stdout.strip())
+    files = {path.name: path.read_text() for path in busy.home.glob("[bc]*.out")}
+    own = next(name for name in files if name.startswith("c_"))
+    assert is_own_number(own.removeprefix("c_").removesuffix(".out"))
+    assert files == {
+        "b.out": "out 1\n", "b_2.out": "out b_2.out\n", "b_4.out": "out b_4.out\n",
+        own: "out own\n",
+    }  # fmt: skip
+
+
 def test_a_scancel_message_of_slurm_does_not_overwrite_the_first_members_output(
     busy: CsubUser,
 ) -> None:
