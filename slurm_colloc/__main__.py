@@ -7,6 +7,7 @@ script that is called like a subcommand.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -173,8 +174,10 @@ def _leave(status: int) -> NoReturn:
     has_threads = threading is not None and threading.active_count() > 1
     if has_threads or atexit._ncallbacks():
         sys.exit(status)
-    # Standard output has been written out, or is given up.
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # What an interrupt has left; what cannot be written was said, or has no reader.
+        with contextlib.suppress(OSError, OutputFailed, ValueError):
+            stream.flush()
     os._exit(status & 0xFF)
 
 
