@@ -100,7 +100,7 @@ class PackLook:
             has_instances=self.gpu_mode.instances is not None,
             pack_waits=self.describe_pack_wait(),
             present=tuple(self._gather_present(member, queue) for member in present),
-            passed=self.queue.passed,
+            passed=dict(self.queue.passed),
             degree=self.measured_degree.gather(running),
             memory=self._gather_memory(),
         )
