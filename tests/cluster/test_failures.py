@@ -339,6 +339,8 @@ def test_a_lost_node_moves_the_pack_and_fences_the_old_attempt(
             "the second attempt starts",
             patience_s=90,
         )
+        # Until the second attempt has written a state, the first one's is shown.
+        wait_until(lambda: user.members(job_id)[2]["starts"] == 2, "it starts again")
         rows = user.wait_for_states(job_id, {1: "COMPLETED", 2: "RUNNING"})
         assert (rows[2]["node"], rows[2]["starts"]) == (second, 2)
         wait_until(lambda: not Path(f"/proc/{old}").exists(), "the old attempt's member ends")
