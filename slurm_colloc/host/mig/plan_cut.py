@@ -174,12 +174,7 @@ def _parse_instance(value: Mapping[str, Any]) -> GpuInstance:
 
 
 def describe_gpu(gpu: MigGpu) -> dict[str, Any]:
-    """A GPU with its instances and what else it can be divided into, as setup.json has it.
-
-    Args:
-        gpu: What NVML says.
-        mode_switched: MIG was turned on for the job.
-    """
+    """A GPU with its instances and what else it can be divided into, as setup.json has it."""
     return {
         "uuid": gpu.uuid,
         "name": gpu.name,
